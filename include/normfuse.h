@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * normfuse.h - the whole public interface of normfuse: normalization layers of neural networks.
+ *
+ *   u = x [+ pre_add]                                          rounded to x's dtype
+ *   z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]
+ *   y = act(z)
+ *
+ * group norm     mean, rstd over the C/groups channels and all positions of one sample; instance norm is groups = C
+ * batch norm     mean, rstd over all samples and positions of one channel, or given running statistics
+ * affine         no statistics: y = act(weight * x + bias [+ post_add])
+ *
+ * Tensors have the axes N, C and zero to three spatial axes, in this order, whatever their layout in memory; the
+ * strides say the layout. S below is the product of the spatial sizes.
+ *
+ * Every function may be called from several threads at once. None aborts, prints (but for NORMFUSE_VERBOSE) or sets
+ * errno. A refused call writes nothing to any tensor, and normfuse_last_error() names the argument and the rule.
+ * Results do not depend on the number of threads nor on the instruction set. Error bounds: docs/numerics.md. */
+#ifndef NORMFUSE_H
+#define NORMFUSE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NORMFUSE_VERSION_MAJOR 0
+#define NORMFUSE_VERSION_MINOR 1
+#define NORMFUSE_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define NORMFUSE_API __attribute__((visibility("default")))
+#else
+#define NORMFUSE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- status -------------------------------------------------------------------------------------------------- */
+
+/* Numbers are fixed and never reused. */
+typedef enum normfuse_status {
+    NORMFUSE_OK = 0,
+    NORMFUSE_BAD_ARGUMENT = 10, /* an option out of range, an unknown flag, a struct of an unknown size, a tensor that is
+                                   missing or that this operator does not take */
+    NORMFUSE_BAD_SHAPE = 11,    /* sizes are negative, overflow, or contradict each other or the options */
+    NORMFUSE_BAD_POINTER = 12,  /* a data pointer is NULL or not aligned to its element */
+    NORMFUSE_OVERLAP = 13,      /* an output overlaps another tensor other than in a permitted in-place pair */
+    NORMFUSE_UNSUPPORTED = 20,  /* a dtype, a device or strides that the library has no kernel for */
+    NORMFUSE_NO_DRIVER = 30,    /* CUDA: no driver on this machine, or the library was built without CUDA */
+    NORMFUSE_OLD_DRIVER = 31,   /* CUDA: the driver is older than the toolkit's major version */
+    NORMFUSE_NO_KERNEL = 32,    /* CUDA: the library holds no kernel for this GPU */
+    NORMFUSE_SCRATCH = 40,      /* exec.scratch is smaller than ..._scratch_bytes, or missing where it is required */
+    NORMFUSE_OUT_OF_MEMORY = 41,
+    NORMFUSE_DEVICE_ERROR = 50  /* CUDA: the driver refused a call; outputs are undefined */
+} normfuse_status;
+
+/* One sentence, a static string. */
+NORMFUSE_API const char *normfuse_status_text(normfuse_status status);
+
+/* What the last refused call of this thread objected to, "" before the first. Valid until this thread's next call. */
+NORMFUSE_API const char *normfuse_last_error(void);
+
+/* ---- tensors ------------------------------------------------------------------------------------------------- */
+
+/* The three structs below are laid out exactly as DLPack's DLDevice, DLDataType and DLTensor. */
+typedef struct normfuse_device {
+    int32_t device_type; /* 1 CPU, 2 CUDA */
+    int32_t device_id;
+} normfuse_device;
+
+typedef struct normfuse_dtype {
+    uint8_t code; /* 2 IEEE float, 4 bfloat */
+    uint8_t bits;
+    uint16_t lanes; /* 1 */
+} normfuse_dtype;
+
+typedef struct normfuse_tensor {
+    void *data;
+    normfuse_device device;
+    int32_t ndim;
+    normfuse_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL: row-major. Strides of axes of size 1 are ignored. */
+    uint64_t byte_offset;
+} normfuse_tensor;
+
+enum { NORMFUSE_CPU = 1, NORMFUSE_CUDA = 2 };
+
+typedef enum normfuse_type { NORMFUSE_F64 = 0, NORMFUSE_F32 = 1, NORMFUSE_F16 = 2, NORMFUSE_BF16 = 3 } normfuse_type;
+
+enum { NORMFUSE_MAX_AXES = 5 }; /* N, C and three spatial axes */
+
+/* Room for the shape and the strides of one tensor. */
+typedef struct normfuse_axes {
+    int64_t shape[NORMFUSE_MAX_AXES];
+    int64_t strides[NORMFUSE_MAX_AXES];
+} normfuse_axes;
+
+/* A row-major tensor (NCHW, NCDHW, NCL, or a vector) in CPU memory; set .device afterwards for another. `sizes` are
+ * copied into `axes`, which must live as long as the tensor. ndim is 1 to NORMFUSE_MAX_AXES; other values give a
+ * tensor of ndim 0 that every operator refuses. */
+NORMFUSE_API normfuse_tensor normfuse_tensor_contiguous(void *data, normfuse_type type, int32_t ndim,
+                                                        const int64_t *sizes, normfuse_axes *axes);
+
+/* The same with channels last in memory (NHWC, NDHWC, NLC). `sizes` are still N, C, spatial. */
+NORMFUSE_API normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_type type, int32_t ndim,
+                                                           const int64_t *sizes, normfuse_axes *axes);
+
+/* The tensors of one call. Zero-initialize, set struct_bytes, and fill what the operator takes; a tensor that the
+ * operator does not use must be NULL.
+ *
+ * Big tensors have x's shape and dtype and each its own strides: contiguous, channels-last, or a slice of either along
+ * N or C (any channel stride of at least S, any row stride of at least C, any batch stride).
+ * Parameters are of any dtype and any strides: per channel [C], per (sample, channel) [N, C].
+ * Statistics: [N, groups] (group norm) or [C] (batch norm), any shape with that many elements, row-major.
+ *
+ * In place: y may be x, pre_add or post_add; u may be x or pre_add; dx may be dy, x or du; dpost_add may be dy; each
+ * with equal strides. Any other overlap of an output is refused. */
+typedef struct normfuse_tensors {
+    uint32_t struct_bytes; /* sizeof(normfuse_tensors) */
+    uint32_t flags;        /* 0 */
+    /* inputs of forward and backward */
+    const normfuse_tensor *x;
+    const normfuse_tensor *pre_add;  /* added to x before the statistics */
+    const normfuse_tensor *post_add; /* added before the activation */
+    const normfuse_tensor *weight;   /* [C] or, affine only, [N, C]; NULL: 1 */
+    const normfuse_tensor *bias;     /* likewise; NULL: 0 */
+    const normfuse_tensor *scale;    /* group norm: [N, C]; NULL: 0 */
+    const normfuse_tensor *shift;    /* group norm: [N, C]; NULL: 0 */
+    /* outputs of forward */
+    const normfuse_tensor *y;
+    const normfuse_tensor *u; /* x + pre_add as it was normalized; needs pre_add */
+    /* saved: written by forward (each may be NULL), read by backward (both needed where there are statistics) */
+    const normfuse_tensor *mean; /* f32 or f64; f64 for f64 x. f64 keeps the digits of dx and dweight at large mean */
+    const normfuse_tensor *rstd; /* f32; f64 for f64 x */
+    /* running statistics [C], any dtype: updated by a training forward, read by an evaluation */
+    const normfuse_tensor *running_mean;
+    const normfuse_tensor *running_var;
+    /* inputs of backward */
+    const normfuse_tensor *dy;
+    const normfuse_tensor *du; /* gradient of u, added to dx */
+    /* outputs of backward: each may be NULL */
+    const normfuse_tensor *dx;        /* also the gradient of pre_add */
+    const normfuse_tensor *dweight;   /* weight's shape */
+    const normfuse_tensor *dbias;     /* bias's shape */
+    const normfuse_tensor *dscale;    /* [N, C] */
+    const normfuse_tensor *dshift;    /* [N, C] */
+    const normfuse_tensor *dpost_add; /* a big tensor */
+    /* sharded statistics, f64, row-major */
+    const normfuse_tensor *stats; /* [N, groups, 3] or [C, 3]: count, mean, M2 = sum of (u - mean)^2 */
+    const normfuse_tensor *sums;  /* [N, C, 2] or [C, 2]: sum of dy', sum of dy' * (u - mean); dy' = dy * act'(z) */
+} normfuse_tensors;
+
+/* ---- options ------------------------------------------------------------------------------------------------- */
+
+typedef enum normfuse_activation {
+    NORMFUSE_IDENTITY = 0,
+    NORMFUSE_RELU = 1,
+    NORMFUSE_LEAKY_RELU = 2, /* act_param: slope, default 0.01 */
+    NORMFUSE_SILU = 3,
+    NORMFUSE_GELU = 4,
+    NORMFUSE_GELU_TANH = 5,
+    NORMFUSE_HARDSWISH = 6,
+    NORMFUSE_ELU = 7, /* act_param: alpha, default 1 */
+    NORMFUSE_MISH = 8
+} normfuse_activation;
+
+/* Flags of the options. Bits that an operator does not know are refused. */
+enum {
+    NORMFUSE_HAS_ACT_PARAM = 1, /* act_param is set; without it the activation's default is used */
+    NORMFUSE_EVALUATE = 2,      /* batch and instance norm: normalize with running_mean and running_var */
+    NORMFUSE_CUMULATIVE = 4,    /* running statistics are the cumulative average over batches_seen + 1 batches */
+    NORMFUSE_ACCUMULATE = 8     /* ..._stats, ..._backward_sums: continue from what stats or sums hold;
+                                   ..._backward: add to what dweight and dbias hold */
+};
+
+typedef struct normfuse_group_norm_options {
+    uint32_t struct_bytes; /* sizeof(normfuse_group_norm_options) */
+    uint32_t flags;        /* NORMFUSE_HAS_ACT_PARAM, NORMFUSE_ACCUMULATE; groups = C: NORMFUSE_EVALUATE,
+                              NORMFUSE_CUMULATIVE */
+    int64_t groups;        /* divides C; C for instance norm */
+    double eps;            /* any value: rstd = 1/sqrt(var + eps), the IEEE result */
+    int32_t activation;    /* normfuse_activation */
+    int32_t reserved;      /* 0 */
+    double act_param;
+    double momentum;      /* instance norm with running statistics: running = (1 - momentum)*running + momentum*new,
+                             new = the mean over the batch of mean and of unbiased variance */
+    int64_t batches_seen; /* with NORMFUSE_CUMULATIVE: momentum is 1/(batches_seen + 1) */
+    int64_t set_values;   /* ..._backward_apply: the values a group has over all shards; 0: those of x */
+} normfuse_group_norm_options;
+
+typedef struct normfuse_batch_norm_options {
+    uint32_t struct_bytes; /* sizeof(normfuse_batch_norm_options) */
+    uint32_t flags;        /* NORMFUSE_HAS_ACT_PARAM, NORMFUSE_EVALUATE, NORMFUSE_CUMULATIVE, NORMFUSE_ACCUMULATE */
+    double eps;            /* above 0 when training; any value in evaluation */
+    int32_t activation;
+    int32_t reserved; /* 0 */
+    double act_param;
+    double momentum;      /* running = (1 - momentum)*running + momentum*new; the variance taken is the unbiased one */
+    int64_t batches_seen; /* with NORMFUSE_CUMULATIVE: momentum is 1/(batches_seen + 1) */
+    int64_t set_values;   /* ..._backward_apply: the values a channel has over all shards; 0: those of x */
+} normfuse_batch_norm_options;
+
+typedef struct normfuse_affine_options {
+    uint32_t struct_bytes; /* sizeof(normfuse_affine_options) */
+    uint32_t flags;        /* NORMFUSE_HAS_ACT_PARAM, NORMFUSE_ACCUMULATE */
+    int32_t activation;
+    int32_t reserved; /* 0 */
+    double act_param;
+} normfuse_affine_options;
+
+/* Where a call runs. NULL, or zero fields, are the defaults. */
+typedef struct normfuse_exec {
+    uint32_t struct_bytes; /* sizeof(normfuse_exec) */
+    uint32_t flags;        /* 0 */
+    void *stream;          /* CUDA: the CUstream; NULL: the default stream */
+    void *scratch;         /* 64-byte aligned, droppable after the call. CPU: NULL lets the library allocate it */
+    size_t scratch_bytes;
+    void *sync; /* CUDA: normfuse_sync_bytes(device) bytes, zeroed once by the caller, left ready by every call, not
+                   shared by calls that may overlap; NULL is allowed */
+    size_t sync_bytes;
+    /* CPU: runs task(context, i) once for every i in [0, tasks), in any order, on any threads, and returns when all are
+     * done. NULL: the built-in pool. */
+    void (*parallel_for)(void *pool, int64_t tasks, void (*task)(void *context, int64_t i), void *context);
+    void *pool;      /* first argument of parallel_for */
+    int32_t threads; /* most threads to use; with parallel_for, how many tasks it is given. 0: the default */
+    int32_t reserved;
+} normfuse_exec;
+
+/* ---- operators ----------------------------------------------------------------------------------------------- */
+
+/* Group normalization (Wu and He 2018, arXiv:1803.08494), forward.
+ * Takes x, y; optional: pre_add, post_add, weight, bias, scale, shift, u, mean, rstd (each its own output; y alone may
+ * be NULL too, then only the statistics are written); with groups = C also running_mean, running_var. */
+NORMFUSE_API normfuse_status normfuse_group_norm_forward(const normfuse_group_norm_options *options,
+                                                         const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_group_norm_forward_scratch_bytes(const normfuse_group_norm_options *options,
+                                                                       const normfuse_tensors *tensors,
+                                                                       const normfuse_exec *exec, size_t *bytes);
+
+/* Backward: takes x (or u in its place, without pre_add), dy, mean, rstd, and pre_add, post_add, weight, bias, scale,
+ * shift as forward was given them; z is recomputed. Writes those of dx, dweight, dbias, dscale, dshift, dpost_add that
+ * are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of mean and rstd. */
+NORMFUSE_API normfuse_status normfuse_group_norm_backward(const normfuse_group_norm_options *options,
+                                                          const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_group_norm_backward_scratch_bytes(const normfuse_group_norm_options *options,
+                                                                        const normfuse_tensors *tensors,
+                                                                        const normfuse_exec *exec, size_t *bytes);
+
+/* Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167). Training refuses one value a channel and eps that
+ * is not above 0. Tensors as group norm's, without scale and shift; NORMFUSE_EVALUATE needs both running statistics
+ * (forward and backward) and takes no mean and rstd. Running statistics: both or neither when training. */
+NORMFUSE_API normfuse_status normfuse_batch_norm_forward(const normfuse_batch_norm_options *options,
+                                                         const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_batch_norm_forward_scratch_bytes(const normfuse_batch_norm_options *options,
+                                                                       const normfuse_tensors *tensors,
+                                                                       const normfuse_exec *exec, size_t *bytes);
+NORMFUSE_API normfuse_status normfuse_batch_norm_backward(const normfuse_batch_norm_options *options,
+                                                          const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const normfuse_batch_norm_options *options,
+                                                                        const normfuse_tensors *tensors,
+                                                                        const normfuse_exec *exec, size_t *bytes);
+
+/* Channel affine: y = act(weight*x + bias [+ post_add]); weight and bias [C] or [N, C], both alike. Backward writes dx,
+ * dweight = sum of dy' * x, dbias = sum of dy', dpost_add. */
+NORMFUSE_API normfuse_status normfuse_affine_forward(const normfuse_affine_options *options,
+                                                     const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_affine_forward_scratch_bytes(const normfuse_affine_options *options,
+                                                                   const normfuse_tensors *tensors,
+                                                                   const normfuse_exec *exec, size_t *bytes);
+NORMFUSE_API normfuse_status normfuse_affine_backward(const normfuse_affine_options *options,
+                                                      const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_affine_backward_scratch_bytes(const normfuse_affine_options *options,
+                                                                    const normfuse_tensors *tensors,
+                                                                    const normfuse_exec *exec, size_t *bytes);
+
+/* ---- sharded statistics -------------------------------------------------------------------------------------- */
+
+/* For sets that are spread over workers: batch norm over many processes, group norm of an image cut in strips.
+ *
+ *   ..._stats           x [pre_add] -> stats of this shard (and u)
+ *   normfuse_stats_merge              joins the stats of all shards, in the order given
+ *   ..._apply           x, stats and all of forward's inputs -> y, mean, rstd, running statistics
+ *   ..._backward_sums   backward's inputs -> sums of this shard (and dpost_add)
+ *   normfuse_sums_merge               adds the sums of all shards, in the order given
+ *   ..._backward_apply  backward's inputs, sums -> dx, dweight, dbias, dscale, dshift; set options.set_values to the
+ *                       count of the merged stats. Group norm: dweight and dbias are this worker's samples' only.
+ *
+ * NORMFUSE_ACCUMULATE joins this call's shard to what the tensor holds. Batch norm over a batch that arrives in parts,
+ * each but the last a multiple of normfuse_sample_quantum samples, then has the same bits as in one call. scratch: what
+ * ..._forward_scratch_bytes and ..._backward_scratch_bytes say of the same tensors. */
+NORMFUSE_API normfuse_status normfuse_group_norm_stats(const normfuse_group_norm_options *options,
+                                                       const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_group_norm_apply(const normfuse_group_norm_options *options,
+                                                       const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_group_norm_backward_sums(const normfuse_group_norm_options *options,
+                                                               const normfuse_tensors *tensors,
+                                                               const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_group_norm_backward_apply(const normfuse_group_norm_options *options,
+                                                                const normfuse_tensors *tensors,
+                                                                const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_batch_norm_stats(const normfuse_batch_norm_options *options,
+                                                       const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_batch_norm_apply(const normfuse_batch_norm_options *options,
+                                                       const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_batch_norm_backward_sums(const normfuse_batch_norm_options *options,
+                                                               const normfuse_tensors *tensors,
+                                                               const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_batch_norm_backward_apply(const normfuse_batch_norm_options *options,
+                                                                const normfuse_tensors *tensors,
+                                                                const normfuse_exec *exec);
+
+/* in: [shards, ..., 3] f64 row-major, shards in rank order; out: [..., 3]. A count of 0 is legal. out may be the first
+ * shard of in. */
+NORMFUSE_API normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_tensor *out,
+                                                  const normfuse_exec *exec);
+/* in: [shards, ..., 2] f64 row-major; out: [..., 2]. */
+NORMFUSE_API normfuse_status normfuse_sums_merge(const normfuse_tensor *in, const normfuse_tensor *out,
+                                                 const normfuse_exec *exec);
+
+/* Samples that each part but the last of an accumulated batch should be a multiple of to give the bits of one call, for
+ * tensors like x (its N does not matter): the statistics and sums of batch norm, and dweight and dbias (in f64) of every
+ * backward. */
+NORMFUSE_API normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *samples);
+
+/* Folds an evaluating batch norm into the convolution (or linear layer) before it:
+ *   new_weight[o, ...] = conv_weight[o, ...] * weight[o] * rstd[o]
+ *   new_bias[o]        = (conv_bias[o] - running_mean[o]) * weight[o] * rstd[o] + bias[o],  rstd = 1/sqrt(running_var + eps)
+ * tensors: running_mean, running_var, weight, bias (NULL: 1, 0); flags: the axis of the output channels is 0, or 1 with
+ * NORMFUSE_FOLD_TRANSPOSED (a transposed convolution's weight). conv_bias may be NULL (0); new_weight may be
+ * conv_weight, new_bias may be conv_bias. Row-major tensors of any ndim from 1 to 8. CPU. */
+enum { NORMFUSE_FOLD_TRANSPOSED = 1 };
+NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *tensors, double eps, uint32_t flags,
+                                                      const normfuse_tensor *conv_weight,
+                                                      const normfuse_tensor *conv_bias,
+                                                      const normfuse_tensor *new_weight,
+                                                      const normfuse_tensor *new_bias);
+
+/* ---- what the library is ------------------------------------------------------------------------------------- */
+
+NORMFUSE_API const char *normfuse_version(void); /* "0.1.0" */
+
+typedef struct normfuse_information {
+    uint32_t struct_bytes; /* set by the caller: sizeof(normfuse_information) */
+    int32_t threads;       /* of the built-in pool: affinity, cgroup quota, NORMFUSE_NUM_THREADS */
+    const char *version;
+    const char *isas_built;    /* best first, separated by spaces: "avx512 avx2 scalar" */
+    const char *isas_usable;   /* those that this CPU has */
+    const char *isa;           /* the one that runs: usable, capped by NORMFUSE_MAX_ISA */
+    int64_t l1_bytes;          /* data cache of one core; 0 where unknown */
+    int64_t l2_bytes;          /* of one core */
+    int64_t llc_bytes;         /* last-level cache as this machine reports it */
+    const char *cpu;           /* model name */
+    const char *compiler;      /* and flags */
+    const char *cuda;          /* "not built", or the state of the driver in words */
+} normfuse_information;
+
+/* Fills *info; strings are static. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the library's first use. */
+NORMFUSE_API normfuse_status normfuse_info(normfuse_information *info);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * problem.h - tensors and options, checked, as one of two pictures of memory. api.c fills it, a backend runs it; a
+ * backend knows nothing of operator names.
+ *
+ *   runs      positions of a channel are adjacent (NCHW): a set of values that share statistics is R runs
+ *   columns   channels of a position are adjacent (NHWC): a set is D adjacent columns over rows
+ */
+#ifndef NORMFUSE_PROBLEM_H
+#define NORMFUSE_PROBLEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "normfuse.h"
+
+/* What shares statistics. */
+enum normfuse_sets {
+    NORMFUSE_SETS_NONE,  /* statistics are given (running) or there are none (affine) */
+    NORMFUSE_SETS_GROUP, /* the values of one sample and one group of channels */
+    NORMFUSE_SETS_BATCH  /* the values of one channel */
+};
+
+/* What a call does; forward is STATISTICS | APPLY, a sharded one does either. */
+enum normfuse_phase {
+    NORMFUSE_PHASE_STATISTICS = 1,          /* moments of u */
+    NORMFUSE_PHASE_APPLY = 2,               /* y */
+    NORMFUSE_PHASE_BACKWARD_SUMS = 4,       /* sums of dy' and dy' * (u - mean) */
+    NORMFUSE_PHASE_BACKWARD_APPLY = 8       /* dx and the gradients of the parameters */
+};
+
+/* A big tensor: element (n, c, s) is at data[n*batch + c*channel + s*position], in elements; the spatial axes are one.
+ * data NULL: absent. On axes of size 1 the stride is 0, but for the picture's contiguous axis, where it is 1. */
+struct normfuse_view {
+    char *data;
+    ptrdiff_t batch, channel, position;
+};
+
+/* A parameter: element (n, c) is at data[n*batch + c*channel]; batch is 0 when it has no N axis. data NULL: absent. */
+struct normfuse_parameter {
+    char *data;
+    ptrdiff_t batch, channel;
+    int32_t type; /* normfuse_type */
+};
+
+struct normfuse_problem {
+    const char *name; /* "group_norm forward", for messages */
+    enum normfuse_sets sets;
+    int32_t phases;
+    int32_t type; /* of the big tensors */
+    bool columns; /* the picture, chosen by x: views whose position (runs) or channel (columns) stride is 1 are walked in
+                     place, others through a transposing copy of a tile */
+    bool accumulate;
+    bool has_running_momentum; /* running statistics are to be updated */
+    int32_t activation;
+    double act_param;
+    double eps;
+    double momentum;
+    int64_t n, c, s;
+    int64_t groups;     /* SETS_GROUP: as given; SETS_BATCH, SETS_NONE: c */
+    int64_t set_values; /* divisor of the backward's means */
+
+    struct normfuse_view x, pre_add, post_add, y, u, dy, du, dx, dpost_add;
+    struct normfuse_parameter weight, bias, scale, shift;
+    struct normfuse_parameter dweight, dbias, dscale, dshift;
+    /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0. With SETS_NONE and `evaluate` the statistics are
+     * running_mean and running_var. */
+    bool evaluate;
+    struct normfuse_parameter mean, rstd, running_mean, running_var;
+    double *stats; /* triples; STATISTICS without APPLY writes them, APPLY without STATISTICS reads them */
+    double *sums;  /* pairs per (n, c) or c, likewise */
+};
+
+/* ---- what a backend offers ------------------------------------------------------------------------------------ */
+
+normfuse_status normfuse_cpu_run(const struct normfuse_problem *problem, const normfuse_exec *exec);
+size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec);
+/* See normfuse_sample_quantum. */
+int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns);
+
+/* ---- status.c ------------------------------------------------------------------------------------------------- */
+
+/* Sets this thread's last error (printf format) and returns status. */
+__attribute__((format(printf, 2, 3))) normfuse_status normfuse_refuse(normfuse_status status, const char *format, ...);
+
+/* ---- small helpers -------------------------------------------------------------------------------------------- */
+
+static inline size_t normfuse_type_bytes(int32_t type)
+{
+    return type == NORMFUSE_F64 ? 8 : type == NORMFUSE_F32 ? 4 : 2;
+}
+
+#endif
