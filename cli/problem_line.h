@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * problem_line.h - the one spelling of a problem, used by the program, the case files, failure messages and benchmark
+ * rows:  group_norm 128x256x28x28 groups=32 dtype=f32 layout=nchw act=silu dir=fwd
+ * Sizes are always N, C, spatial, whatever the layout. docs: `normfuse --help`. */
+#ifndef NORMFUSE_PROBLEM_LINE_H
+#define NORMFUSE_PROBLEM_LINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "normfuse.h"
+
+enum problem_operator { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
+
+struct problem_line {
+    enum problem_operator op;
+    int32_t ndim;
+    int64_t sizes[NORMFUSE_MAX_AXES];
+    int64_t groups; /* group_norm: as given; instance_norm: C; others: 0 */
+    normfuse_type type, weight_type;
+    bool channels_last;
+    int32_t activation;
+    bool has_act_param;
+    double act_param;
+    bool evaluate;   /* batch_norm mode=eval */
+    bool per_sample; /* affine per=sample */
+    double eps;
+    bool backward;
+    int32_t device; /* NORMFUSE_CPU, NORMFUSE_CUDA */
+};
+
+/* Reads words[0..count): an operator, its sizes, then key=value words; stops at the next operator's name. Returns how
+ * many words it took, or 0 with a message in error[0..error_bytes) that names the word and the rule. A single word that
+ * holds spaces (a quoted problem) is split first. */
+size_t problem_line_parse(char *const *words, size_t count, struct problem_line *line, char *error,
+                          size_t error_bytes);
+
+/* The key=value words alone, onto *line as it stands (for `run`, whose sizes come from the file). 0: taken; 1: not a
+ * key of the operator; 2: a bad value (message in error). */
+int problem_line_key(struct problem_line *line, const char *word, char *error, size_t error_bytes);
+
+/* A line with every default set. */
+struct problem_line problem_line_default(enum problem_operator op);
+
+/* The name of a problem: its defaults left out. Returns the length, as snprintf. */
+size_t problem_line_name(const struct problem_line *line, char *name, size_t bytes);
+
+/* Every problem of the arguments: words, quoted problems and @file (one problem a line, # comments, blank lines).
+ * *lines is allocated. Returns NULL, or a static or formatted message (file and line included). */
+const char *problem_lines_read(int count, char *const *arguments, struct problem_line **lines, size_t *lines_count);
+
+const char *problem_operator_name(enum problem_operator op);
+const char *problem_type_name(normfuse_type type);
+const char *problem_activation_name(int32_t activation);
+
+#endif
