@@ -103,7 +103,7 @@ normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *tensors, double
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: flags has unknown bits 0x%" PRIx32, call,
                                flags & ~(uint32_t)NORMFUSE_FOLD_TRANSPOSED);
     struct normfuse_flat weight, bias = {0}, out_weight, out_bias;
-    struct weight_shape shape;
+    struct weight_shape shape = {0};
     normfuse_status status;
     if ((status = normfuse_check_fold_tensors(call, tensors)) != NORMFUSE_OK ||
         (status = flat_on_cpu(&weight, "conv_weight", conv_weight)) != NORMFUSE_OK ||
