@@ -163,7 +163,7 @@ def installed():
               "*/cmake/normfuse/normfuse-config.cmake", "share/man/man1/normfuse.1",
               "share/bash-completion/completions/normfuse"]
     missing = [name for name in wanted if not list((BUILD / "stage").rglob(name.split("/")[-1]))]
-    count("installed files", len(wanted) - len(missing), len(missing), 0, "missing: " + ", ".join(missing) * 1 if missing
+    count("installed files", len(wanted) - len(missing), len(missing), 0, "missing: " + ", ".join(missing) if missing
           else "")
     stage = BUILD / "moved"  # an installed tree may be moved: nothing in it holds its first path
     os.rename(BUILD / "stage", stage)
