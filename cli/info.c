@@ -29,13 +29,13 @@ const struct command info_command = {
                    "state of CUDA.\n",
     .options = options,
     .option_count = OPTION_COUNT,
-    .sections = "ENVIRONMENT\n"
+    .sections = {"ENVIRONMENT\n"
                 "    NORMFUSE_MAX_ISA       scalar, avx2, avx512 or neon: use nothing above it\n"
                 "    NORMFUSE_NUM_THREADS   threads used by default\n"
                 "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
                 "\n"
                 "EXAMPLES\n"
-                "    normfuse info --json | python3 -m json.tool\n",
+                "    normfuse info --json | python3 -m json.tool\n"},
     .main = info_main,
 };
 

@@ -35,8 +35,7 @@ const char problem_help[] =
     "    per=channel|sample affine: weight and bias are [C] (default) or [N, C]\n"
     "    eps=V              added to the variance (1e-5)\n"
     "    dir=fwd|bwd        forward (default), or dx, dweight and dbias from given mean and rstd\n"
-    "    device=cpu|cuda    cpu\n"
-    "\n";
+    "    device=cpu|cuda    cpu\n";
 
 static void print_help(void)
 {
@@ -65,7 +64,7 @@ static void print_help(void)
            "            Print this help and leave.\n"
            "    -V, --version\n"
            "            Print the version and leave.\n"
-           "\n%s"
+           "\n%s\n"
            "ENVIRONMENT\n"
            "    NORMFUSE_NUM_THREADS   threads used by default\n"
            "    NORMFUSE_MAX_ISA       scalar, avx2, avx512 or neon: use nothing above it\n"

@@ -139,7 +139,7 @@ const struct command run_command = {
                    "affine has no statistics: z = weight * x + bias [+ post_add].\n",
     .options = options,
     .option_count = OPTION_COUNT,
-    .sections = sections,
+    .sections = {sections},
     .main = run_main,
 };
 
@@ -308,11 +308,27 @@ static bool read_own_key(struct run *run, const char *word)
     return false;
 }
 
+static void read_key(struct run *run, int index)
+{
+    char *const *words = run->arguments->words;
+    const char *word = words[index];
+    size_t key_length = strcspn(word, "=") + 1;
+    char error[512];
+    for (int i = 0; i < index; i++)
+        if (strncmp(words[i], word, key_length) == 0)
+            report_usage("run", "'%s': the key is given twice", word);
+    if (read_own_key(run, word))
+        return;
+    if (problem_line_key(&run->line, word, error, sizeof error) != 0)
+        report_usage("run", "%s", error);
+    run->has_dtype |= value_of(word, "dtype") != NULL;
+    run->has_weight_dtype |= value_of(word, "weight_dtype") != NULL;
+}
+
 static void read_words(struct run *run)
 {
     const struct arguments *arguments = run->arguments;
     bool has_operator = false;
-    bool has_groups = false;
     enum problem_operator op = GROUP_NORM, found;
     for (int i = 0; i < arguments->word_count; i++) {
         const char *word = arguments->words[i];
@@ -333,22 +349,18 @@ static void read_words(struct run *run)
     if (!run->x_path)
         report_usage("run", "no input file: run %s X.npy", problem_operator_name(op));
     run->line = problem_line_default(op);
-    for (int i = 0; i < arguments->word_count; i++) {
-        const char *word = arguments->words[i];
-        char error[512];
-        if (!is_key(word) || read_own_key(run, word))
-            continue;
-        int refused = problem_line_key(&run->line, word, error, sizeof error);
-        if (refused == 1)
-            report_usage("run", "'%s': not a key of %s", word, problem_operator_name(op));
-        if (refused)
-            report_usage("run", "%s", error);
-        run->has_dtype |= value_of(word, "dtype") != NULL;
-        run->has_weight_dtype |= value_of(word, "weight_dtype") != NULL;
-        has_groups |= value_of(word, "groups") != NULL;
-    }
-    if (op == GROUP_NORM && !has_groups)
+    /* dtype first: weight_dtype follows it unless it is given. */
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < arguments->word_count; i++) {
+            const char *word = arguments->words[i];
+            if (is_key(word) && (value_of(word, "dtype") != NULL) == (pass == 0))
+                read_key(run, i);
+        }
+    if (op == GROUP_NORM && !run->line.groups)
         report_usage("run", "group_norm needs groups=G");
+    if (run->line.has_act_param && run->line.activation != NORMFUSE_LEAKY_RELU && run->line.activation != NORMFUSE_ELU)
+        report_usage("run", "act_param is for leaky_relu and elu; the activation is %s",
+                     problem_activation_name(run->line.activation));
     if (run->has_momentum && run->has_seen)
         report_usage("run", "momentum and seen exclude each other: without momentum the average is cumulative");
     if (run->line.device != NORMFUSE_CPU) {
