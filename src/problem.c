@@ -211,7 +211,7 @@ static normfuse_status locate(char **data, struct range *range, const char *call
     const uintptr_t address = (uintptr_t)tensor->data + (uintptr_t)tensor->byte_offset;
     if (tensor->data == NULL)
         return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.data is NULL", call, argument);
-    if (address % element_bytes != 0)
+    if ((address & (element_bytes - 1)) != 0)
         return normfuse_refuse(NORMFUSE_BAD_POINTER,
                                "%s: %s.data + byte_offset is not a multiple of %zu, the bytes of an element", call,
                                argument, element_bytes);

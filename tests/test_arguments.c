@@ -883,7 +883,7 @@ static void test_small_functions(void)
 
 static void test_scalar(void)
 {
-    static const normfuse_type types[] = {NORMFUSE_F16, NORMFUSE_BF16};
+    static const int32_t types[] = {NORMFUSE_F16, NORMFUSE_BF16};
     for (int t = 0; t < 2; t++) {
         const int32_t type = types[t];
         const uint16_t infinity = type == NORMFUSE_F16 ? 0x7c00 : 0x7f80;
@@ -1055,15 +1055,17 @@ static void test_fold(void)
     enum { O = 6, I = 3, K = 4 };
     static _Alignas(64) char w[O * I * K * 8], new_w[O * I * K * 8], b[O * 8], new_b[O * 8], parameter[4][O * 8];
     for (int round = 0; round < 64; round++) {
-        const normfuse_type type = (normfuse_type)(round % 4), other = (normfuse_type)(round / 4 % 4);
+        const int32_t type = round % 4, other = round / 4 % 4;
         const bool transposed = round & 16, with_bias = round & 32, in_place = type == other;
         const double eps = 1e-5;
         normfuse_axes axes[8];
         const int64_t sizes[] = {transposed ? I : O, transposed ? O : I, 2, 2}, channels = O;
-        normfuse_tensor t_w = normfuse_tensor_contiguous(w, type, 4, sizes, &axes[0]);
-        normfuse_tensor t_new_w = normfuse_tensor_contiguous(in_place ? w : new_w, other, 4, sizes, &axes[1]);
-        normfuse_tensor t_b = normfuse_tensor_contiguous(b, type, 1, &channels, &axes[2]);
-        normfuse_tensor t_new_b = normfuse_tensor_contiguous(in_place ? b : new_b, other, 1, &channels, &axes[3]);
+        normfuse_tensor t_w = normfuse_tensor_contiguous(w, (normfuse_type)type, 4, sizes, &axes[0]);
+        normfuse_tensor t_new_w =
+            normfuse_tensor_contiguous(in_place ? w : new_w, (normfuse_type)other, 4, sizes, &axes[1]);
+        normfuse_tensor t_b = normfuse_tensor_contiguous(b, (normfuse_type)type, 1, &channels, &axes[2]);
+        normfuse_tensor t_new_b =
+            normfuse_tensor_contiguous(in_place ? b : new_b, (normfuse_type)other, 1, &channels, &axes[3]);
         normfuse_tensor t_p[4];
         double old_w[O * I * K], old_b[O], p[4][O];
         for (int i = 0; i < 4; i++) {
