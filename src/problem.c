@@ -844,7 +844,7 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
         break;
     case NORMFUSE_CALL_APPLY:
         counted = "tensors.stats";
-        is_one = problem->stats != NULL && problem->device.device_type == NORMFUSE_CPU && problem->stats[0] == 1.0;
+        is_one = c != 0 && (batch || n != 0) && problem->device.device_type == NORMFUSE_CPU && problem->stats[0] == 1.0;
         break;
     default: return NORMFUSE_OK;
     }
