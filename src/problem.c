@@ -339,7 +339,7 @@ static normfuse_status flat_tensor(struct normfuse_flat *flat, struct range *ran
     }
     *range = no_range;
     if (empty) {
-        flat->data = tensor->data;
+        flat->data = NULL;
         flat->elements = 0;
         return NORMFUSE_OK;
     }
@@ -386,7 +386,7 @@ static normfuse_status parameter_tensor(struct normfuse_parameter *parameter, st
     parameter->batch = !per_sample || n <= 1 ? 0 : tensor->strides != NULL ? tensor->strides[0] : c;
     *range = no_range;
     if (c == 0 || (per_sample && n == 0)) {
-        parameter->data = tensor->data;
+        parameter->data = NULL;
         return NORMFUSE_OK;
     }
     const int64_t sizes[AXES] = {per_sample ? n : 1, c, 1};

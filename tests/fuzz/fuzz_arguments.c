@@ -180,7 +180,7 @@ static void make_tensor(int slot, int32_t ndim, const int64_t *sizes, int type, 
         tensor->byte_offset = before + offset;
     }
     if (rarely())
-        tensor->byte_offset += UINT64_MAX - take(200);
+        tensor->byte_offset = UINT64_MAX - take(200);
 }
 
 static bool is_output(int slot, bool evaluates)
