@@ -242,6 +242,17 @@ static void expect_accepted(int line)
         expect_accepted(__LINE__);                                                                                     \
     } while (0)
 
+static struct normfuse_problem problem_of_fixture(void)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status =
+        f.operator == GROUP   ? normfuse_group_norm_problem(&problem, (enum normfuse_call)f.call, &f.group, &f.tensors)
+        : f.operator == BATCH ? normfuse_batch_norm_problem(&problem, (enum normfuse_call)f.call, &f.batch, &f.tensors)
+                              : normfuse_affine_problem(&problem, (enum normfuse_call)f.call, &f.affine, &f.tensors);
+    CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
+    return problem;
+}
+
 static void test_structs(void)
 {
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options is NULL", f.no_options = true);
@@ -463,9 +474,37 @@ static void test_shapes(void)
     poison();
     memcpy(before, arena, sizeof arena);
     CHECK(call_it() == NORMFUSE_OK, "an empty batch: %s", normfuse_last_error());
+    CHECK(!problem_of_fixture().has_running_momentum, "an empty batch is to update the running statistics");
     CHECK(memcmp(arena[RUNNING_MEAN], before[RUNNING_MEAN], SLOT_BYTES) == 0 &&
               memcmp(arena[RUNNING_VAR], before[RUNNING_VAR], SLOT_BYTES) == 0,
           "an empty batch changed the running statistics");
+
+    /* Sums over nothing are 0; nothing is added to what a call continues. */
+    static const struct {
+        enum operator operator;
+        enum call call;
+        enum slot slot;
+        size_t bytes;
+    } sums[] = {{GROUP, BACKWARD, DWEIGHT, C * 4},  {GROUP, BACKWARD, DBIAS, C * 4},
+                {BATCH, BACKWARD, DWEIGHT, C * 4},  {AFFINE, BACKWARD, DBIAS, C * 4},
+                {BATCH, STATISTICS, STATS, C * 24}, {BATCH, BACKWARD_SUMS, SUMS, C * 16}};
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            fresh_of(sums[i].operator, sums[i].call, NORMFUSE_F32, 0, C, H, W, GROUPS);
+            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            poison();
+            memset(before, accumulate ? 0x3d : 0, sizeof before);
+            CHECK(call_it() == NORMFUSE_OK && memcmp(arena[sums[i].slot], before, sums[i].bytes) == 0,
+                  "sums over an empty batch, row %zu, accumulate %d: %s", i, accumulate, normfuse_last_error());
+        }
+    fresh_of(BATCH, APPLY, NORMFUSE_F32, 0, C, H, W, GROUPS);
+    add_running();
+    f.batch.momentum = 1;
+    for (int c = 0; c < C; c++)
+        memcpy(arena[STATS] + c * 24, (double[]){4, 1.5, 1}, 24);
+    CHECK(call_it() == NORMFUSE_OK && ((float *)(void *)arena[MEAN])[C - 1] == 1.5f &&
+              ((float *)(void *)arena[RUNNING_MEAN])[0] == 1.5f,
+          "an empty shard takes the merged statistics");
 }
 
 static void test_types_and_devices(void)
@@ -525,6 +564,7 @@ static void test_pointers(void)
     }
     REFUSED(GROUP, FORWARD, BAD_POINTER, "tensors.y.data", f.t[Y].data = NULL; f.t[Y].byte_offset = 64);
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.y reach", f.t[Y].byte_offset = UINT64_MAX - 63);
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.y reach", f.t[Y].data = (void *)(UINTPTR_MAX - 63));
     REFUSED(GROUP, STATISTICS, BAD_POINTER, "tensors.stats", f.t[STATS].byte_offset = 4);
     REFUSED(BATCH, BACKWARD_APPLY, BAD_POINTER, "tensors.sums", f.t[SUMS].data = NULL);
     fresh_of(GROUP, FORWARD, NORMFUSE_F64, N, C, H, W, GROUPS);
@@ -584,6 +624,8 @@ static void test_strides(void)
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, INT64_MIN, S, W, 1));
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, -(INT64_C(1) << 60), S, W, 1));
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, C * S, INT64_MAX / 4, W, 1));
+    /* 3 * stride is 2 modulo 2^64. */
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, C * S, INT64_C(6148914691236517206), W, 1));
     REFUSED(GROUP, FORWARD, UNSUPPORTED, "tensors.mean is not row-major", f.axes[MEAN].strides[1] = 2);
     REFUSED(BATCH, APPLY, UNSUPPORTED, "tensors.stats is not row-major", f.axes[STATS].strides[0] = 4);
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.weight", f.axes[WEIGHT].strides[0] = INT64_MAX / 2);
@@ -713,17 +755,6 @@ static void test_overlap_exhaustively(void)
 }
 
 /* ---- the picture of a problem ---------------------------------------------------------------------------------- */
-
-static struct normfuse_problem problem_of_fixture(void)
-{
-    struct normfuse_problem problem;
-    const normfuse_status status =
-        f.operator == GROUP   ? normfuse_group_norm_problem(&problem, (enum normfuse_call)f.call, &f.group, &f.tensors)
-        : f.operator == BATCH ? normfuse_batch_norm_problem(&problem, (enum normfuse_call)f.call, &f.batch, &f.tensors)
-                              : normfuse_affine_problem(&problem, (enum normfuse_call)f.call, &f.affine, &f.tensors);
-    CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
-    return problem;
-}
 
 static bool is_view(const struct normfuse_view *view, enum slot slot, ptrdiff_t batch, ptrdiff_t channel,
                     ptrdiff_t position)
