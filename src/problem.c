@@ -443,7 +443,7 @@ static normfuse_status refuse_strides(const struct normfuse_problem *problem, co
 {
     return normfuse_refuse(NORMFUSE_UNSUPPORTED,
                            "%s: the strides of %s are neither contiguous nor channels-last, nor a slice "
-                           " of either along N or C",
+                           "of either along N or C",
                            problem->name, argument);
 }
 
@@ -498,8 +498,7 @@ static normfuse_status take_shape(struct normfuse_problem *problem, const normfu
     problem->device = x->device;
     if (x->device.device_type != NORMFUSE_CPU && x->device.device_type != NORMFUSE_CUDA)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
-                               "%s: tensors.x is on a device of type %d; CPU (1) and CUDA (2) are "
-                               "supported",
+                               "%s: tensors.x is on a device of type %d; CPU (1) and CUDA (2) are supported",
                                problem->name, (int)x->device.device_type);
     return NORMFUSE_OK;
 }
@@ -537,9 +536,8 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
     const uint32_t flags = settings->flags;
     if ((flags & ~settings->known_flags) != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
-                               "%s: options.flags has bits 0x%" PRIx32 " that this operator does "
-                               "not know",
-                               name, flags & ~settings->known_flags);
+                               "%s: options.flags has bits 0x%" PRIx32 " that this operator does not know", name,
+                               flags & ~settings->known_flags);
     if (settings->reserved != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.reserved is %" PRId32 ", must be 0", name,
                                settings->reserved);
@@ -548,14 +546,10 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
                                name, settings->activation, NORMFUSE_ACTIVATIONS - 1);
     if ((flags & NORMFUSE_ACCUMULATE) != 0 && !calls[settings->call].accumulates)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
-                               "%s: options.flags has NORMFUSE_ACCUMULATE, which this call does "
-                               "not take",
-                               name);
+                               "%s: options.flags has NORMFUSE_ACCUMULATE, which this call does not take", name);
     if ((flags & NORMFUSE_EVALUATE) != 0 && calls[settings->call].sharded)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
-                               "%s: options.flags has NORMFUSE_EVALUATE, where there are no "
-                               "statistics to share",
-                               name);
+                               "%s: options.flags has NORMFUSE_EVALUATE, where there are no statistics to share", name);
     if ((flags & NORMFUSE_CUMULATIVE) != 0 && settings->batches_seen < 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.batches_seen is %" PRId64 ", must not be negative",
                                name, settings->batches_seen);
