@@ -70,7 +70,52 @@ struct normfuse_problem {
     struct normfuse_parameter mean, rstd, running_mean, running_var;
     double *stats; /* triples; STATISTICS without APPLY writes them, APPLY without STATISTICS reads them */
     double *sums;  /* pairs per (n, c) or c, likewise */
+
+    normfuse_device device; /* of every tensor */
 };
+
+/* ---- problem.c ------------------------------------------------------------------------------------------------ */
+
+enum normfuse_call {
+    NORMFUSE_CALL_FORWARD,
+    NORMFUSE_CALL_BACKWARD,
+    NORMFUSE_CALL_STATS,
+    NORMFUSE_CALL_APPLY,
+    NORMFUSE_CALL_BACKWARD_SUMS,
+    NORMFUSE_CALL_BACKWARD_APPLY,
+    NORMFUSE_CALL_FORWARD_SCRATCH, /* takes the tensors of forward, stats and apply */
+    NORMFUSE_CALL_BACKWARD_SCRATCH /* likewise */
+};
+
+/* Check everything about a call's options and tensors and say it as a problem. Read no element but the first count of
+ * merged stats. */
+normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                            const normfuse_group_norm_options *options,
+                                            const normfuse_tensors *tensors);
+normfuse_status normfuse_batch_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                            const normfuse_batch_norm_options *options,
+                                            const normfuse_tensors *tensors);
+normfuse_status normfuse_affine_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                        const normfuse_affine_options *options, const normfuse_tensors *tensors);
+/* x alone, of which neither data nor statistics matter: n, c, s, type, columns and device are set. */
+normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const char *name, const normfuse_tensor *x);
+
+/* A row-major tensor of 1 to 8 axes. */
+struct normfuse_flat {
+    char *data;
+    int64_t elements;
+    int32_t type;
+};
+/* `call` and `argument` are for the message. */
+normfuse_status normfuse_flat_tensor(struct normfuse_flat *flat, const char *call, const char *argument,
+                                     const normfuse_tensor *tensor);
+/* A parameter of c channels: [c], any strides. */
+normfuse_status normfuse_channel_tensor(struct normfuse_parameter *parameter, const char *call, const char *argument,
+                                        const normfuse_tensor *tensor, int64_t c);
+normfuse_status normfuse_check_struct(const char *call, const char *argument, uint32_t struct_bytes,
+                                      size_t known_bytes);
+/* That both running statistics are there, and beside them at most weight and bias. */
+normfuse_status normfuse_check_fold_tensors(const char *call, const normfuse_tensors *tensors);
 
 /* ---- what a backend offers ------------------------------------------------------------------------------------ */
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+#
+# The short way to build, test and measure; everything it makes is under build/. CMakeLists.txt is the build itself.
+
+JOBS ?= 2
+PREFIX ?= /usr/local
+PYTHON ?= python3
+WERROR ?= OFF
+export PYTHON
+# Compiled Python files would land beside their sources.
+export PYTHONDONTWRITEBYTECODE = 1
+
+# CMake of the machine where it is new enough, else one from PyPI.
+CMAKE_VERSION_OK := $(shell cmake --version 2>/dev/null | \
+    awk 'NR == 1 { split($$3, v, "."); if (v[1] > 3 || (v[1] == 3 && v[2] >= 16)) print "yes" }')
+CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
+
+.PHONY: help build demo check check-sanitize bench install clean venv
+
+help:
+	@echo 'make build            the libraries and the program: build/normfuse'
+	@echo 'make demo             a photograph, normalized through the program, checked and timed'
+	@echo 'make check            every test'
+	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
+	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
+	@echo 'make install PREFIX=/usr/local'
+	@echo 'make clean            removes build/'
+	@echo 'Variables: JOBS=2, CC, CFLAGS, CMAKE, PYTHON, WERROR=ON'
+
+build: $(filter build/%,$(CMAKE))
+	@mkdir -p build
+	@$(CMAKE) -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DNORMFUSE_WERROR=$(WERROR) >build/configure.log 2>&1 \
+	    || { cat build/configure.log; exit 1; }
+	$(CMAKE) --build build/release -j $(JOBS)
+	@ln -sfn release/normfuse build/normfuse
+
+build/tools/bin/cmake:
+	cmake/venv.sh build/tools cmake/requirements.txt
+
+venv:
+	@cmake/venv.sh build/venv tests/requirements.txt numpy pytest
+
+demo: build venv
+	build/venv/bin/python examples/demo.py
+
+check: build venv
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) check
+
+check-sanitize: $(filter build/%,$(CMAKE))
+	$(PYTHON) tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FAST),--fast) sanitize
+
+bench: build
+	build/normfuse bench @bench/bars.txt
+
+install: build
+	$(CMAKE) --install build/release --prefix $(PREFIX)
+
+clean:
+	rm -rf build

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+#
+# What `cmake --install` puts where: libraries, header, pkg-config file, CMake package, program, man page, completion.
+include(CMakePackageConfigHelpers)
+
+set(NORMFUSE_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/normfuse)
+
+set(NORMFUSE_INSTALLED normfuse_static)
+if(NORMFUSE_BUILD_SHARED)
+    list(APPEND NORMFUSE_INSTALLED normfuse)
+endif()
+install(TARGETS ${NORMFUSE_INSTALLED} EXPORT normfuse-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/include/normfuse.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
+install(EXPORT normfuse-targets NAMESPACE normfuse:: DESTINATION ${NORMFUSE_CMAKE_DIR})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/normfuse-config.cmake.in
+    ${PROJECT_BINARY_DIR}/normfuse-config.cmake INSTALL_DESTINATION ${NORMFUSE_CMAKE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/normfuse-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/normfuse-config.cmake ${PROJECT_BINARY_DIR}/normfuse-config-version.cmake
+    DESTINATION ${NORMFUSE_CMAKE_DIR})
+
+# Relative to the file itself, so that an installed tree can be moved; absolute directories are kept as given.
+foreach(kind LIBDIR INCLUDEDIR)
+    if(IS_ABSOLUTE "${CMAKE_INSTALL_${kind}}")
+        set(NORMFUSE_PC_${kind} "${CMAKE_INSTALL_${kind}}")
+    else()
+        set(NORMFUSE_PC_${kind} "\${prefix}/${CMAKE_INSTALL_${kind}}")
+    endif()
+endforeach()
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+    set(NORMFUSE_PC_PREFIX "${CMAKE_INSTALL_PREFIX}")
+else()
+    file(RELATIVE_PATH NORMFUSE_PC_UP "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/prefix")
+    string(REGEX REPLACE "/$" "" NORMFUSE_PC_UP "${NORMFUSE_PC_UP}")
+    set(NORMFUSE_PC_PREFIX "\${pcfiledir}/${NORMFUSE_PC_UP}")
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/normfuse.pc.in ${PROJECT_BINARY_DIR}/normfuse.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/normfuse.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(TARGET normfuse_program)
+    install(TARGETS normfuse_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    if(EXISTS ${PROJECT_SOURCE_DIR}/docs/normfuse.1)
+    install(FILES ${PROJECT_SOURCE_DIR}/docs/normfuse.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    endif()
+    if(EXISTS ${PROJECT_SOURCE_DIR}/cli/completion/normfuse.bash)
+    install(FILES ${PROJECT_SOURCE_DIR}/cli/completion/normfuse.bash
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME normfuse)
+    endif()
+endif()

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * api.c - the entry points of the operators: check, say it as a problem, hand it to the device's backend. And the
+ * helpers that make tensors. */
+#include <inttypes.h>
+
+#include "problem.h"
+
+/* ---- backends ------------------------------------------------------------------------------------------------- */
+
+static normfuse_status check_exec(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    if (exec == NULL)
+        return NORMFUSE_OK;
+    const normfuse_status status = normfuse_check_struct(problem->name, "exec", exec->struct_bytes, sizeof *exec);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (exec->flags != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.flags is 0x%" PRIx32 ", must be 0", problem->name,
+                               exec->flags);
+    if (exec->reserved != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.reserved is %" PRId32 ", must be 0", problem->name,
+                               exec->reserved);
+    if (exec->threads < 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.threads is %" PRId32 ", must not be negative",
+                               problem->name, exec->threads);
+    if ((uintptr_t)exec->scratch % 64 != 0)
+        return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: exec.scratch is not aligned to 64 bytes", problem->name);
+    return NORMFUSE_OK;
+}
+
+/* The one place that knows which backends there are. */
+static normfuse_status check_backend(const struct normfuse_problem *problem)
+{
+    if (problem->device.device_type == NORMFUSE_CPU)
+        return NORMFUSE_OK;
+    return normfuse_refuse(NORMFUSE_NO_DRIVER,
+                           "%s: tensors.x is on a CUDA device, and this library was built without CUDA", problem->name);
+}
+
+static normfuse_status run(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    normfuse_status status = check_exec(problem, exec);
+    if (status == NORMFUSE_OK)
+        status = check_backend(problem);
+    /* Without channels no tensor has an element. */
+    if (status != NORMFUSE_OK || problem->c == 0)
+        return status;
+    if (exec != NULL && exec->scratch != NULL) {
+        const size_t needed = normfuse_cpu_scratch_bytes(problem, exec);
+        if (exec->scratch_bytes < needed)
+            return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, this call needs %zu",
+                                   problem->name, exec->scratch_bytes, needed);
+    }
+    return normfuse_cpu_run(problem, exec);
+}
+
+/* The most that the whole call or either half of it needs. */
+static normfuse_status scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec, size_t *bytes)
+{
+    if (bytes == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: bytes is NULL", problem->name);
+    normfuse_status status = check_exec(problem, exec);
+    if (status == NORMFUSE_OK)
+        status = check_backend(problem);
+    if (status != NORMFUSE_OK)
+        return status;
+    *bytes = 0;
+    if (problem->c == 0)
+        return NORMFUSE_OK;
+    const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
+    const int32_t phases[] = {problem->phases, problem->phases & first, problem->phases & ~first};
+    for (int i = 0; i < 3; i++) {
+        struct normfuse_problem part = *problem;
+        part.phases = phases[i];
+        const size_t needed = phases[i] != 0 ? normfuse_cpu_scratch_bytes(&part, exec) : 0;
+        if (needed > *bytes)
+            *bytes = needed;
+    }
+    return NORMFUSE_OK;
+}
+
+/* ---- operators ------------------------------------------------------------------------------------------------ */
+
+static normfuse_status group_norm(enum normfuse_call call, const normfuse_group_norm_options *options,
+                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status = normfuse_group_norm_problem(&problem, call, options, tensors);
+    return status != NORMFUSE_OK ? status : run(&problem, exec);
+}
+
+static normfuse_status batch_norm(enum normfuse_call call, const normfuse_batch_norm_options *options,
+                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status = normfuse_batch_norm_problem(&problem, call, options, tensors);
+    return status != NORMFUSE_OK ? status : run(&problem, exec);
+}
+
+static normfuse_status affine(enum normfuse_call call, const normfuse_affine_options *options,
+                              const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status = normfuse_affine_problem(&problem, call, options, tensors);
+    return status != NORMFUSE_OK ? status : run(&problem, exec);
+}
+
+normfuse_status normfuse_group_norm_forward(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
+                                            const normfuse_exec *exec)
+{
+    return group_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec);
+}
+
+normfuse_status normfuse_group_norm_backward(const normfuse_group_norm_options *options,
+                                             const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return group_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
+}
+
+normfuse_status normfuse_group_norm_stats(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
+                                          const normfuse_exec *exec)
+{
+    return group_norm(NORMFUSE_CALL_STATS, options, tensors, exec);
+}
+
+normfuse_status normfuse_group_norm_apply(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
+                                          const normfuse_exec *exec)
+{
+    return group_norm(NORMFUSE_CALL_APPLY, options, tensors, exec);
+}
+
+normfuse_status normfuse_group_norm_backward_sums(const normfuse_group_norm_options *options,
+                                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return group_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec);
+}
+
+normfuse_status normfuse_group_norm_backward_apply(const normfuse_group_norm_options *options,
+                                                   const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return group_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec);
+}
+
+normfuse_status normfuse_group_norm_forward_scratch_bytes(const normfuse_group_norm_options *options,
+                                                          const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                          size_t *bytes)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status =
+        normfuse_group_norm_problem(&problem, NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors);
+    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+}
+
+normfuse_status normfuse_group_norm_backward_scratch_bytes(const normfuse_group_norm_options *options,
+                                                           const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                           size_t *bytes)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status =
+        normfuse_group_norm_problem(&problem, NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors);
+    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+}
+
+normfuse_status normfuse_batch_norm_forward(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
+                                            const normfuse_exec *exec)
+{
+    return batch_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec);
+}
+
+normfuse_status normfuse_batch_norm_backward(const normfuse_batch_norm_options *options,
+                                             const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return batch_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
+}
+
+normfuse_status normfuse_batch_norm_stats(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
+                                          const normfuse_exec *exec)
+{
+    return batch_norm(NORMFUSE_CALL_STATS, options, tensors, exec);
+}
+
+normfuse_status normfuse_batch_norm_apply(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
+                                          const normfuse_exec *exec)
+{
+    return batch_norm(NORMFUSE_CALL_APPLY, options, tensors, exec);
+}
+
+normfuse_status normfuse_batch_norm_backward_sums(const normfuse_batch_norm_options *options,
+                                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return batch_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec);
+}
+
+normfuse_status normfuse_batch_norm_backward_apply(const normfuse_batch_norm_options *options,
+                                                   const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return batch_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec);
+}
+
+normfuse_status normfuse_batch_norm_forward_scratch_bytes(const normfuse_batch_norm_options *options,
+                                                          const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                          size_t *bytes)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status =
+        normfuse_batch_norm_problem(&problem, NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors);
+    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+}
+
+normfuse_status normfuse_batch_norm_backward_scratch_bytes(const normfuse_batch_norm_options *options,
+                                                           const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                           size_t *bytes)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status =
+        normfuse_batch_norm_problem(&problem, NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors);
+    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+}
+
+normfuse_status normfuse_affine_forward(const normfuse_affine_options *options, const normfuse_tensors *tensors,
+                                        const normfuse_exec *exec)
+{
+    return affine(NORMFUSE_CALL_FORWARD, options, tensors, exec);
+}
+
+normfuse_status normfuse_affine_backward(const normfuse_affine_options *options, const normfuse_tensors *tensors,
+                                         const normfuse_exec *exec)
+{
+    return affine(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
+}
+
+normfuse_status normfuse_affine_forward_scratch_bytes(const normfuse_affine_options *options,
+                                                      const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                      size_t *bytes)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status = normfuse_affine_problem(&problem, NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors);
+    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+}
+
+normfuse_status normfuse_affine_backward_scratch_bytes(const normfuse_affine_options *options,
+                                                       const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                       size_t *bytes)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status = normfuse_affine_problem(&problem, NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors);
+    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+}
+
+normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *samples)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status = normfuse_shape_problem(&problem, "sample_quantum", x);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (samples == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: samples is NULL", problem.name);
+    const normfuse_status backend = check_backend(&problem);
+    if (backend != NORMFUSE_OK)
+        return backend;
+    *samples =
+        problem.c == 0 || problem.s == 0 ? 1 : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
+    return NORMFUSE_OK;
+}
+
+/* ---- tensors -------------------------------------------------------------------------------------------------- */
+
+static normfuse_tensor make_tensor(void *data, normfuse_type type, int32_t ndim, const int64_t *sizes,
+                                   normfuse_axes *axes, bool channels_last)
+{
+    static const normfuse_dtype dtypes[] = {[NORMFUSE_F64] = {2, 64, 1},
+                                            [NORMFUSE_F32] = {2, 32, 1},
+                                            [NORMFUSE_F16] = {2, 16, 1},
+                                            [NORMFUSE_BF16] = {4, 16, 1}};
+    normfuse_tensor tensor = {.data = data, .device = {NORMFUSE_CPU, 0}};
+    if ((unsigned)type < sizeof dtypes / sizeof *dtypes)
+        tensor.dtype = dtypes[type];
+    if (ndim < 1 || ndim > NORMFUSE_MAX_AXES || sizes == NULL || axes == NULL)
+        return tensor;
+    tensor.ndim = ndim;
+    tensor.shape = axes->shape;
+    tensor.strides = axes->strides;
+    /* From the axis that is innermost in memory outwards: the last one, or C before the spatial ones. Products may
+     * wrap here: operators refuse such sizes before they look at strides. */
+    uint64_t stride = 1;
+    const int32_t channel_axis = channels_last && ndim > 2 ? 1 : -1;
+    if (channel_axis == 1) {
+        axes->strides[1] = 1;
+        stride = (uint64_t)sizes[1];
+    }
+    for (int32_t a = ndim - 1; a >= 0; a--) {
+        axes->shape[a] = sizes[a];
+        if (a == channel_axis)
+            continue;
+        axes->strides[a] = (int64_t)stride;
+        stride *= (uint64_t)sizes[a];
+    }
+    return tensor;
+}
+
+normfuse_tensor normfuse_tensor_contiguous(void *data, normfuse_type type, int32_t ndim, const int64_t *sizes,
+                                           normfuse_axes *axes)
+{
+    return make_tensor(data, type, ndim, sizes, axes, false);
+}
+
+normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_type type, int32_t ndim, const int64_t *sizes,
+                                              normfuse_axes *axes)
+{
+    return make_tensor(data, type, ndim, sizes, axes, true);
+}
+
+/* ---- version -------------------------------------------------------------------------------------------------- */
+
+#define TEXT(number) #number
+#define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
+
+const char *normfuse_version(void)
+{
+    return VERSION(NORMFUSE_VERSION_MAJOR, NORMFUSE_VERSION_MINOR, NORMFUSE_VERSION_PATCH);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * activation.inl - the activations and their derivatives on vf, written once for every instruction set. Included after a
+ * vec_<isa>.h. Bounds: docs/numerics.md, "activations". Polynomials are minimax fits of our own (Lawson's iteration on
+ * Chebyshev nodes, then rounded to f32). */
+
+/* e^z for z <= 88, within 1 ulp; 0 below -87.68 (the result would be subnormal). NaN gives NaN.
+ * e^z = 2^n * e^r, |r| <= ln2/2: e^r = 1 + r + r^2*P(r), |error of P| < 0.06 * 2^-24. */
+static inline vf vf_exp_parts(vf z, vf *scale) /* e^r - 1 and 2^n */
+{
+    const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    z = vf_max(vf_set1(-88.0f), z);
+    const vf t = vf_fma(z, vf_set1(0x1.715476p+0f), magic);
+    const vf n = vf_sub(t, magic);
+    vf r = vf_fma(n, vf_set1(-0x1.62e400p-1f), z); /* ln2 in two parts, the first with zeros at its end */
+    r = vf_fma(n, vf_set1(-0x1.7f7d1cp-20f), r);
+    vf p = vf_fma(r, vf_set1(0x1.6a21aap-10f), vf_set1(0x1.123b6cp-7f));
+    p = vf_fma(p, r, vf_set1(0x1.5558fcp-5f));
+    p = vf_fma(p, r, vf_set1(0x1.555490p-3f));
+    p = vf_fma(p, r, vf_set1(0x1.fffffcp-2f));
+    *scale = vf_pow2(t);
+    return vf_fma(vf_mul(r, r), p, r);
+}
+
+static inline vf vf_exp(vf z)
+{
+    vf scale;
+    const vf m = vf_exp_parts(z, &scale);
+    return vf_fma(m, scale, scale);
+}
+
+static inline vf vf_expm1(vf z)
+{
+    vf scale;
+    const vf m = vf_exp_parts(z, &scale);
+    return vf_fma(m, scale, vf_sub(scale, vf_set1(1.0f)));
+}
+
+/* sigmoid(z) and sigmoid(-z), each with a small relative error: both from e^-|z|, which cannot overflow. */
+static inline vf vf_sigmoid(vf z, vf *complement)
+{
+    const vf zero = vf_set1(0.0f), e = vf_exp(vf_neg(vf_abs(z)));
+    const vf large = vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), e)), small = vf_mul(e, large);
+    *complement = vf_select_lt(z, zero, large, small);
+    return vf_select_lt(z, zero, small, large);
+}
+
+/* Phi(z), the normal distribution, with a small relative error in both tails, and *density = e^(-z^2/2).
+ * Phi(-x) = e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x), x >= 0: relative error of t*P(t) below 2.3 * 2^-24. The rounding
+ * of z^2 is carried along, or it would cost x^2/2 ulp. */
+static inline vf vf_phi(vf z, vf *density)
+{
+    const vf x = vf_abs(z), half = vf_set1(-0.5f);
+    const vf square = vf_mul(x, x), rest = vf_fma(x, x, vf_neg(square));
+    const vf e0 = vf_exp(vf_mul(half, square));
+    /* past 88 e0 is 0 and rest may be inf - inf */
+    const vf e = vf_select_lt(x, vf_set1(14.0f), vf_fma(vf_mul(half, rest), e0, e0), e0);
+    const vf t = vf_div(vf_set1(1.0f), vf_fma(x, vf_set1(0.35f), vf_set1(1.0f)));
+    vf p = vf_fma(t, vf_set1(-0x1.dd8614p-6f), vf_set1(0x1.26da32p-3f));
+    p = vf_fma(p, t, vf_set1(-0x1.05d990p-2f));
+    p = vf_fma(p, t, vf_set1(0x1.45fc58p-3f));
+    p = vf_fma(p, t, vf_set1(-0x1.7a9e22p-6f));
+    p = vf_fma(p, t, vf_set1(0x1.b028dcp-4f));
+    p = vf_fma(p, t, vf_set1(0x1.ead5eep-4f));
+    p = vf_fma(p, t, vf_set1(0x1.1e6fe6p-3f));
+    p = vf_fma(p, t, vf_set1(0x1.1df1d4p-3f));
+    const vf tail = vf_mul(vf_mul(p, t), e);
+    *density = e;
+    return vf_select_lt(z, vf_set1(0.0f), tail, vf_sub(vf_set1(1.0f), tail));
+}
+
+/* 2u of gelu_tanh = z*sigmoid(2u), u = sqrt(2/pi)*(z + 0.044715*z^3), since (1 + tanh(u))/2 = sigmoid(2u). */
+static inline vf vf_gelu_tanh_argument(vf z)
+{
+    const vf cubic = vf_mul(vf_mul(z, z), vf_set1(0.0713548162726f)); /* 2*sqrt(2/pi)*0.044715 */
+    return vf_mul(z, vf_add(cubic, vf_set1(1.5957691216057f)));      /* 2*sqrt(2/pi) */
+}
+
+/* mish = z*tanh(log(1 + e^z)) = z*w/(w + 2), w = e^z*(e^z + 2); past 20 the quotient is 1 in f32. */
+static inline vf vf_mish_exp(vf z)
+{
+    const vf limit = vf_set1(20.0f);
+    return vf_exp(vf_select_lt(limit, z, limit, z));
+}
+
+static inline vf vf_activation(int32_t activation, vf param, vf z)
+{
+    const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
+    vf other;
+    switch (activation) {
+    case NORMFUSE_RELU: return vf_select_lt(z, zero, zero, z);
+    case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(z, param), z);
+    case NORMFUSE_SILU: return vf_mul(z, vf_sigmoid(z, &other));
+    case NORMFUSE_GELU: return vf_mul(z, vf_phi(z, &other));
+    case NORMFUSE_GELU_TANH: return vf_mul(z, vf_sigmoid(vf_gelu_tanh_argument(z), &other));
+    case NORMFUSE_HARDSWISH: {
+        vf gate = vf_fma(z, vf_set1(1.0f / 6.0f), vf_set1(0.5f));
+        gate = vf_select_lt(gate, zero, zero, gate);
+        gate = vf_select_lt(one, gate, one, gate);
+        return vf_mul(z, gate);
+    }
+    case NORMFUSE_ELU: return vf_select_le(z, zero, vf_mul(param, vf_expm1(z)), z);
+    case NORMFUSE_MISH: {
+        const vf e = vf_mish_exp(z), w = vf_mul(e, vf_add(e, vf_set1(2.0f)));
+        return vf_mul(z, vf_div(w, vf_add(w, vf_set1(2.0f))));
+    }
+    default: return z;
+    }
+}
+
+/* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = 0, leaky_relu'(0) = slope, elu'(0) = alpha. */
+static inline vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf z)
+{
+    const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
+    vf other;
+    switch (activation) {
+    case NORMFUSE_RELU: return vf_select_le(z, zero, zero, dy);
+    case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(dy, param), dy);
+    case NORMFUSE_SILU: {
+        const vf s = vf_sigmoid(z, &other); /* s*(1 + z*(1 - s)) */
+        return vf_mul(dy, vf_fma(vf_mul(z, s), other, s));
+    }
+    case NORMFUSE_GELU: {
+        const vf phi = vf_phi(z, &other); /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */
+        return vf_mul(dy, vf_fma(vf_mul(z, vf_set1(0.3989422804014f)), other, phi));
+    }
+    case NORMFUSE_GELU_TANH: {
+        /* s + z*s*(1 - s)*(2u)', (2u)' = 2*sqrt(2/pi)*(1 + 3*0.044715*z^2). Far out s*(1 - s) is 0 and z^3 may be
+         * infinite: there the second term is dropped, not 0*inf. */
+        const vf s = vf_sigmoid(vf_gelu_tanh_argument(z), &other);
+        const vf slope = vf_fma(vf_mul(z, z), vf_set1(0.2140644488178f), vf_set1(1.5957691216057f));
+        const vf term = vf_mul(vf_mul(z, slope), vf_mul(s, other));
+        return vf_mul(dy, vf_add(s, vf_select_lt(vf_set1(20.0f), vf_abs(z), zero, term)));
+    }
+    case NORMFUSE_HARDSWISH: {
+        const vf slope = vf_fma(z, vf_set1(1.0f / 3.0f), vf_set1(0.5f));
+        const vf inner = vf_select_lt(z, vf_set1(3.0f), vf_mul(dy, slope), dy);
+        return vf_select_le(z, vf_set1(-3.0f), zero, inner);
+    }
+    case NORMFUSE_ELU: return vf_select_le(z, zero, vf_mul(dy, vf_mul(param, vf_exp(z))), dy);
+    case NORMFUSE_MISH: {
+        /* t + z*t', t = w/(w + 2), t' = 4e(1 + e)/(w + 2)^2 */
+        const vf e = vf_mish_exp(z), w = vf_mul(e, vf_add(e, vf_set1(2.0f)));
+        const vf inverse = vf_div(one, vf_add(w, vf_set1(2.0f)));
+        const vf slope = vf_mul(vf_mul(vf_mul(vf_set1(4.0f), e), vf_add(one, e)), vf_mul(inverse, inverse));
+        return vf_mul(dy, vf_fma(z, vf_select_lt(vf_set1(20.0f), z, zero, slope), vf_mul(w, inverse)));
+    }
+    default: return dy;
+    }
+}
+
+/* The double forms go through libm lane by lane: f64 is for exactness, not speed. */
+static inline vd vd_activation(int32_t activation, vd param, vd z)
+{
+    double lane[8], parameter[8];
+    vd_store_f64(lane, z);
+    vd_store_f64(parameter, param);
+    for (int i = 0; i < 8; i++)
+        lane[i] = normfuse_activation_f64(activation, parameter[0], lane[i]);
+    return vd_load_f64(lane);
+}
+
+static inline vd vd_activation_gradient(int32_t activation, vd param, vd dy, vd z)
+{
+    double lane[8], gradient[8], parameter[8];
+    vd_store_f64(lane, z);
+    vd_store_f64(gradient, dy);
+    vd_store_f64(parameter, param);
+    for (int i = 0; i < 8; i++)
+        gradient[i] = normfuse_activation_gradient_f64(activation, parameter[0], gradient[i], lane[i]);
+    return vd_load_f64(gradient);
+}

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * dispatch.c - which table runs, and normfuse_info. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cpu/kernels.h"
+#include "cpu/machine.h"
+#include "cpu/threads.h"
+#include "problem.h"
+
+#if defined(__AVX__) && !defined(NORMFUSE_NATIVE)
+#error "dispatch.c must be built for the baseline CPU: instruction-set flags belong to the isa_*.c files alone"
+#endif
+
+const struct normfuse_table *const normfuse_tables[] = {
+#if defined(NORMFUSE_HAVE_AVX512)
+    &normfuse_table_avx512,
+#endif
+#if defined(NORMFUSE_HAVE_AVX2)
+    &normfuse_table_avx2,
+#endif
+#if defined(__aarch64__)
+    &normfuse_table_neon,
+#endif
+    &normfuse_table_scalar, NULL};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const struct normfuse_table *chosen;
+static struct normfuse_machine machine;
+static char built[64], usable[64], processor[128];
+
+static void append(char *list, size_t bytes, const char *name)
+{
+    const size_t length = strlen(list);
+    snprintf(list + length, bytes - length, "%s%s", length ? " " : "", name);
+}
+
+/* One cache size from sysfs, which knows aarch64 too where sysconf does not. `level` 0 is the highest there is. */
+static int64_t cache_bytes(int level)
+{
+    int64_t best = 0;
+    int best_level = 0;
+    for (int index = 0; index < 8; index++) {
+        char path[96], text[32];
+        int this_level = 0;
+        long size = 0;
+        char unit = 0, type = 0;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
+        FILE *file = fopen(path, "re");
+        if (!file)
+            break;
+        if (fgets(text, sizeof text, file))
+            this_level = atoi(text);
+        fclose(file);
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/type", index);
+        if ((file = fopen(path, "re"))) {
+            if (fgets(text, sizeof text, file))
+                type = text[0];
+            fclose(file);
+        }
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        if ((file = fopen(path, "re"))) {
+            if (fgets(text, sizeof text, file) && sscanf(text, "%ld%c", &size, &unit) >= 1)
+                size *= unit == 'K' ? 1024 : unit == 'M' ? 1024 * 1024 : 1;
+            fclose(file);
+        }
+        if (type == 'I' || size <= 0)
+            continue;
+        if (level ? this_level == level : this_level > best_level) {
+            best = size;
+            best_level = this_level;
+        }
+    }
+    return best;
+}
+
+static void read_processor_name(void)
+{
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    snprintf(processor, sizeof processor, "unknown");
+    if (!file)
+        return;
+    while (fgets(line, sizeof line, file)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) == 0 && colon) {
+            colon[strcspn(colon, "\n")] = 0;
+            snprintf(processor, sizeof processor, "%s", colon + 2);
+            break;
+        }
+    }
+    fclose(file);
+}
+
+static void choose(void)
+{
+    const char *cap = getenv("NORMFUSE_MAX_ISA");
+    size_t first = 0;
+    for (size_t i = 0; normfuse_tables[i]; i++) {
+        append(built, sizeof built, normfuse_tables[i]->isa);
+        if (normfuse_tables[i]->usable())
+            append(usable, sizeof usable, normfuse_tables[i]->isa);
+        if (cap && strcmp(cap, normfuse_tables[i]->isa) == 0)
+            first = i;
+    }
+    for (size_t i = first; normfuse_tables[i] && !chosen; i++)
+        if (normfuse_tables[i]->usable())
+            chosen = normfuse_tables[i];
+
+    machine.l1_bytes = cache_bytes(1);
+    machine.l2_bytes = cache_bytes(2);
+    machine.llc_bytes = cache_bytes(0);
+    const char *verbose = getenv("NORMFUSE_VERBOSE");
+    machine.verbose_dispatch = verbose && strstr(verbose, "dispatch");
+    machine.capped = first > 0 && normfuse_tables[0]->usable();
+    machine.best_isa = normfuse_tables[0]->isa;
+    read_processor_name();
+}
+
+const struct normfuse_table *normfuse_table_chosen(void)
+{
+    pthread_once(&once, choose);
+    return chosen;
+}
+
+const struct normfuse_machine *normfuse_machine_known(void)
+{
+    pthread_once(&once, choose);
+    return &machine;
+}
+
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+#ifndef NORMFUSE_COMPILER_FLAGS
+#define NORMFUSE_COMPILER_FLAGS ""
+#endif
+
+normfuse_status normfuse_info(normfuse_information *info)
+{
+    if (!info)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_info: info is NULL");
+    if (info->struct_bytes != sizeof *info)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_info: info->struct_bytes is %u, this library's is %zu",
+                               info->struct_bytes, sizeof *info);
+    pthread_once(&once, choose);
+    info->threads = normfuse_threads_default();
+    info->version = normfuse_version();
+    info->isas_built = built;
+    info->isas_usable = usable;
+    info->isa = chosen->isa;
+    info->l1_bytes = machine.l1_bytes;
+    info->l2_bytes = machine.l2_bytes;
+    info->llc_bytes = machine.llc_bytes;
+    info->cpu = processor;
+    info->compiler = COMPILER " " NORMFUSE_COMPILER_FLAGS;
+    info->cuda = "not built";
+    return NORMFUSE_OK;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * isa.inl - turns one vec_<isa>.h into one exported table. Included by isa_<isa>.c, which defines ISA and USABLE (an
+ * expression: this CPU and its OS have the instructions). */
+#include "cpu/kernels.h"
+#include "normfuse.h"
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+#define CAT3_(a, b, c) a##_##b##_##c
+#define CAT3(a, b, c) CAT3_(a, b, c)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define UNROLL PRAGMA(unroll)
+#else
+#define UNROLL PRAGMA(GCC unroll 4)
+#endif
+
+#include "cpu/activation.inl"
+
+#define OP(name) vf_##name
+#define R float
+#define RT f32
+#define V vf
+#define W 16
+#define T float
+#define DT f32
+#include "cpu/passes.inl"
+#define T uint16_t
+#define DT f16
+#include "cpu/passes.inl"
+#define T uint16_t
+#define DT bf16
+#include "cpu/passes.inl"
+#undef OP
+#undef R
+#undef RT
+#undef V
+#undef W
+
+#define OP(name) vd_##name
+#define R double
+#define RT f64
+#define V vd
+#define W 8
+#define T double
+#define DT f64
+#include "cpu/passes.inl"
+
+static bool usable(void) { return USABLE; }
+static void fence(void) { vf_fence(); }
+
+const struct normfuse_table CAT(normfuse_table_, ISA) = {
+    .isa = TEXT(ISA),
+    .usable = usable,
+    .fence = fence,
+#define PASS(name) .name = CAT3(name, f64, ISA),
+    .of[NORMFUSE_F64] = {NORMFUSE_FOR_EACH_PASS(PASS)},
+#undef PASS
+#define PASS(name) .name = CAT3(name, f32, ISA),
+    .of[NORMFUSE_F32] = {NORMFUSE_FOR_EACH_PASS(PASS)},
+#undef PASS
+#define PASS(name) .name = CAT3(name, f16, ISA),
+    .of[NORMFUSE_F16] = {NORMFUSE_FOR_EACH_PASS(PASS)},
+#undef PASS
+#define PASS(name) .name = CAT3(name, bf16, ISA),
+    .of[NORMFUSE_BF16] = {NORMFUSE_FOR_EACH_PASS(PASS)},
+#undef PASS
+};

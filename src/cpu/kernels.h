@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kernels.h - the passes over memory, and the table that each instruction set exports. A pass sees one block of memory:
+ * `rows` rows of n adjacent values. Under runs a row is (a part of) a channel and has one coefficient; under columns a
+ * row is a position and each of its n columns has one.
+ *
+ * Coefficients and sums are of the compute type: float, or double for f64 tensors. Passes never touch memory past
+ * the n values of a row. y may be any of the inputs, with the same stride. */
+#ifndef NORMFUSE_CPU_KERNELS_H
+#define NORMFUSE_CPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The arguments of every pass; each reads those that its comment in the list below names. Strides are in elements,
+ * between rows. */
+struct normfuse_pass {
+    const void *x, *dy, *post_add, *du;
+    void *y, *dpost_add;
+    ptrdiff_t x_stride, dy_stride, post_add_stride, du_stride, y_stride, dpost_add_stride;
+    size_t rows, n;
+    /* z = (x - k)*a + b [+ post_add]; runs: entry r*coefficient_step is row r's; columns: entry c is column c's */
+    const void *k, *a, *b;
+    /* dx = p*dy' + (q*(x - k) + r) [+ du], indexed likewise */
+    const void *p, *q, *r;
+    size_t coefficient_step;
+    /* dot2 under runs: sums are per row (true) or one over all rows (false) */
+    bool sum_per_row;
+    void *sum, *square; /* added to under columns, overwritten under runs */
+    int32_t activation;
+    double act_param;
+    bool stream;      /* write y past the cache */
+    ptrdiff_t ahead_x, ahead_dy; /* bytes from the value that is read to one that will be needed soon; 0: none */
+};
+
+/* PASS(name, what it does) */
+#define NORMFUSE_FOR_EACH_PASS(PASS)                                                                                  \
+    PASS(moments_runs)    /* sum = sum of x - k, square = sum of (x - k)^2, over all rows */                         \
+    PASS(moments_columns) /* the same per column */                                                                  \
+    PASS(affine_runs)     /* y = act(z) */                                                                           \
+    PASS(affine_columns)                                                                                             \
+    PASS(dot2_runs)       /* sum = sum of dy', square = sum of dy'*(x - k); dy' = dy*act'(z); writes dpost_add = dy' */  \
+    PASS(dot2_columns)                                                                                               \
+    PASS(affine2_runs)    /* y = p*dy' + (q*(x - k) + r) [+ du]; q NULL: y = p*dy' [+ du]; writes dpost_add */          \
+    PASS(affine2_columns)                                                                                            \
+    PASS(add)             /* y = x + dy, rounded */
+
+typedef void (*normfuse_pass_function)(const struct normfuse_pass *);
+
+struct normfuse_passes {
+#define PASS(name) normfuse_pass_function name;
+    NORMFUSE_FOR_EACH_PASS(PASS)
+#undef PASS
+};
+
+struct normfuse_table {
+    const char *isa;
+    bool (*usable)(void);             /* this CPU and its OS have the instructions */
+    void (*fence)(void);              /* orders streaming stores before what follows */
+    struct normfuse_passes of[4];     /* by normfuse_type */
+};
+
+/* Those compiled for this architecture, best first, NULL at the end. */
+extern const struct normfuse_table *const normfuse_tables[];
+/* The one that runs: the first usable one under the cap of NORMFUSE_MAX_ISA. */
+const struct normfuse_table *normfuse_table_chosen(void);
+
+extern const struct normfuse_table normfuse_table_scalar, normfuse_table_avx2, normfuse_table_avx512, normfuse_table_neon;
+
+/* activation_f64.c: act(z), and dy*act'(z), in double by libm. */
+double normfuse_activation_f64(int32_t activation, double act_param, double z);
+double normfuse_activation_gradient_f64(int32_t activation, double act_param, double dy, double z);
+
+#endif

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * passes.inl - the passes of kernels.h, written once. Included once per (instruction set, dtype) with
+ *   T, DT         storage type and its suffix (f64, f32, f16, bf16)
+ *   R, V, W       compute type (float, double), its vector and the lanes of one
+ *   OP(name)      vf_name or vd_name, from the vec_<isa>.h included before
+ *   ISA           suffix of the symbols
+ *
+ * Sums under runs keep 2*W lanes: value i of a row belongs to lane i % (2*W), so every instruction set adds in the same
+ * order. 64 lanes were tried too: AVX2 then has to walk the data twice, and nothing gains (docs/decisions/0001).
+ *
+ * Each body has two forms, chosen by constants that the compiler folds: plain (identity, nothing added) and full, where
+ * activation and additions are uniform run-time branches. The branches predict; what they cost is in docs/decisions/0002. */
+#define LOAD(p) CAT(OP(load_), DT)(p)
+#define LOAD_PART(p, n, fill) CAT(OP(load_part_), DT)(p, n, fill)
+#define STORE(p, v) CAT(OP(store_), DT)(p, v)
+#define STORE_PART(p, v, n) CAT(OP(store_part_), DT)(p, v, n)
+#define STREAM(p, v) CAT(OP(stream_), DT)(p, v)
+#define LOAD_R(p) CAT(OP(load_), RT)(p)
+#define LOAD_PART_R(p, n) CAT(OP(load_part_), RT)(p, n, OP(set1)(0))
+#define STORE_R(p, v) CAT(OP(store_), RT)(p, v)
+#define STORE_PART_R(p, v, n) CAT(OP(store_part_), RT)(p, v, n)
+#define FN(name) CAT3(name, DT, ISA)
+#define BODY static inline __attribute__((always_inline))
+#define AHEAD(p, bytes) __builtin_prefetch((const char *)(p) + (bytes), 0, 2)
+#define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
+
+/* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
+BODY V FN(get)(const T *p, size_t n, V fill)
+{
+    return n == W ? LOAD(p) : LOAD_PART(p, n, fill);
+}
+
+BODY void FN(put)(T *p, V v, size_t n)
+{
+    if (n == W)
+        STORE(p, v);
+    else
+        STORE_PART(p, v, n);
+}
+
+BODY void FN(put_sum)(R *p, V v, size_t n)
+{
+    if (n == W)
+        STORE_R(p, v);
+    else
+        STORE_PART_R(p, v, n);
+}
+
+BODY V FN(coefficient)(const void *base, size_t i, size_t n)
+{
+    const R *p = (const R *)base + i;
+    return n == W ? LOAD_R(p) : LOAD_PART_R(p, n);
+}
+
+/* ---- moments ---- */
+
+static void FN(moments_runs)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    const V k = OP(set1)(*(const R *)s->k);
+    V sum0 = OP(set1)(0), sum1 = sum0, square0 = sum0, square1 = sum0;
+    const size_t n = s->n, body = n / (2 * W) * (2 * W);
+
+    for (size_t r = 0; r < s->rows; r++) {
+        const T *x = ROW(const T *, x, r);
+        for (size_t i = 0; i < body; i += 2 * W) {
+            AHEAD(x + i, s->ahead_x);
+            AHEAD(x + i + W, s->ahead_x);
+            const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
+            sum0 = OP(add)(sum0, d0);
+            sum1 = OP(add)(sum1, d1);
+            square0 = OP(fma)(d0, d0, square0);
+            square1 = OP(fma)(d1, d1, square1);
+        }
+        if (body < n) { /* missing lanes hold k: they add 0 */
+            const size_t rest = n - body;
+            const V d0 = OP(sub)(FN(get)(x + body, rest < W ? rest : W, k), k);
+            sum0 = OP(add)(sum0, d0);
+            square0 = OP(fma)(d0, d0, square0);
+            if (rest > W) {
+                const V d1 = OP(sub)(LOAD_PART(x + body + W, rest - W, k), k);
+                sum1 = OP(add)(sum1, d1);
+                square1 = OP(fma)(d1, d1, square1);
+            }
+        }
+    }
+    *(R *)s->sum = OP(hsum)(OP(add)(sum0, sum1));
+    *(R *)s->square = OP(hsum)(OP(add)(square0, square1));
+}
+
+/* Four rows at a time, the sums in the L1 cache: holding 32 columns in registers over all rows instead walks memory
+ * with a stride and was 5 % slower. */
+BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t row, const size_t rows, size_t c, size_t n)
+{
+    R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
+    const V k = FN(coefficient)(s->k, c, n);
+    V sum = FN(coefficient)(sums, 0, n), square = FN(coefficient)(squares, 0, n);
+    UNROLL for (size_t r = 0; r < rows; r++) {
+        const T *x = ROW(const T *, x, row + r) + c;
+        AHEAD(x, s->ahead_x);
+        const V d = OP(sub)(FN(get)(x, n, k), k);
+        sum = OP(add)(sum, d);
+        square = OP(fma)(d, d, square);
+    }
+    FN(put_sum)(sums, sum, n);
+    FN(put_sum)(squares, square, n);
+}
+
+BODY void FN(moments_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows)
+{
+    size_t c = 0;
+    for (; c + W <= s->n; c += W)
+        FN(moments_columns_step)(s, row, rows, c, W);
+    if (c < s->n)
+        FN(moments_columns_step)(s, row, rows, c, s->n - c);
+}
+
+static void FN(moments_columns)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    size_t r = 0;
+    for (; r + 4 <= s->rows; r += 4)
+        FN(moments_columns_rows)(s, r, 4);
+    for (; r < s->rows; r++)
+        FN(moments_columns_rows)(s, r, 1);
+}
+
+/* ---- affine ---- */
+
+BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, const bool columns,
+                          const bool full, const bool stream)
+{
+    const T *x = ROW(const T *, x, r) + i;
+    T *y = ROW(T *, y, r) + i;
+
+    if (columns) {
+        k = FN(coefficient)(s->k, i, n);
+        a = FN(coefficient)(s->a, i, n);
+        b = FN(coefficient)(s->b, i, n);
+    }
+    AHEAD(x, s->ahead_x);
+    V z = OP(fma)(OP(sub)(FN(get)(x, n, k), k), a, b);
+    if (full) {
+        if (s->post_add)
+            z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, k));
+        z = OP(activation)(s->activation, OP(set1)((R)s->act_param), z);
+    }
+    if (stream)
+        STREAM(y, z);
+    else
+        FN(put)(y, z, n);
+}
+
+/* Values until y is aligned for a streaming store. */
+BODY size_t FN(head)(const T *y, size_t n)
+{
+    const size_t head = (size_t)(-(uintptr_t)y / sizeof(T)) % W;
+    return head < n ? head : n;
+}
+
+BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, const bool full, const bool stream)
+{
+    for (size_t r = 0; r < s->rows; r++) {
+        const size_t step = columns ? 0 : r * s->coefficient_step, n = s->n;
+        const V zero = OP(set1)(0);
+        const V k = columns ? zero : OP(set1)(((const R *)s->k)[step]);
+        const V a = columns ? zero : OP(set1)(((const R *)s->a)[step]);
+        const V b = columns ? zero : OP(set1)(((const R *)s->b)[step]);
+        size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
+        if (i)
+            FN(affine_step)(s, r, 0, i, k, a, b, columns, full, false);
+        for (; i + W <= n; i += W)
+            FN(affine_step)(s, r, i, W, k, a, b, columns, full, stream);
+        if (i < n)
+            FN(affine_step)(s, r, i, n - i, k, a, b, columns, full, false);
+    }
+}
+
+BODY void FN(affine)(const struct normfuse_pass *arguments, const bool columns)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    const bool full = s->activation != NORMFUSE_IDENTITY || s->post_add;
+    if (full)
+        s->stream ? FN(affine_body)(s, columns, true, true) : FN(affine_body)(s, columns, true, false);
+    else
+        s->stream ? FN(affine_body)(s, columns, false, true) : FN(affine_body)(s, columns, false, false);
+}
+
+static void FN(affine_runs)(const struct normfuse_pass *s) { FN(affine)(s, false); }
+static void FN(affine_columns)(const struct normfuse_pass *s) { FN(affine)(s, true); }
+
+/* ---- dot2 and affine2 ---- */
+
+/* dy' at column i; *d is x - k. Missing lanes give dy' = 0 and d = 0. */
+BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, const bool full, V *d)
+{
+    const T *x = ROW(const T *, x, r) + i, *dy = ROW(const T *, dy, r) + i;
+    const V zero = OP(set1)(0);
+    V g = FN(get)(dy, n, zero);
+    *d = OP(sub)(FN(get)(x, n, k), k);
+    if (full && s->activation != NORMFUSE_IDENTITY) {
+        V z = OP(fma)(*d, a, b);
+        if (s->post_add)
+            z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, zero));
+        g = OP(activation_gradient)(s->activation, OP(set1)((R)s->act_param), g, z);
+    }
+    return g;
+}
+
+BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
+{
+    const V zero = OP(set1)(0);
+    V sum0 = zero, sum1 = zero, square0 = zero, square1 = zero;
+    const size_t n = s->n;
+
+    for (size_t r = 0; r < s->rows; r++) {
+        const size_t step = r * s->coefficient_step;
+        const V k = OP(set1)(((const R *)s->k)[step]);
+        const V a = full ? OP(set1)(((const R *)s->a)[step]) : zero, b = full ? OP(set1)(((const R *)s->b)[step]) : zero;
+        T *kept = full && s->dpost_add ? ROW(T *, dpost_add, r) : NULL;
+        size_t i = 0;
+        V d0, d1;
+        for (; i + 2 * W <= n; i += 2 * W) {
+            AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+            AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+            AHEAD(ROW(const T *, x, r) + i + W, s->ahead_x);
+            AHEAD(ROW(const T *, dy, r) + i + W, s->ahead_dy);
+            const V g0 = FN(gradient)(s, r, i, W, k, a, b, full, &d0);
+            const V g1 = FN(gradient)(s, r, i + W, W, k, a, b, full, &d1);
+            sum0 = OP(add)(sum0, g0);
+            sum1 = OP(add)(sum1, g1);
+            square0 = OP(fma)(g0, d0, square0);
+            square1 = OP(fma)(g1, d1, square1);
+            if (full && kept) {
+                STORE(kept + i, g0);
+                STORE(kept + i + W, g1);
+            }
+        }
+        for (int j = 0; i < n; i += W, j++) {
+            const size_t m = n - i < W ? n - i : W;
+            const V g = FN(gradient)(s, r, i, m, k, a, b, full, &d0);
+            if (j == 0) {
+                sum0 = OP(add)(sum0, g);
+                square0 = OP(fma)(g, d0, square0);
+            } else {
+                sum1 = OP(add)(sum1, g);
+                square1 = OP(fma)(g, d0, square1);
+            }
+            if (full && kept)
+                FN(put)(kept + i, g, m);
+        }
+        if (s->sum_per_row || r + 1 == s->rows) {
+            const size_t at = s->sum_per_row ? r : 0;
+            ((R *)s->sum)[at] = OP(hsum)(OP(add)(sum0, sum1));
+            ((R *)s->square)[at] = OP(hsum)(OP(add)(square0, square1));
+            sum0 = sum1 = square0 = square1 = zero;
+        }
+    }
+}
+
+static void FN(dot2_runs)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
+        FN(dot2_runs_body)(s, true);
+    else
+        FN(dot2_runs_body)(s, false);
+}
+
+BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t row, const size_t rows, size_t c, size_t n, const bool full)
+{
+    R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
+    const V zero = OP(set1)(0), k = FN(coefficient)(s->k, c, n);
+    const V a = full ? FN(coefficient)(s->a, c, n) : zero, b = full ? FN(coefficient)(s->b, c, n) : zero;
+    V sum = FN(coefficient)(sums, 0, n), square = FN(coefficient)(squares, 0, n), d;
+    UNROLL for (size_t r = 0; r < rows; r++) {
+        AHEAD(ROW(const T *, x, row + r) + c, s->ahead_x);
+        AHEAD(ROW(const T *, dy, row + r) + c, s->ahead_dy);
+        const V g = FN(gradient)(s, row + r, c, n, k, a, b, full, &d);
+        sum = OP(add)(sum, g);
+        square = OP(fma)(g, d, square);
+        if (full && s->dpost_add)
+            FN(put)(ROW(T *, dpost_add, row + r) + c, g, n);
+    }
+    FN(put_sum)(sums, sum, n);
+    FN(put_sum)(squares, square, n);
+}
+
+BODY void FN(dot2_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows, const bool full)
+{
+    size_t c = 0;
+    for (; c + W <= s->n; c += W)
+        FN(dot2_columns_step)(s, row, rows, c, W, full);
+    if (c < s->n)
+        FN(dot2_columns_step)(s, row, rows, c, s->n - c, full);
+}
+
+static void FN(dot2_columns)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    size_t r = 0;
+    if (s->activation != NORMFUSE_IDENTITY || s->dpost_add) {
+        for (; r < s->rows; r++)
+            FN(dot2_columns_rows)(s, r, 1, true);
+        return;
+    }
+    for (; r + 4 <= s->rows; r += 4)
+        FN(dot2_columns_rows)(s, r, 4, false);
+    for (; r < s->rows; r++)
+        FN(dot2_columns_rows)(s, r, 1, false);
+}
+
+BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, V p, V q, V rest,
+                           const bool columns, const bool full, const bool stream)
+{
+    T *dx = ROW(T *, y, r) + i;
+    V d;
+    if (columns) {
+        k = FN(coefficient)(s->k, i, n);
+        p = FN(coefficient)(s->p, i, n);
+        if (full) {
+            a = FN(coefficient)(s->a, i, n);
+            b = FN(coefficient)(s->b, i, n);
+        }
+        if (!full || s->q) {
+            q = FN(coefficient)(s->q, i, n);
+            rest = FN(coefficient)(s->r, i, n);
+        }
+    }
+    AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+    AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+    const V g = FN(gradient)(s, r, i, n, k, a, b, full, &d);
+    V v;
+    if (full) {
+        v = s->q ? OP(fma)(p, g, OP(fma)(q, d, rest)) : OP(mul)(p, g);
+        if (s->du)
+            v = OP(add)(v, FN(get)(ROW(const T *, du, r) + i, n, k));
+        if (s->dpost_add)
+            FN(put)(ROW(T *, dpost_add, r) + i, g, n);
+    } else {
+        v = OP(fma)(p, g, OP(fma)(q, d, rest));
+    }
+    if (stream)
+        STREAM(dx, v);
+    else
+        FN(put)(dx, v, n);
+}
+
+BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, const bool full, const bool stream)
+{
+    const V zero = OP(set1)(0);
+    for (size_t r = 0; r < s->rows; r++) {
+        const size_t step = columns ? 0 : r * s->coefficient_step, n = s->n;
+        V k = zero, a = zero, b = zero, p = zero, q = zero, rest = zero;
+        if (!columns) {
+            k = OP(set1)(((const R *)s->k)[step]);
+            p = OP(set1)(((const R *)s->p)[step]);
+            if (full) {
+                a = OP(set1)(((const R *)s->a)[step]);
+                b = OP(set1)(((const R *)s->b)[step]);
+            }
+            if (!full || s->q) {
+                q = OP(set1)(((const R *)s->q)[step]);
+                rest = OP(set1)(((const R *)s->r)[step]);
+            }
+        }
+        size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
+        if (i)
+            FN(affine2_step)(s, r, 0, i, k, a, b, p, q, rest, columns, full, false);
+        for (; i + W <= n; i += W)
+            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, full, stream);
+        if (i < n)
+            FN(affine2_step)(s, r, i, n - i, k, a, b, p, q, rest, columns, full, false);
+    }
+}
+
+BODY void FN(affine2)(const struct normfuse_pass *arguments, const bool columns)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    const bool full = s->activation != NORMFUSE_IDENTITY || s->du || s->dpost_add || !s->q;
+    if (full)
+        s->stream ? FN(affine2_body)(s, columns, true, true) : FN(affine2_body)(s, columns, true, false);
+    else
+        s->stream ? FN(affine2_body)(s, columns, false, true) : FN(affine2_body)(s, columns, false, false);
+}
+
+static void FN(affine2_runs)(const struct normfuse_pass *s) { FN(affine2)(s, false); }
+static void FN(affine2_columns)(const struct normfuse_pass *s) { FN(affine2)(s, true); }
+
+/* ---- add ---- */
+
+static void FN(add)(const struct normfuse_pass *s)
+{
+    const V zero = OP(set1)(0);
+    for (size_t r = 0; r < s->rows; r++)
+        for (size_t i = 0; i < s->n; i += W) {
+            const size_t m = s->n - i < W ? s->n - i : W;
+            const V u = OP(add)(FN(get)(ROW(const T *, x, r) + i, m, zero), FN(get)(ROW(const T *, dy, r) + i, m, zero));
+            FN(put)(ROW(T *, y, r) + i, u, m);
+        }
+}
+
+#undef LOAD
+#undef LOAD_PART
+#undef STORE
+#undef STORE_PART
+#undef STREAM
+#undef LOAD_R
+#undef LOAD_PART_R
+#undef STORE_R
+#undef STORE_PART_R
+#undef FN
+#undef BODY
+#undef ROW
+#undef AHEAD
+#undef T
+#undef DT

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * threads.h - the built-in thread pool. */
+#ifndef NORMFUSE_CPU_THREADS_H
+#define NORMFUSE_CPU_THREADS_H
+
+#include <stdint.h>
+
+/* Threads of the pool, the caller's included: NORMFUSE_NUM_THREADS, else what affinity and the cgroup quota allow. */
+int32_t normfuse_threads_default(void);
+
+/* Runs task(context, i) for i in [0, count), task 0 on the caller's thread; returns when all are done. When the pool is
+ * busy with another caller's work, or threads cannot be made, the caller runs all tasks itself. */
+void normfuse_threads_run(int32_t count, void (*task)(void *context, int64_t i), void *context);
+
+#endif

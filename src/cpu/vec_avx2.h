@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * vec_avx2.h - the vector layer (contract: vec_scalar.h) on AVX2, FMA and F16C: vf is two, vd two registers. */
+#ifndef NORMFUSE_VEC_AVX2_H
+#define NORMFUSE_VEC_AVX2_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cpu/convert.h"
+
+typedef struct { __m256 lo, hi; } vf;
+typedef struct { __m256d lo, hi; } vd;
+
+static inline vf vf_set1(float a) { __m256 r = _mm256_set1_ps(a); return (vf){r, r}; }
+static inline vf vf_add(vf a, vf b) { return (vf){_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+static inline vf vf_sub(vf a, vf b) { return (vf){_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+static inline vf vf_mul(vf a, vf b) { return (vf){_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+static inline vf vf_div(vf a, vf b) { return (vf){_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+static inline vf vf_fma(vf a, vf b, vf c) { return (vf){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+static inline vf vf_max(vf a, vf b) { return (vf){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+static inline vf vf_neg(vf a) { __m256 m = _mm256_set1_ps(-0.0f); return (vf){_mm256_xor_ps(a.lo, m), _mm256_xor_ps(a.hi, m)}; }
+static inline vf vf_abs(vf a) { __m256 m = _mm256_set1_ps(-0.0f); return (vf){_mm256_andnot_ps(m, a.lo), _mm256_andnot_ps(m, a.hi)}; }
+static inline vf vf_select_lt(vf a, vf b, vf x, vf y)
+{
+    return (vf){_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+                _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+static inline vf vf_select_le(vf a, vf b, vf x, vf y)
+{
+    return (vf){_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ)),
+                _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ))};
+}
+static inline __m256 vf_pow2_half(__m256 t)
+{
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23), _mm256_set1_epi32(0x3f800000)));
+}
+static inline vf vf_pow2(vf t) { return (vf){vf_pow2_half(t.lo), vf_pow2_half(t.hi)}; }
+static inline float vf_hsum8(__m256 s8)
+{
+    __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+}
+static inline float vf_hsum(vf a) { return vf_hsum8(_mm256_add_ps(a.lo, a.hi)); }
+static inline void vf_fence(void) { _mm_sfence(); }
+
+static inline vf vf_load_f32(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void vf_store_f32(float *p, vf v) { _mm256_storeu_ps(p, v.lo); _mm256_storeu_ps(p + 8, v.hi); }
+static inline void vf_stream_f32(float *p, vf v) { _mm256_stream_ps(p, v.lo); _mm256_stream_ps(p + 8, v.hi); }
+static inline __m256i vf_mask8(ptrdiff_t n) /* lanes below n */
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n < 8 ? (int)n : 8), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline vf vf_load_part_f32(const float *p, size_t n, vf fill)
+{
+    const __m256i lo = vf_mask8((ptrdiff_t)n), hi = vf_mask8((ptrdiff_t)n - 8);
+    return (vf){_mm256_blendv_ps(fill.lo, _mm256_maskload_ps(p, lo), _mm256_castsi256_ps(lo)),
+                _mm256_blendv_ps(fill.hi, _mm256_maskload_ps(p + 8, hi), _mm256_castsi256_ps(hi))};
+}
+static inline void vf_store_part_f32(float *p, vf v, size_t n)
+{
+    _mm256_maskstore_ps(p, vf_mask8((ptrdiff_t)n), v.lo);
+    _mm256_maskstore_ps(p + 8, vf_mask8((ptrdiff_t)n - 8), v.hi);
+}
+
+static inline __m256 vf_widen_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+static inline __m256i vf_round_bf16(__m256 f) /* the bf16 in the low half of each 32 bits */
+{
+    __m256i u = _mm256_castps_si256(f), upper = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+    __m256i r = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+    __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(_mm256_cmp_ps(f, f, _CMP_UNORD_Q)));
+}
+static inline __m256i vf_narrow_bf16(vf v)
+{
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(vf_round_bf16(v.lo), vf_round_bf16(v.hi)), 0xd8);
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    return (vf){vf_widen_bf16(_mm_loadu_si128((const __m128i *)p)), vf_widen_bf16(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+static inline void vf_store_bf16(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, vf_narrow_bf16(v)); }
+static inline void vf_stream_bf16(uint16_t *p, vf v) { _mm256_stream_si256((__m256i *)p, vf_narrow_bf16(v)); }
+
+static inline __m256i vf_narrow_f16(vf v)
+{
+    return _mm256_set_m128i(_mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+static inline void vf_store_f16(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, vf_narrow_f16(v)); }
+static inline void vf_stream_f16(uint16_t *p, vf v) { _mm256_stream_si256((__m256i *)p, vf_narrow_f16(v)); }
+
+/* AVX2 has no 16-bit masks: tails go through the stack. The fill is an f32 that 16 bits may not hold. */
+static inline vf vf_load_part_bf16(const uint16_t *p, size_t n, vf fill)
+{
+    uint16_t t[16] = {0};
+    memcpy(t, p, n * 2);
+    const vf v = vf_load_bf16(t);
+    const __m256i lo = vf_mask8((ptrdiff_t)n), hi = vf_mask8((ptrdiff_t)n - 8);
+    return (vf){_mm256_blendv_ps(fill.lo, v.lo, _mm256_castsi256_ps(lo)), _mm256_blendv_ps(fill.hi, v.hi, _mm256_castsi256_ps(hi))};
+}
+static inline void vf_store_part_bf16(uint16_t *p, vf v, size_t n)
+{
+    uint16_t t[16];
+    vf_store_bf16(t, v);
+    memcpy(p, t, n * 2);
+}
+static inline vf vf_load_part_f16(const uint16_t *p, size_t n, vf fill)
+{
+    uint16_t t[16] = {0};
+    memcpy(t, p, n * 2);
+    const vf v = vf_load_f16(t);
+    const __m256i lo = vf_mask8((ptrdiff_t)n), hi = vf_mask8((ptrdiff_t)n - 8);
+    return (vf){_mm256_blendv_ps(fill.lo, v.lo, _mm256_castsi256_ps(lo)), _mm256_blendv_ps(fill.hi, v.hi, _mm256_castsi256_ps(hi))};
+}
+static inline void vf_store_part_f16(uint16_t *p, vf v, size_t n)
+{
+    uint16_t t[16];
+    vf_store_f16(t, v);
+    memcpy(p, t, n * 2);
+}
+
+static inline vd vd_set1(double a) { __m256d r = _mm256_set1_pd(a); return (vd){r, r}; }
+static inline vd vd_add(vd a, vd b) { return (vd){_mm256_add_pd(a.lo, b.lo), _mm256_add_pd(a.hi, b.hi)}; }
+static inline vd vd_sub(vd a, vd b) { return (vd){_mm256_sub_pd(a.lo, b.lo), _mm256_sub_pd(a.hi, b.hi)}; }
+static inline vd vd_mul(vd a, vd b) { return (vd){_mm256_mul_pd(a.lo, b.lo), _mm256_mul_pd(a.hi, b.hi)}; }
+static inline vd vd_fma(vd a, vd b, vd c) { return (vd){_mm256_fmadd_pd(a.lo, b.lo, c.lo), _mm256_fmadd_pd(a.hi, b.hi, c.hi)}; }
+static inline double vd_hsum4(__m256d s4)
+{
+    __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
+}
+static inline double vd_hsum(vd a) { return vd_hsum4(_mm256_add_pd(a.lo, a.hi)); }
+static inline vd vd_load_f64(const double *p) { return (vd){_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
+static inline void vd_store_f64(double *p, vd v) { _mm256_storeu_pd(p, v.lo); _mm256_storeu_pd(p + 4, v.hi); }
+static inline void vd_stream_f64(double *p, vd v) { _mm256_stream_pd(p, v.lo); _mm256_stream_pd(p + 4, v.hi); }
+static inline vd vd_load_part_f64(const double *p, size_t n, vd fill)
+{
+    double t[8];
+    vd_store_f64(t, fill);
+    for (size_t i = 0; i < n; i++)
+        t[i] = p[i];
+    return vd_load_f64(t);
+}
+static inline void vd_store_part_f64(double *p, vd v, size_t n)
+{
+    double t[8];
+    vd_store_f64(t, v);
+    for (size_t i = 0; i < n; i++)
+        p[i] = t[i];
+}
+
+#endif

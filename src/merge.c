@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * merge.c - joins the statistics and the sums of shards, in the order given, in double. */
+#include "problem.h"
+
+#include <inttypes.h>
+
+struct shards {
+    const double *in;
+    double *out;
+    int64_t count, values; /* shards, doubles a shard */
+};
+
+/* in: [shards, ..., width], out: [..., width]. */
+static normfuse_status check(struct shards *shards, const char *call, const normfuse_tensor *in,
+                             const normfuse_tensor *out, const normfuse_exec *exec, int64_t width)
+{
+    if (in == NULL || out == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is NULL", call, in == NULL ? "in" : "out");
+    if (exec != NULL) {
+        const normfuse_status status = normfuse_check_struct(call, "exec", exec->struct_bytes, sizeof *exec);
+        if (status != NORMFUSE_OK)
+            return status;
+        if (exec->flags != 0 || exec->reserved != 0)
+            return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.flags and exec.reserved must be 0", call);
+    }
+    struct normfuse_flat flat_in, flat_out;
+    normfuse_status status = normfuse_flat_tensor(&flat_in, call, "in", in);
+    if (status == NORMFUSE_OK)
+        status = normfuse_flat_tensor(&flat_out, call, "out", out);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (flat_in.type != NORMFUSE_F64 || flat_out.type != NORMFUSE_F64)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must be f64", call,
+                               flat_in.type != NORMFUSE_F64 ? "in" : "out");
+    if (in->shape[in->ndim - 1] != width || in->ndim < 2)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: in must be [shards, ..., %" PRId64 "]", call, width);
+    if (out->shape[out->ndim - 1] != width)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: out must be [..., %" PRId64 "]", call, width);
+    int64_t values = 1;
+    for (int32_t a = 1; a < in->ndim; a++)
+        values *= in->shape[a];
+    if (flat_out.elements != values)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: out has %" PRId64 " elements, a shard of in has %" PRId64, call,
+                               flat_out.elements, values);
+    if (in->device.device_type != out->device.device_type || in->device.device_id != out->device.device_id)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: out is on another device than in", call);
+    if (in->device.device_type == NORMFUSE_CUDA)
+        return normfuse_refuse(NORMFUSE_NO_DRIVER,
+                               "%s: in is on a CUDA device, and this library was built without CUDA", call);
+    if (in->device.device_type != NORMFUSE_CPU)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                               "%s: in is on a device of type %d; CPU (1) and CUDA (2) are supported", call,
+                               (int)in->device.device_type);
+    *shards = (struct shards){(const double *)(const void *)flat_in.data, (double *)(void *)flat_out.data, in->shape[0],
+                              values};
+    const uintptr_t in_low = (uintptr_t)flat_in.data, in_high = in_low + (uintptr_t)flat_in.elements * sizeof(double);
+    const uintptr_t out_low = (uintptr_t)flat_out.data, out_high = out_low + (uintptr_t)values * sizeof(double);
+    if (flat_in.elements != 0 && in_low != out_low && in_low < out_high && out_low < in_high)
+        return normfuse_refuse(NORMFUSE_OVERLAP, "%s: out overlaps in, but is not its first shard", call);
+    return NORMFUSE_OK;
+}
+
+/* Chan, Golub and LeVeque 1979: the moments of two parts give those of the whole, without the cancellation of sums of
+ * squares. A part without values is skipped, whatever its mean holds. */
+normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_tensor *out, const normfuse_exec *exec)
+{
+    struct shards shards;
+    const normfuse_status status = check(&shards, "stats_merge", in, out, exec, 3);
+    if (status != NORMFUSE_OK)
+        return status;
+    for (int64_t i = 0; i < shards.values; i += 3) {
+        double count = 0, mean = 0, m2 = 0;
+        for (int64_t shard = 0; shard < shards.count; shard++) {
+            const double *const part = shards.in + shard * shards.values + i;
+            if (part[0] == 0)
+                continue;
+            if (count == 0) {
+                count = part[0];
+                mean = part[1];
+                m2 = part[2];
+                continue;
+            }
+            const double total = count + part[0], share = part[0] / total, delta = part[1] - mean;
+            m2 += part[2] + delta * delta * (count * share);
+            mean += delta * share;
+            count = total;
+        }
+        shards.out[i] = count;
+        shards.out[i + 1] = mean;
+        shards.out[i + 2] = m2;
+    }
+    return NORMFUSE_OK;
+}
+
+normfuse_status normfuse_sums_merge(const normfuse_tensor *in, const normfuse_tensor *out, const normfuse_exec *exec)
+{
+    struct shards shards;
+    const normfuse_status status = check(&shards, "sums_merge", in, out, exec, 2);
+    if (status != NORMFUSE_OK)
+        return status;
+    for (int64_t i = 0; i < shards.values; i++) {
+        double sum = 0;
+        for (int64_t shard = 0; shard < shards.count; shard++)
+            sum += shards.in[shard * shards.values + i];
+        shards.out[i] = sum;
+    }
+    return NORMFUSE_OK;
+}

@@ -1,0 +1,989 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * problem.c - checks the options and tensors of a call and says them as runs or columns (problem.h). Small calls pay
+ * for every check on each call, so nothing is formatted unless a call is refused and nothing loops over what is absent.
+ */
+#include "problem.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "activation.h"
+
+/* In the order of normfuse_tensors. */
+enum slot {
+    X,
+    PRE_ADD,
+    POST_ADD,
+    WEIGHT,
+    BIAS,
+    SCALE,
+    SHIFT,
+    Y,
+    U,
+    MEAN,
+    RSTD,
+    RUNNING_MEAN,
+    RUNNING_VAR,
+    DY,
+    DU,
+    DX,
+    DWEIGHT,
+    DBIAS,
+    DSCALE,
+    DSHIFT,
+    DPOST_ADD,
+    STATS,
+    SUMS,
+    SLOTS
+};
+_Static_assert(sizeof(normfuse_tensors) == 8 + SLOTS * sizeof(void *), "enum slot lists every tensor");
+_Static_assert(offsetof(normfuse_tensors, x) == 8, "the tensors follow struct_bytes and flags");
+
+#define BIT(slot) (UINT32_C(1) << (slot))
+
+enum kind {
+    BIG,
+    CHANNEL,        /* [C]; affine: or [N, C] */
+    SAMPLE_CHANNEL, /* [N, C] */
+    STATISTICS,     /* one value a set */
+    JOINED          /* triples or pairs, f64 */
+};
+
+static const struct {
+    const char *name;
+    enum kind kind;
+    size_t offset; /* in struct normfuse_problem */
+} slots[SLOTS] = {
+#define SLOT(field, kind) {"tensors." #field, kind, offsetof(struct normfuse_problem, field)}
+    [X] = SLOT(x, BIG),
+    [PRE_ADD] = SLOT(pre_add, BIG),
+    [POST_ADD] = SLOT(post_add, BIG),
+    [WEIGHT] = SLOT(weight, CHANNEL),
+    [BIAS] = SLOT(bias, CHANNEL),
+    [SCALE] = SLOT(scale, SAMPLE_CHANNEL),
+    [SHIFT] = SLOT(shift, SAMPLE_CHANNEL),
+    [Y] = SLOT(y, BIG),
+    [U] = SLOT(u, BIG),
+    [MEAN] = SLOT(mean, STATISTICS),
+    [RSTD] = SLOT(rstd, STATISTICS),
+    [RUNNING_MEAN] = SLOT(running_mean, CHANNEL),
+    [RUNNING_VAR] = SLOT(running_var, CHANNEL),
+    [DY] = SLOT(dy, BIG),
+    [DU] = SLOT(du, BIG),
+    [DX] = SLOT(dx, BIG),
+    [DWEIGHT] = SLOT(dweight, CHANNEL),
+    [DBIAS] = SLOT(dbias, CHANNEL),
+    [DSCALE] = SLOT(dscale, SAMPLE_CHANNEL),
+    [DSHIFT] = SLOT(dshift, SAMPLE_CHANNEL),
+    [DPOST_ADD] = SLOT(dpost_add, BIG),
+    [STATS] = SLOT(stats, JOINED),
+    [SUMS] = SLOT(sums, JOINED),
+#undef SLOT
+};
+
+/* ---- what each call takes ------------------------------------------------------------------------------------- */
+
+enum operator { GROUP_NORM, BATCH_NORM, AFFINE };
+
+#define CALL_NAMES(operator)                                                                                           \
+    {operator " forward",                                                                                              \
+     operator " backward",                                                                                             \
+     operator " stats",                                                                                                \
+     operator " apply",                                                                                                \
+     operator " backward_sums",                                                                                        \
+     operator " backward_apply",                                                                                       \
+     operator " forward_scratch_bytes",                                                                                \
+     operator " backward_scratch_bytes"}
+static const char *const call_names[][8] = {
+    [GROUP_NORM] = CALL_NAMES("group_norm"),
+    [BATCH_NORM] = CALL_NAMES("batch_norm"),
+    [AFFINE] = CALL_NAMES("affine"),
+};
+
+#define FORWARD_INPUTS (BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
+#define SAVED (BIT(MEAN) | BIT(RSTD))
+#define RUNNING (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
+#define FORWARD_OUTPUTS (BIT(Y) | BIT(U) | SAVED | RUNNING)
+#define BACKWARD_NEEDS (BIT(X) | BIT(DY) | SAVED)
+#define BACKWARD_INPUTS (BACKWARD_NEEDS | FORWARD_INPUTS | BIT(DU))
+#define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
+#define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD))
+#define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
+/* What affine does not take. */
+#define NORM_ONLY (BIT(PRE_ADD) | BIT(U) | BIT(DU) | SAVED | RUNNING | ADAPTIVE | BIT(STATS) | BIT(SUMS))
+
+#define FORWARD_PHASES (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY)
+#define BACKWARD_PHASES (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)
+
+/* Of training group and batch norm; evaluation and affine take part of it. */
+static const struct call {
+    int32_t phases;
+    bool sharded; /* not offered in evaluation */
+    bool accumulates;
+    uint32_t allowed, required, outputs;
+} calls[] = {
+    [NORMFUSE_CALL_FORWARD] = {FORWARD_PHASES, false, false, FORWARD_INPUTS | FORWARD_OUTPUTS, BIT(X), FORWARD_OUTPUTS},
+    [NORMFUSE_CALL_BACKWARD] = {BACKWARD_PHASES, false, true, BACKWARD_INPUTS | GRADIENTS, BACKWARD_NEEDS, GRADIENTS},
+    [NORMFUSE_CALL_STATS] = {NORMFUSE_PHASE_STATISTICS, true, true, BIT(X) | BIT(PRE_ADD) | BIT(U) | BIT(STATS),
+                             BIT(X) | BIT(STATS), BIT(U) | BIT(STATS)},
+    [NORMFUSE_CALL_APPLY] = {NORMFUSE_PHASE_APPLY, true, false, FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS),
+                             BIT(X) | BIT(STATS), BIT(Y) | SAVED | RUNNING},
+    [NORMFUSE_CALL_BACKWARD_SUMS] = {NORMFUSE_PHASE_BACKWARD_SUMS, true, true,
+                                     BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(SUMS), BACKWARD_NEEDS | BIT(SUMS),
+                                     BIT(DPOST_ADD) | BIT(SUMS)},
+    [NORMFUSE_CALL_BACKWARD_APPLY] = {NORMFUSE_PHASE_BACKWARD_APPLY, true, false,
+                                      BACKWARD_INPUTS | PARAMETER_GRADIENTS | BIT(DX) | BIT(SUMS),
+                                      BACKWARD_NEEDS | BIT(SUMS), PARAMETER_GRADIENTS | BIT(DX)},
+    [NORMFUSE_CALL_FORWARD_SCRATCH] = {FORWARD_PHASES, false, true, FORWARD_INPUTS | FORWARD_OUTPUTS | BIT(STATS),
+                                       BIT(X), FORWARD_OUTPUTS},
+    [NORMFUSE_CALL_BACKWARD_SCRATCH] = {BACKWARD_PHASES, false, true, BACKWARD_INPUTS | GRADIENTS | BIT(SUMS),
+                                        BACKWARD_NEEDS, GRADIENTS},
+};
+
+/* The inputs that an output may be, with equal strides: those it is computed from element by element, each read before
+ * it is written. */
+static uint32_t in_place(enum slot output)
+{
+    switch (output) {
+    case Y: return BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD);
+    case U: return BIT(X) | BIT(PRE_ADD);
+    case DX: return BIT(DY) | BIT(X) | BIT(DU);
+    case DPOST_ADD: return BIT(DY);
+    default: return 0;
+    }
+}
+
+/* ---- one tensor ----------------------------------------------------------------------------------------------- */
+
+/* The bytes that a tensor's elements lie in: [low, high). */
+struct range {
+    uintptr_t low, high;
+};
+static const struct range no_range = {UINTPTR_MAX, 0}; /* meets none */
+
+enum { AXES = 3 };
+
+normfuse_status normfuse_check_struct(const char *call, const char *argument, uint32_t struct_bytes, size_t known_bytes)
+{
+    if (struct_bytes < known_bytes)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s.struct_bytes is %" PRIu32 ", version 0.1 has %zu", call,
+                               argument, struct_bytes, known_bytes);
+    if (struct_bytes > known_bytes)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: %s.struct_bytes is %" PRIu32 ", this library (%s) is older and knows %zu", call,
+                               argument, struct_bytes, normfuse_version(), known_bytes);
+    return NORMFUSE_OK;
+}
+
+static normfuse_status check_type(int32_t *type, const char *call, const char *argument, normfuse_dtype dtype)
+{
+    if (dtype.lanes == 1) {
+        if (dtype.code == 2 && (dtype.bits == 64 || dtype.bits == 32 || dtype.bits == 16)) {
+            *type = dtype.bits == 32 ? NORMFUSE_F32 : dtype.bits == 64 ? NORMFUSE_F64 : NORMFUSE_F16;
+            return NORMFUSE_OK;
+        }
+        if (dtype.code == 4 && dtype.bits == 16) {
+            *type = NORMFUSE_BF16;
+            return NORMFUSE_OK;
+        }
+    }
+    return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                           "%s: %s has a dtype of code %d, %d bits, %d lanes; f64, f32, f16 and bf16 are supported",
+                           call, argument, dtype.code, dtype.bits, dtype.lanes);
+}
+
+static normfuse_status check_device(const char *call, const char *argument, normfuse_device device,
+                                    normfuse_device expected)
+{
+    if (device.device_type == expected.device_type && device.device_id == expected.device_id)
+        return NORMFUSE_OK;
+    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s is on device (%d, %d), another tensor is on (%d, %d)", call,
+                           argument, (int)device.device_type, (int)device.device_id, (int)expected.device_type,
+                           (int)expected.device_id);
+}
+
+/* The first element's address and the range of them all; sizes are above 0. */
+static normfuse_status locate(char **data, struct range *range, const char *call, const char *argument,
+                              const normfuse_tensor *tensor, size_t element_bytes, const int64_t sizes[AXES],
+                              const ptrdiff_t strides[AXES])
+{
+    const uintptr_t address = (uintptr_t)tensor->data + (uintptr_t)tensor->byte_offset;
+    if (tensor->data == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.data is NULL", call, argument);
+    if (address % element_bytes != 0)
+        return normfuse_refuse(NORMFUSE_BAD_POINTER,
+                               "%s: %s.data + byte_offset is not a multiple of %zu, the bytes of an element", call,
+                               argument, element_bytes);
+    ptrdiff_t low = 0, high = 0;
+    bool overflow = address < tensor->byte_offset;
+    for (int a = 0; a < AXES; a++) {
+        if (sizes[a] == 1)
+            continue;
+        ptrdiff_t reach;
+        overflow |= __builtin_mul_overflow(sizes[a] - 1, strides[a], &reach);
+        if (reach < 0)
+            overflow |= __builtin_add_overflow(low, reach, &low);
+        else
+            overflow |= __builtin_add_overflow(high, reach, &high);
+    }
+    ptrdiff_t span;
+    overflow |= __builtin_mul_overflow(low, (ptrdiff_t)element_bytes, &low);
+    overflow |= __builtin_add_overflow(high, 1, &high);
+    overflow |= __builtin_mul_overflow(high, (ptrdiff_t)element_bytes, &high);
+    overflow |= __builtin_sub_overflow(high, low, &span);
+    if (overflow || address < (uintptr_t)0 - (uintptr_t)low || address + (uintptr_t)high < address)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: the strides of %s reach outside of the address space", call,
+                               argument);
+    *data = (char *)tensor->data + tensor->byte_offset;
+    range->low = address + (uintptr_t)low;
+    range->high = address + (uintptr_t)high;
+    return NORMFUSE_OK;
+}
+
+static ptrdiff_t magnitude(ptrdiff_t stride)
+{
+    return stride < 0 ? -stride : stride;
+}
+
+/* Axes of more than one element, longest stride first; returns how many. locate() has shown that no product of these
+ * overflows, nor their sum. */
+static int sort_axes(int64_t sorted_sizes[AXES], ptrdiff_t sorted_strides[AXES], const int64_t sizes[AXES],
+                     const ptrdiff_t strides[AXES])
+{
+    int count = 0;
+    for (int a = 0; a < AXES; a++) {
+        if (sizes[a] == 1)
+            continue;
+        int at = count++;
+        for (; at > 0 && sorted_strides[at - 1] < magnitude(strides[a]); at--) {
+            sorted_sizes[at] = sorted_sizes[at - 1];
+            sorted_strides[at] = sorted_strides[at - 1];
+        }
+        sorted_sizes[at] = sizes[a];
+        sorted_strides[at] = magnitude(strides[a]);
+    }
+    return count;
+}
+
+/* No stride enters the span of the shorter ones, so no two elements share an address. Strides that interleave without
+ * meeting are refused too. */
+static bool elements_are_apart(const int64_t sizes[AXES], const ptrdiff_t strides[AXES])
+{
+    int64_t sorted_sizes[AXES];
+    ptrdiff_t sorted_strides[AXES], span = 0;
+    for (int a = sort_axes(sorted_sizes, sorted_strides, sizes, strides); a-- > 0;) {
+        if (sorted_strides[a] <= span)
+            return false;
+        span += (sorted_sizes[a] - 1) * sorted_strides[a];
+    }
+    return true;
+}
+
+/* Whether two tensors of equal sizes and (sorted) strides, `distance` elements apart, share an element: whether the
+ * distance is a sum of d[a] * strides[a] with |d[a]| < sizes[a]. Says yes where strides interleave so much that it
+ * would have to search. */
+static bool distance_is_met(ptrdiff_t distance, int axes, const int64_t *sizes, const ptrdiff_t *strides)
+{
+    if (axes == 0)
+        return distance == 0;
+    ptrdiff_t span = 0;
+    for (int a = 1; a < axes; a++)
+        span += (sizes[a] - 1) * strides[a];
+    if (strides[0] <= span)
+        return true;
+    /* By symmetry a distance of d is met as -d is. Of the multiples of strides[0] only the two around the distance are
+     * within the span of the other axes. */
+    distance = magnitude(distance);
+    const ptrdiff_t below = distance / strides[0];
+    for (ptrdiff_t d = below; d <= below + 1; d++)
+        if (d < sizes[0] && distance_is_met(distance - d * strides[0], axes - 1, sizes + 1, strides + 1))
+            return true;
+    return false;
+}
+
+/* ---- each kind of tensor -------------------------------------------------------------------------------------- */
+
+static normfuse_status check_axes(const char *call, const char *argument, const normfuse_tensor *tensor, int32_t least,
+                                  int32_t most)
+{
+    if (tensor->ndim < least || tensor->ndim > most)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %d axes, expected %d to %d", call, argument,
+                               (int)tensor->ndim, (int)least, (int)most);
+    if (tensor->shape == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.shape is NULL", call, argument);
+    return NORMFUSE_OK;
+}
+
+static normfuse_status flat_tensor(struct normfuse_flat *flat, struct range *range, const char *call,
+                                   const char *argument, const normfuse_tensor *tensor)
+{
+    normfuse_status status = check_axes(call, argument, tensor, 1, 8);
+    if (status == NORMFUSE_OK)
+        status = check_type(&flat->type, call, argument, tensor->dtype);
+    if (status != NORMFUSE_OK)
+        return status;
+    /* Zero sizes count as 1, so that no product of some of the sizes overflows either. */
+    int64_t elements = 1;
+    bool empty = false, row_major = true;
+    for (int32_t a = tensor->ndim - 1; a >= 0; a--) {
+        const int64_t size = tensor->shape[a];
+        if (size < 0)
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has a size of %" PRId64 " on axis %d", call, argument,
+                                   size, (int)a);
+        if (tensor->strides != NULL && size > 1)
+            row_major &= tensor->strides[a] == elements;
+        empty |= size == 0;
+        if (__builtin_mul_overflow(elements, size == 0 ? 1 : size, &elements) || elements > INT64_MAX / 8)
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: the sizes of %s overflow", call, argument);
+    }
+    *range = no_range;
+    if (empty) {
+        flat->data = tensor->data;
+        flat->elements = 0;
+        return NORMFUSE_OK;
+    }
+    if (!row_major)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s is not row-major", call, argument);
+    flat->elements = elements;
+    return locate(&flat->data, range, call, argument, tensor, normfuse_type_bytes(flat->type),
+                  (const int64_t[AXES]){1, 1, elements}, (const ptrdiff_t[AXES]){0, 0, 1});
+}
+
+normfuse_status normfuse_flat_tensor(struct normfuse_flat *flat, const char *call, const char *argument,
+                                     const normfuse_tensor *tensor)
+{
+    struct range range;
+    return flat_tensor(flat, &range, call, argument, tensor);
+}
+
+static normfuse_status refuse_size(const char *call, const char *argument, const char *axis, int64_t size,
+                                   const char *expected_by, int64_t expected)
+{
+    return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements along %s, %s has %" PRId64, call,
+                           argument, size, axis, expected_by, expected);
+}
+
+/* [c], or [n, c] where `per_sample`. */
+static normfuse_status parameter_tensor(struct normfuse_parameter *parameter, struct range *range, const char *call,
+                                        const char *argument, const normfuse_tensor *tensor, bool per_sample, int64_t n,
+                                        int64_t c, bool is_output)
+{
+    const int32_t axes = per_sample ? 2 : 1;
+    if (tensor->ndim != axes)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %d axes, expected %s", call, argument, (int)tensor->ndim,
+                               per_sample ? "[N, C]" : "[C]");
+    if (tensor->shape == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.shape is NULL", call, argument);
+    if (per_sample && tensor->shape[0] != n)
+        return refuse_size(call, argument, "N", tensor->shape[0], "x", n);
+    if (tensor->shape[axes - 1] != c)
+        return refuse_size(call, argument, "C", tensor->shape[axes - 1], "x", c);
+    const normfuse_status status = check_type(&parameter->type, call, argument, tensor->dtype);
+    if (status != NORMFUSE_OK)
+        return status;
+    parameter->channel = c <= 1 ? 0 : tensor->strides != NULL ? tensor->strides[axes - 1] : 1;
+    parameter->batch = !per_sample || n <= 1 ? 0 : tensor->strides != NULL ? tensor->strides[0] : c;
+    *range = no_range;
+    if (c == 0 || (per_sample && n == 0)) {
+        parameter->data = tensor->data;
+        return NORMFUSE_OK;
+    }
+    const int64_t sizes[AXES] = {per_sample ? n : 1, c, 1};
+    const ptrdiff_t strides[AXES] = {parameter->batch, parameter->channel, 0};
+    const normfuse_status located =
+        locate(&parameter->data, range, call, argument, tensor, normfuse_type_bytes(parameter->type), sizes, strides);
+    if (located == NORMFUSE_OK && is_output && !elements_are_apart(sizes, strides))
+        return normfuse_refuse(NORMFUSE_OVERLAP, "%s: elements of %s, an output, overlap each other", call, argument);
+    return located;
+}
+
+normfuse_status normfuse_channel_tensor(struct normfuse_parameter *parameter, const char *call, const char *argument,
+                                        const normfuse_tensor *tensor, int64_t c)
+{
+    struct range range;
+    return parameter_tensor(parameter, &range, call, argument, tensor, false, 1, c, false);
+}
+
+/* The strides of N, C and the spatial axes as one, 0 where there is one element. False where the spatial axes are not
+ * one in memory. */
+static bool collapse(struct normfuse_view *view, const normfuse_tensor *tensor, int64_t n, int64_t c, int64_t s)
+{
+    if (tensor->strides == NULL) {
+        *view = (struct normfuse_view){NULL, n > 1 ? c * s : 0, c > 1 ? s : 0, s > 1 ? 1 : 0};
+        return true;
+    }
+    *view = (struct normfuse_view){NULL, n > 1 ? tensor->strides[0] : 0, c > 1 ? tensor->strides[1] : 0, 0};
+    ptrdiff_t expected = 0;
+    for (int32_t a = tensor->ndim - 1; a >= 2; a--) {
+        const int64_t size = tensor->shape[a];
+        if (size == 1)
+            continue;
+        const ptrdiff_t stride = tensor->strides[a];
+        if (expected == 0)
+            view->position = expected = stride;
+        if (stride != expected || stride <= 0 || __builtin_mul_overflow(expected, size, &expected))
+            return false;
+    }
+    return true;
+}
+
+/* Whether the strides of a tensor of x's sizes, all above 0, are of the layouts that the library walks. */
+static bool view_of(struct normfuse_view *view, const struct normfuse_problem *problem, const normfuse_tensor *tensor)
+{
+    const int64_t c = problem->c, s = problem->s;
+    if (!collapse(view, tensor, problem->n, c, s))
+        return false;
+    if (c > 1 && s > 1)
+        return (view->position == 1 && view->channel >= s) || (view->channel == 1 && view->position >= c);
+    return c > 1 ? view->channel >= 1 : s == 1 || view->position >= 1;
+}
+
+static normfuse_status refuse_strides(const struct normfuse_problem *problem, const char *argument)
+{
+    return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                           "%s: the strides of %s are neither contiguous nor channels-last, nor a slice "
+                           " of either along N or C",
+                           problem->name, argument);
+}
+
+static normfuse_status locate_big(struct normfuse_view *view, struct range *range,
+                                  const struct normfuse_problem *problem, const char *argument,
+                                  const normfuse_tensor *tensor, bool is_output)
+{
+    if (!view_of(view, problem, tensor))
+        return refuse_strides(problem, argument);
+    const int64_t sizes[AXES] = {problem->n, problem->c, problem->s};
+    const ptrdiff_t strides[AXES] = {view->batch, view->channel, view->position};
+    const normfuse_status status =
+        locate(&view->data, range, problem->name, argument, tensor, normfuse_type_bytes(problem->type), sizes, strides);
+    if (status == NORMFUSE_OK && is_output && !elements_are_apart(sizes, strides))
+        return normfuse_refuse(NORMFUSE_OVERLAP, "%s: elements of %s, an output, overlap each other", problem->name,
+                               argument);
+    return status;
+}
+
+/* On an axis of one element that the picture has contiguous the stride is 1. */
+static void fit_picture(struct normfuse_view *view, const struct normfuse_problem *problem)
+{
+    if (problem->columns && problem->c <= 1)
+        view->channel = 1;
+    if (!problem->columns && problem->s <= 1)
+        view->position = 1;
+}
+
+/* Sizes, type and device of the problem are those of x. */
+static normfuse_status take_shape(struct normfuse_problem *problem, const normfuse_tensor *x)
+{
+    normfuse_status status = check_axes(problem->name, "tensors.x", x, 2, NORMFUSE_MAX_AXES);
+    if (status == NORMFUSE_OK)
+        status = check_type(&problem->type, problem->name, "tensors.x", x->dtype);
+    if (status != NORMFUSE_OK)
+        return status;
+    /* Zero sizes count as 1, and an element as 32 bytes, so that nothing made of these sizes overflows: sums, triples,
+     * products of some axes. */
+    int64_t all = 32, s = 1;
+    for (int32_t a = 0; a < x->ndim; a++) {
+        const int64_t size = x->shape[a];
+        if (size < 0)
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: tensors.x has a size of %" PRId64 " on axis %d",
+                                   problem->name, size, (int)a);
+        if (__builtin_mul_overflow(all, size == 0 ? 1 : size, &all))
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: the sizes of tensors.x overflow", problem->name);
+        s *= a >= 2 ? size : 1;
+    }
+    problem->n = x->shape[0];
+    problem->c = x->shape[1];
+    problem->s = s;
+    problem->device = x->device;
+    if (x->device.device_type != NORMFUSE_CPU && x->device.device_type != NORMFUSE_CUDA)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                               "%s: tensors.x is on a device of type %d; CPU (1) and CUDA (2) are "
+                               "supported",
+                               problem->name, (int)x->device.device_type);
+    return NORMFUSE_OK;
+}
+
+static void choose_picture(struct normfuse_problem *problem, const struct normfuse_view *x)
+{
+    if (problem->s > 1)
+        problem->columns = x->position != 1;
+    else
+        problem->columns = problem->c > 1 && x->channel == 1;
+}
+
+static bool is_empty(const struct normfuse_problem *problem)
+{
+    return problem->n == 0 || problem->c == 0 || problem->s == 0;
+}
+
+/* ---- a call --------------------------------------------------------------------------------------------------- */
+
+/* What the three options structs have in common; fields that an operator does not have are 0. */
+struct settings {
+    enum operator operator;
+    enum normfuse_call call;
+    uint32_t flags, known_flags;
+    int64_t groups;
+    double eps;
+    int32_t activation, reserved;
+    double act_param, momentum;
+    int64_t batches_seen, set_values;
+};
+
+static normfuse_status check_settings(struct normfuse_problem *problem, const struct settings *settings)
+{
+    const char *const name = problem->name;
+    const uint32_t flags = settings->flags;
+    if ((flags & ~settings->known_flags) != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has bits 0x%" PRIx32 " that this operator does "
+                               "not know",
+                               name, flags & ~settings->known_flags);
+    if (settings->reserved != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.reserved is %" PRId32 ", must be 0", name,
+                               settings->reserved);
+    if (settings->activation < 0 || settings->activation >= NORMFUSE_ACTIVATIONS)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.activation is %" PRId32 ", the last known one is %d",
+                               name, settings->activation, NORMFUSE_ACTIVATIONS - 1);
+    if ((flags & NORMFUSE_ACCUMULATE) != 0 && !calls[settings->call].accumulates)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has NORMFUSE_ACCUMULATE, which this call does "
+                               "not take",
+                               name);
+    if ((flags & NORMFUSE_EVALUATE) != 0 && calls[settings->call].sharded)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has NORMFUSE_EVALUATE, where there are no "
+                               "statistics to share",
+                               name);
+    if ((flags & NORMFUSE_CUMULATIVE) != 0 && settings->batches_seen < 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.batches_seen is %" PRId64 ", must not be negative",
+                               name, settings->batches_seen);
+    if (settings->set_values < 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.set_values is %" PRId64 ", must not be negative",
+                               name, settings->set_values);
+    if (settings->operator == BATCH_NORM && (flags & NORMFUSE_EVALUATE) == 0 && !(settings->eps > 0))
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.eps is %g, training needs one above 0", name,
+                               settings->eps);
+    problem->accumulate = (flags & NORMFUSE_ACCUMULATE) != 0;
+    problem->evaluate = (flags & NORMFUSE_EVALUATE) != 0;
+    problem->activation = settings->activation;
+    problem->act_param = (flags & NORMFUSE_HAS_ACT_PARAM) != 0
+                             ? settings->act_param
+                             : normfuse_activation_table[settings->activation].default_param;
+    problem->eps = settings->eps;
+    problem->momentum =
+        (flags & NORMFUSE_CUMULATIVE) != 0 ? 1.0 / ((double)settings->batches_seen + 1.0) : settings->momentum;
+    return NORMFUSE_OK;
+}
+
+static enum slot first_of(uint32_t mask)
+{
+    return (enum slot)__builtin_ctz(mask);
+}
+
+static normfuse_status read_tensors(const normfuse_tensor *tensors[SLOTS], const char *call,
+                                    const normfuse_tensors *given)
+{
+    if (given == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors is NULL", call);
+    const normfuse_status status = normfuse_check_struct(call, "tensors", given->struct_bytes, sizeof *given);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (given->flags != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.flags is 0x%" PRIx32 ", must be 0", call,
+                               given->flags);
+    memcpy(tensors, (const char *)given + offsetof(normfuse_tensors, x), SLOTS * sizeof *tensors);
+    return NORMFUSE_OK;
+}
+
+static uint32_t present_of(const normfuse_tensor *const tensors[SLOTS])
+{
+    uint32_t present = 0;
+    for (int slot = 0; slot < SLOTS; slot++)
+        present |= (uint32_t)(tensors[slot] != NULL) << slot;
+    return present;
+}
+
+static normfuse_status check_mask(const char *call, uint32_t present, uint32_t allowed, uint32_t required,
+                                  const char *mode)
+{
+    if ((present & ~allowed) != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is not taken by this call%s and must be NULL", call,
+                               slots[first_of(present & ~allowed)].name, mode);
+    if ((required & ~present) != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is NULL, but required%s", call,
+                               slots[first_of(required & ~present)].name, mode);
+    return NORMFUSE_OK;
+}
+
+normfuse_status normfuse_check_fold_tensors(const char *call, const normfuse_tensors *tensors)
+{
+    const normfuse_tensor *given[SLOTS];
+    const normfuse_status status = read_tensors(given, call, tensors);
+    if (status != NORMFUSE_OK)
+        return status;
+    return check_mask(call, present_of(given), RUNNING | BIT(WEIGHT) | BIT(BIAS), RUNNING, "");
+}
+
+/* *present and *outputs: bits of the slots. */
+static normfuse_status check_presence(const struct normfuse_problem *problem, const struct settings *settings,
+                                      const normfuse_tensor *const *tensors, uint32_t *present, uint32_t *outputs)
+{
+    const struct call *const call = &calls[settings->call];
+    uint32_t allowed = call->allowed, required = call->required;
+    *outputs = call->outputs;
+    *present = present_of(tensors);
+    if (settings->operator == AFFINE)
+        allowed &= ~NORM_ONLY, required &= ~SAVED;
+    else if (settings->operator == BATCH_NORM)
+        allowed &= ~ADAPTIVE;
+    if (problem->evaluate) {
+        allowed = (allowed & ~(SAVED | BIT(STATS) | BIT(SUMS))) | RUNNING;
+        required = (required & ~SAVED) | RUNNING;
+        *outputs &= ~RUNNING;
+    }
+    if (settings->call == NORMFUSE_CALL_FORWARD && (settings->operator == AFFINE || problem->evaluate))
+        required |= BIT(Y);
+
+    const normfuse_status status =
+        check_mask(problem->name, *present, allowed, required, problem->evaluate ? " with NORMFUSE_EVALUATE" : "");
+    if (status != NORMFUSE_OK)
+        return status;
+    if ((*present & BIT(U)) != 0 && (*present & BIT(PRE_ADD)) == 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.u needs tensors.pre_add; without it u is x",
+                               problem->name);
+    if ((*present & RUNNING) != 0 && (*present & RUNNING) != RUNNING)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is NULL, the running statistics come together",
+                               problem->name, slots[first_of(RUNNING & ~*present)].name);
+    return NORMFUSE_OK;
+}
+
+static normfuse_status check_groups(struct normfuse_problem *problem, const struct settings *settings, uint32_t present)
+{
+    const int64_t c = problem->c;
+    problem->groups = c;
+    if (settings->operator != GROUP_NORM)
+        return NORMFUSE_OK;
+    const int64_t groups = settings->groups;
+    if (groups < 0 || (groups == 0 && c != 0))
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.groups is %" PRId64 ", must be above 0",
+                               problem->name, groups);
+    if (groups != 0 && c % groups != 0)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE,
+                               "%s: options.groups is %" PRId64 " and does not divide the %" PRId64
+                               " channels of tensors.x",
+                               problem->name, groups, c);
+    if (groups != c && (settings->flags & (NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE)) != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has NORMFUSE_EVALUATE or NORMFUSE_CUMULATIVE, "
+                               "which need groups = C (%" PRId64 ", %" PRId64 ")",
+                               problem->name, groups, c);
+    if (groups != c && (present & RUNNING) != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s needs groups = C (%" PRId64 ", %" PRId64 ")",
+                               problem->name, slots[first_of(present & RUNNING)].name, groups, c);
+    problem->groups = groups;
+    return NORMFUSE_OK;
+}
+
+static normfuse_status take_big(struct normfuse_problem *problem, struct range *range, enum slot slot,
+                                const normfuse_tensor *tensor, const normfuse_tensor *x, bool is_output)
+{
+    const char *const name = slots[slot].name;
+    struct normfuse_view *const view = (struct normfuse_view *)((char *)problem + slots[slot].offset);
+    int32_t type;
+    normfuse_status status = check_type(&type, problem->name, name, tensor->dtype);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (type != problem->type)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must have the dtype of tensors.x", problem->name, name);
+    if (tensor->ndim != x->ndim)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %d axes, tensors.x has %d", problem->name, name,
+                               (int)tensor->ndim, (int)x->ndim);
+    if (tensor->shape == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.shape is NULL", problem->name, name);
+    for (int32_t a = 0; a < x->ndim; a++)
+        if (tensor->shape[a] != x->shape[a])
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE,
+                                   "%s: %s has %" PRId64 " elements along axis %d, tensors.x has %" PRId64,
+                                   problem->name, name, tensor->shape[a], (int)a, x->shape[a]);
+    *range = no_range;
+    if (is_empty(problem))
+        view->data = tensor->data;
+    else
+        status = locate_big(view, range, problem, name, tensor, is_output);
+    if (slot == X && !is_empty(problem))
+        choose_picture(problem, view);
+    fit_picture(view, problem);
+    return status;
+}
+
+/* mean, rstd, stats and sums: `elements` values in a row. */
+static normfuse_status take_flat(struct normfuse_problem *problem, struct range *range, enum slot slot,
+                                 const normfuse_tensor *tensor)
+{
+    const char *const name = slots[slot].name;
+    struct normfuse_flat flat;
+    const normfuse_status status = flat_tensor(&flat, range, problem->name, name, tensor);
+    if (status != NORMFUSE_OK)
+        return status;
+    const bool batch = problem->sets == NORMFUSE_SETS_BATCH;
+    const int64_t each = slot == STATS ? 3 : slot == SUMS ? 2 : 1;
+    const int64_t elements = (batch ? 1 : problem->n) * (slot == SUMS ? problem->c : problem->groups) * each;
+    if (flat.elements != elements)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements, expected %" PRId64, problem->name,
+                               name, flat.elements, elements);
+    const bool f64_only = slots[slot].kind == JOINED || problem->type == NORMFUSE_F64;
+    if (flat.type != NORMFUSE_F64 && (f64_only || flat.type != NORMFUSE_F32))
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must be f64%s", problem->name, name,
+                               f64_only       ? ""
+                               : slot == MEAN ? " or f32"
+                                              : "");
+    if (slot == RSTD && (flat.type == NORMFUSE_F64) != (problem->type == NORMFUSE_F64))
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must be f32, but for f64 tensors.x", problem->name, name);
+    if (slots[slot].kind == JOINED)
+        *(double **)((char *)problem + slots[slot].offset) = (double *)(void *)flat.data;
+    else
+        *(struct normfuse_parameter *)((char *)problem + slots[slot].offset) =
+            (struct normfuse_parameter){flat.data, batch ? 0 : problem->groups, 1, flat.type};
+    return NORMFUSE_OK;
+}
+
+/* Sizes and strides of a big tensor or a parameter; parameters of one value on an axis have stride 0 there. */
+static void lattice_of(const struct normfuse_problem *problem, enum slot slot, int64_t sizes[AXES],
+                       ptrdiff_t strides[AXES], char **data, int32_t *type)
+{
+    const char *const field = (const char *)problem + slots[slot].offset;
+    sizes[0] = problem->n;
+    sizes[1] = problem->c;
+    sizes[2] = problem->s;
+    if (slots[slot].kind == BIG) {
+        const struct normfuse_view *const view = (const struct normfuse_view *)field;
+        strides[0] = view->batch;
+        strides[1] = view->channel;
+        strides[2] = view->position;
+        *data = view->data;
+        *type = problem->type;
+    } else {
+        const struct normfuse_parameter *const parameter = (const struct normfuse_parameter *)field;
+        strides[0] = parameter->batch;
+        strides[1] = parameter->channel;
+        strides[2] = 0;
+        *data = parameter->data;
+        *type = parameter->type;
+        if (parameter->batch == 0)
+            sizes[0] = 1;
+        sizes[2] = 1;
+    }
+}
+
+/* Whether `output` and `other`, whose ranges meet, share memory in a way that is not permitted. */
+static bool is_overlap(const struct normfuse_problem *problem, enum slot output, enum slot other)
+{
+    if (slots[output].kind >= STATISTICS || slots[other].kind >= STATISTICS)
+        return true;
+    int64_t sizes[AXES], other_sizes[AXES];
+    ptrdiff_t strides[AXES], other_strides[AXES];
+    char *data, *other_data;
+    int32_t type, other_type;
+    lattice_of(problem, output, sizes, strides, &data, &type);
+    lattice_of(problem, other, other_sizes, other_strides, &other_data, &other_type);
+    for (int a = 0; a < AXES; a++)
+        if (sizes[a] != other_sizes[a] || (sizes[a] > 1 && strides[a] != other_strides[a]))
+            return true;
+    if (type != other_type)
+        return true;
+    if (data == other_data && (in_place(output) & BIT(other)) != 0)
+        return false;
+    /* Both are aligned to their element. */
+    const ptrdiff_t distance =
+        (ptrdiff_t)((uintptr_t)data - (uintptr_t)other_data) / (ptrdiff_t)normfuse_type_bytes(type);
+    const int axes = sort_axes(other_sizes, other_strides, sizes, strides);
+    return distance_is_met(distance, axes, other_sizes, other_strides);
+}
+
+static normfuse_status check_overlap(const struct normfuse_problem *problem, uint32_t present, uint32_t outputs,
+                                     const struct range *ranges)
+{
+    for (uint32_t left = present & outputs; left != 0; left &= left - 1) {
+        const enum slot output = first_of(left);
+        /* A pair of outputs is looked at once. */
+        for (uint32_t others = present & ~(outputs & (BIT(output) | (BIT(output) - 1))); others != 0;
+             others &= others - 1) {
+            const enum slot other = first_of(others);
+            if (ranges[output].low < ranges[other].high && ranges[other].low < ranges[output].high &&
+                is_overlap(problem, output, other))
+                return normfuse_refuse(NORMFUSE_OVERLAP, "%s: %s, an output, overlaps %s", problem->name,
+                                       slots[output].name, slots[other].name);
+        }
+    }
+    return NORMFUSE_OK;
+}
+
+/* What the number of values of a set allows: one value a set has no unbiased variance, and batch norm of it is a
+ * constant. A shard may have one. */
+static normfuse_status check_values(struct normfuse_problem *problem, const struct settings *settings, uint32_t present)
+{
+    const int64_t n = problem->n, c = problem->c, s = problem->s;
+    const bool batch = problem->sets == NORMFUSE_SETS_BATCH, group = problem->sets == NORMFUSE_SETS_GROUP;
+    const bool updates = (present & RUNNING) != 0 && !problem->evaluate;
+    problem->set_values = batch ? n * s : group && c != 0 ? c / problem->groups * s : 1;
+    if (settings->call == NORMFUSE_CALL_BACKWARD_APPLY && settings->set_values != 0)
+        problem->set_values = settings->set_values;
+    /* An empty batch has nothing that running statistics could take; merged ones may have. */
+    problem->has_running_momentum = updates && (settings->call == NORMFUSE_CALL_APPLY || !is_empty(problem));
+
+    const char *counted = "tensors.x";
+    bool is_one = problem->set_values == 1;
+    switch (settings->call) {
+    case NORMFUSE_CALL_FORWARD:
+    case NORMFUSE_CALL_BACKWARD: break;
+    case NORMFUSE_CALL_BACKWARD_APPLY:
+        if (settings->set_values != 0)
+            counted = "options.set_values";
+        break;
+    case NORMFUSE_CALL_APPLY:
+        counted = "tensors.stats";
+        is_one = problem->stats != NULL && problem->device.device_type == NORMFUSE_CPU && problem->stats[0] == 1.0;
+        break;
+    default: return NORMFUSE_OK;
+    }
+    if (is_one && batch)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s: expected more than 1 value per channel when training",
+                               problem->name, counted);
+    if (is_one && updates)
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE,
+                               "%s: tensors.running_var takes the unbiased variance, which needs more "
+                               "than 1 value per channel",
+                               problem->name);
+    return NORMFUSE_OK;
+}
+
+static normfuse_status build(struct normfuse_problem *problem, const struct settings *settings,
+                             const normfuse_tensors *given)
+{
+    const normfuse_tensor *tensors[SLOTS];
+    normfuse_status status = read_tensors(tensors, problem->name, given);
+    if (status != NORMFUSE_OK)
+        return status;
+    uint32_t present, outputs;
+    if ((status = check_settings(problem, settings)) != NORMFUSE_OK ||
+        (status = check_presence(problem, settings, tensors, &present, &outputs)) != NORMFUSE_OK ||
+        (status = take_shape(problem, tensors[X])) != NORMFUSE_OK ||
+        (status = check_groups(problem, settings, present)) != NORMFUSE_OK)
+        return status;
+
+    problem->sets = settings->operator == AFFINE || problem->evaluate ? NORMFUSE_SETS_NONE
+                    : settings->operator == BATCH_NORM                ? NORMFUSE_SETS_BATCH
+                                                                      : NORMFUSE_SETS_GROUP;
+    problem->phases = calls[settings->call].phases;
+    if (problem->sets == NORMFUSE_SETS_NONE)
+        problem->phases &= ~NORMFUSE_PHASE_STATISTICS;
+    else if (settings->call == NORMFUSE_CALL_FORWARD && tensors[Y] == NULL)
+        problem->phases = NORMFUSE_PHASE_STATISTICS;
+
+    const uint32_t affine_parameters =
+        settings->operator == AFFINE ? present & (BIT(WEIGHT) | BIT(BIAS) | BIT(DWEIGHT) | BIT(DBIAS)) : 0;
+    const bool per_sample = affine_parameters != 0 && tensors[first_of(affine_parameters)]->ndim == 2;
+
+    struct range ranges[SLOTS];
+    for (uint32_t left = present; left != 0; left &= left - 1) {
+        const enum slot slot = first_of(left);
+        const normfuse_tensor *const tensor = tensors[slot];
+        const bool is_output = (outputs & BIT(slot)) != 0;
+        status = check_device(problem->name, slots[slot].name, tensor->device, problem->device);
+        if (status != NORMFUSE_OK)
+            return status;
+        if (slots[slot].kind == BIG)
+            status = take_big(problem, &ranges[slot], slot, tensor, tensors[X], is_output);
+        else if (slots[slot].kind >= STATISTICS)
+            status = take_flat(problem, &ranges[slot], slot, tensor);
+        else
+            status =
+                parameter_tensor((struct normfuse_parameter *)((char *)problem + slots[slot].offset), &ranges[slot],
+                                 problem->name, slots[slot].name, tensor,
+                                 slots[slot].kind == SAMPLE_CHANNEL || (affine_parameters & BIT(slot) && per_sample),
+                                 problem->n, problem->c, is_output);
+        if (status != NORMFUSE_OK)
+            return status;
+    }
+    status = check_values(problem, settings, present);
+    if (status != NORMFUSE_OK)
+        return status;
+    return check_overlap(problem, present, outputs, ranges);
+}
+
+/* ---- the operators -------------------------------------------------------------------------------------------- */
+
+static normfuse_status check_options(struct normfuse_problem *problem, enum operator operator, enum normfuse_call call,
+                                     const void *options, size_t known_bytes)
+{
+    *problem = (struct normfuse_problem){.name = call_names[operator][call]};
+    if (options == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options is NULL", problem->name);
+    uint32_t struct_bytes;
+    memcpy(&struct_bytes, options, sizeof struct_bytes);
+    return normfuse_check_struct(problem->name, "options", struct_bytes, known_bytes);
+}
+
+normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                            const normfuse_group_norm_options *options, const normfuse_tensors *tensors)
+{
+    const normfuse_status status = check_options(problem, GROUP_NORM, call, options, sizeof *options);
+    if (status != NORMFUSE_OK)
+        return status;
+    return build(
+        problem,
+        &(const struct settings){GROUP_NORM, call, options->flags,
+                                 NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
+                                 options->groups, options->eps, options->activation, options->reserved,
+                                 options->act_param, options->momentum, options->batches_seen, options->set_values},
+        tensors);
+}
+
+normfuse_status normfuse_batch_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                            const normfuse_batch_norm_options *options, const normfuse_tensors *tensors)
+{
+    const normfuse_status status = check_options(problem, BATCH_NORM, call, options, sizeof *options);
+    if (status != NORMFUSE_OK)
+        return status;
+    return build(
+        problem,
+        &(const struct settings){BATCH_NORM, call, options->flags,
+                                 NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
+                                 0, options->eps, options->activation, options->reserved, options->act_param,
+                                 options->momentum, options->batches_seen, options->set_values},
+        tensors);
+}
+
+normfuse_status normfuse_affine_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                        const normfuse_affine_options *options, const normfuse_tensors *tensors)
+{
+    const normfuse_status status = check_options(problem, AFFINE, call, options, sizeof *options);
+    if (status != NORMFUSE_OK)
+        return status;
+    return build(problem,
+                 &(const struct settings){.operator = AFFINE,
+                                          .call = call,
+                                          .flags = options->flags,
+                                          .known_flags = NORMFUSE_HAS_ACT_PARAM | NORMFUSE_ACCUMULATE,
+                                          .activation = options->activation,
+                                          .reserved = options->reserved,
+                                          .act_param = options->act_param},
+                 tensors);
+}
+
+normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const char *name, const normfuse_tensor *x)
+{
+    *problem = (struct normfuse_problem){.name = name};
+    if (x == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: x is NULL", name);
+    const normfuse_status status = take_shape(problem, x);
+    if (status != NORMFUSE_OK || is_empty(problem))
+        return status;
+    struct normfuse_view view;
+    if (!view_of(&view, problem, x))
+        return refuse_strides(problem, "x");
+    choose_picture(problem, &view);
+    return NORMFUSE_OK;
+}

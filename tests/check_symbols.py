@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""check_symbols.py SHARED STATIC - what the libraries export, need and call, read with nm, readelf and size."""
+import pathlib
+import re
+import subprocess
+import sys
+
+HEADER = pathlib.Path(__file__).resolve().parent.parent / "include/normfuse.h"
+# libc's own parts: older glibc keeps threads and the dynamic linker's entry points in libraries of their own.
+LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|ld-linux[-a-z0-9]*\.so)")
+# A library neither ends its caller's process nor writes to its standard output.
+FORBIDDEN = {"abort", "exit", "_exit", "_Exit", "quick_exit", "raise", "__assert_fail", "printf", "puts", "putchar",
+             "__printf_chk"}
+TEXT_LIMIT = 1536 * 1024
+
+counts = [0, 0]
+
+
+def tool(*command):
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def check(rule, offenders):
+    counts[bool(offenders)] += 1
+    if offenders:
+        print(f"FAIL {rule}: {', '.join(sorted(offenders)[:20])}")
+
+
+def symbols(library, *options):
+    rows = (line.split() for line in tool("nm", *options, library).splitlines())
+    return [(row[-2], row[-1].split("@")[0]) for row in rows if len(row) >= 2 and len(row[-2]) == 1]
+
+
+shared, static = sys.argv[1:]
+declared = set(re.findall(r"\b(normfuse_\w+)\(", "".join(
+    re.findall(r"^NORMFUSE_API[^;]*;", HEADER.read_text(), re.M))))
+dynamic = symbols(shared, "-D")
+exported = {name for kind, name in dynamic if kind not in "Uwv"}
+undefined = {name for kind, name in dynamic if kind in "Uwv"}
+archive = symbols(static, "-g")
+
+check("the shared library exports only normfuse_*", {name for name in exported if not name.startswith("normfuse_")})
+check("the shared library exports what the header declares", declared - exported)
+check("the shared library exports nothing that the header does not declare", exported - declared)
+check("every global symbol of the static library starts with normfuse_",
+      {name for kind, name in archive if kind not in "Uwv" and not name.startswith("normfuse_")})
+check("the libraries do not end the process nor print to standard output",
+      ({name for kind, name in archive if kind == "U"} | undefined) & FORBIDDEN)
+needed = re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", "-W", shared))
+check("the shared library needs libc and libm only", {name for name in needed if not LIBC.match(name)})
+soname = re.findall(r"\(SONAME\).*\[(.*)\]", tool("readelf", "-d", "-W", shared))
+major = re.search(r"NORMFUSE_VERSION_MAJOR (\d+)", HEADER.read_text()).group(1)
+check("the soname carries the major version", set() if soname == [f"libnormfuse.so.{major}"] else {str(soname)})
+check("no executable stack, no text relocations",
+      {word for word in ("RWE", "TEXTREL") if word in tool("readelf", "-l", "-d", "-W", shared)})
+text_bytes = int(tool("size", shared).splitlines()[1].split()[0])
+check(f"text is under {TEXT_LIMIT} bytes", {f"{text_bytes} bytes"} if text_bytes >= TEXT_LIMIT else set())
+
+print(f"text: {text_bytes} bytes; {len(exported)} exported functions")
+print(f"{counts[0]} passed, {counts[1]} failed, 0 skipped")
+sys.exit(counts[1] > 0)
