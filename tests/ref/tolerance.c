@@ -84,17 +84,18 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
                                                  double mean, double m2, double eps)
 {
     struct tolerance_statistics tolerance = { 0, 0, 4 * double_unit };
-    double joins = arithmetic->joins * double_unit, growth = 0, spread = 0;
+    double joins = arithmetic->joins * double_unit, spread = m2;
     if (!arithmetic->exact_sums) {
-        growth = tolerance_growth(arithmetic->additions + 2, arithmetic->unit);
+        double growth = tolerance_growth(arithmetic->additions + 2, arithmetic->unit);
         double shift_error = second_order * tolerance_growth(arithmetic->shift_additions + 1, arithmetic->unit) * fabs(mean);
         double factor = arithmetic->shift_ratio > 1 ? 1 + fmax(2 * arithmetic->shift_ratio, 8) : 1;
         spread = factor * m2 + 2 * count * shift_error * shift_error;
-        tolerance.m2 = growth * (3 * spread + 2 * sqrt(m2 * spread)) * second_order;
-        tolerance.m2 += 8 * joins * m2 + 8 * fabs(mean) * double_unit * sqrt(count * arithmetic->joins * m2) +
-                        joins * double_unit * count * mean * mean;
-        tolerance.mean = growth * sqrt(spread / count) + 2 * joins * (fabs(mean) + sqrt(spread / count));
+        tolerance.m2 = growth * (3 * spread + 2 * sqrt(m2 * spread)) * second_order +
+                       joins * double_unit * count * mean * mean;
+        tolerance.mean = growth * sqrt(spread / count) + 2 * joins * fabs(mean);
     }
+    tolerance.m2 += 8 * joins * m2 + 8 * fabs(mean) * double_unit * sqrt(count * arithmetic->joins * m2);
+    tolerance.mean += 2 * joins * sqrt(spread / count);
     double variance = m2 / count + eps, below = (m2 - tolerance.m2) / count + eps;
     if (variance > 0 && tolerance.m2 > 0)
         tolerance.rstd += below > 0 ? sqrt(variance / below) - 1 : (double)INFINITY;
