@@ -228,13 +228,16 @@ static bool make_big(struct work *work, enum tensor_name name)
     return true;
 }
 
-/* [rows, columns], or [columns] where rows is 0. */
+/* [rows, columns], or [columns] where rows is NO_ROWS. */
+enum { NO_ROWS = -1 };
+
 static bool make_small(struct work *work, enum tensor_name name, normfuse_type type, int64_t rows, int64_t columns,
                        bool may_be_strided)
 {
     struct buffer *buffer = &work->buffers[name];
     int64_t stride = may_be_strided && work->options->strided_parameters ? 3 : 1;
-    int64_t real_rows = rows ? rows : 1;
+    bool has_rows = rows != NO_ROWS;
+    int64_t real_rows = has_rows ? rows : 1;
     if (!make_buffer(buffer, type, real_rows * columns * stride, work->options->misaligned))
         return false;
     buffer->n = real_rows;
@@ -242,11 +245,11 @@ static bool make_small(struct work *work, enum tensor_name name, normfuse_type t
     buffer->s = 1;
     buffer->channel = stride;
     buffer->batch = columns * stride;
-    buffer->is_sample_wise = rows != 0;
-    int64_t sizes[2] = { rows ? rows : columns, columns };
-    buffer->tensor = normfuse_tensor_contiguous(buffer->data, type, rows ? 2 : 1, sizes, &buffer->axes);
+    buffer->is_sample_wise = has_rows;
+    int64_t sizes[2] = { has_rows ? rows : columns, columns };
+    buffer->tensor = normfuse_tensor_contiguous(buffer->data, type, has_rows ? 2 : 1, sizes, &buffer->axes);
     if (stride > 1) {
-        buffer->axes.strides[0] = rows ? buffer->batch : stride;
+        buffer->axes.strides[0] = has_rows ? buffer->batch : stride;
         buffer->axes.strides[1] = stride;
         buffer->tensor.strides = buffer->axes.strides;
     }
@@ -321,7 +324,7 @@ static bool make_tensors(struct work *work)
     normfuse_type statistics_type = line->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
     normfuse_type mean_type = options->f64_mean ? NORMFUSE_F64 : statistics_type;
     normfuse_type gradient_type = options->accumulate ? NORMFUSE_F64 : line->weight_type;
-    int64_t parameter_rows = per_sample ? work->n : 0, statistics_rows = work->set_is_group ? work->n : 0;
+    int64_t parameter_rows = per_sample ? work->n : NO_ROWS, statistics_rows = work->set_is_group ? work->n : NO_ROWS;
 
     good = good && make_big(work, X);
     if (options->pre_add)
@@ -341,8 +344,8 @@ static bool make_tensors(struct work *work)
         good = good && make_small(work, RSTD, statistics_type, statistics_rows, work->groups, false);
     }
     if (work->evaluates || options->running) {
-        good = good && make_small(work, RUNNING_MEAN, line->weight_type, 0, work->c, true);
-        good = good && make_small(work, RUNNING_VAR, line->weight_type, 0, work->c, true);
+        good = good && make_small(work, RUNNING_MEAN, line->weight_type, NO_ROWS, work->c, true);
+        good = good && make_small(work, RUNNING_VAR, line->weight_type, NO_ROWS, work->c, true);
     }
     if (!good)
         return false;
@@ -752,7 +755,7 @@ static void describe(struct shard_values *part, double *values, int64_t shards, 
     int32_t ndim = 0;
     if (shards)
         sizes[ndim++] = shards;
-    if (rows)
+    if (rows != NO_ROWS)
         sizes[ndim++] = rows;
     sizes[ndim++] = columns;
     sizes[ndim++] = width;
@@ -767,8 +770,8 @@ static normfuse_status call_sharded(struct work *work)
     bool backward = work->line->backward;
     int axis = work->set_is_group ? 2 : 0;
     int64_t length = work->line->sizes[axis], cut[SHARDS + 1] = { 0, length / 3, length / 2, length };
-    int64_t rows = work->set_is_group ? work->n : 0, columns = backward ? work->c : work->groups;
-    int64_t width = backward ? 2 : 3, values = (rows ? rows : 1) * columns * width;
+    int64_t rows = work->set_is_group ? work->n : NO_ROWS, columns = backward ? work->c : work->groups;
+    int64_t width = backward ? 2 : 3, values = (rows == NO_ROWS ? 1 : rows) * columns * width;
     double *memory = malloc((size_t)((SHARDS + 1) * values + 1) * sizeof(double));
     if (!memory)
         return NORMFUSE_OUT_OF_MEMORY;
@@ -822,7 +825,7 @@ static normfuse_status call_in_parts(struct work *work)
     if (!memory)
         return NORMFUSE_OUT_OF_MEMORY;
     struct shard_values total;
-    describe(&total, memory, 0, 0, work->c, width);
+    describe(&total, memory, 0, NO_ROWS, work->c, width);
     struct arguments arguments;
     enum tensor_name carrier = backward ? SUMS : STATS;
     unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | 1u << PRE_ADD | 1u << U;
@@ -1292,6 +1295,8 @@ static const char *impossible(const struct problem_line *line, const struct veri
     bool evaluates = line->evaluate || options->evaluate;
     if (line->device != NORMFUSE_CPU)
         return "only device=cpu can be checked";
+    if (options->pre_add && line->op == AFFINE)
+        return "affine has nothing between +pre_add and its own addition";
     if (options->write_u && !options->pre_add)
         return "+u needs +pre_add";
     if (options->scale_shift && !grouped)
