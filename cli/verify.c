@@ -1299,6 +1299,8 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "affine has nothing between +pre_add and its own addition";
     if (options->write_u && !options->pre_add)
         return "+u needs +pre_add";
+    if (!line->backward && (options->left_out & VERIFY_Y) && (line->op == AFFINE || evaluates))
+        return "+no_y leaves nothing to write";
     if (options->scale_shift && !grouped)
         return "+adagn is group norm's";
     if (options->evaluate && line->op != INSTANCE_NORM)

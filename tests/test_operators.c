@@ -250,7 +250,8 @@ static struct test_case random_case(void)
     options->threads = one_in(3) ? (int32_t)(1 + random_below(4)) : 0;
     options->evaluate = line->op == INSTANCE_NORM && one_in(4);
     bool evaluates = line->evaluate || options->evaluate;
-    if ((line->op == BATCH_NORM || line->op == INSTANCE_NORM) && !line->backward && !evaluates && positions > 1)
+    if ((line->op == BATCH_NORM || line->op == INSTANCE_NORM) && !line->backward && !evaluates && positions > 1 &&
+        channels > 0)
         options->running = one_in(2);
     options->cumulative = options->running && one_in(2);
     if (one_in(8))
@@ -261,6 +262,8 @@ static struct test_case random_case(void)
         options->accumulate = true;
     if (one_in(4))
         options->left_out = (unsigned)random_bits() & 0xFF;
+    if (!line->backward && (line->op == AFFINE || evaluates))
+        options->left_out &= ~(unsigned)VERIFY_Y;
     return test;
 }
 
