@@ -140,7 +140,8 @@ static double data_mean(const struct work *work)
 /* What the tensor holds before it is rounded to its type. */
 static double generated(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
 {
-    n += work->options->first_sample;
+    if (work->buffers[name].is_sample_wise)
+        n += work->options->first_sample;
     double value = bell(work->options->seed, name, n, c, s);
     enum verify_data data = work->options->data;
     switch (name) {
