@@ -2,6 +2,7 @@
 """Runs every check of `make check` or `make check-sanitize`, adds up what they counted, and closes with the line
 `N passed, N failed, N skipped`. Needs nothing but the standard library. Logs: build/logs/."""
 import argparse
+import fnmatch
 import os
 import pathlib
 import re
@@ -23,6 +24,7 @@ failures = []
 
 
 def count(name, passed, failed, skipped, note=""):
+    passed, failed, skipped = int(passed), int(failed), int(skipped)
     for k, n in enumerate((passed, failed, skipped)):
         totals[k] += n
     if failed:
@@ -40,9 +42,12 @@ def run(name, command, timeout=300, env=None, cwd=ROOT):
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / (re.sub(r"[^A-Za-z0-9]+", "-", name) + ".txt")
     start = time.monotonic()
-    process = subprocess.Popen([str(word) for word in command], cwd=cwd, env={**os.environ, **(env or {})},
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True)
+    try:
+        process = subprocess.Popen([str(word) for word in command], cwd=cwd, env={**os.environ, **(env or {})},
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+    except OSError as error:
+        return 127, f"{error}\n", 0.0
     try:
         output, _ = process.communicate(timeout=timeout)
         code = process.returncode
@@ -162,8 +167,9 @@ def installed():
     wanted = ["include/normfuse.h", "bin/normfuse", "*/libnormfuse.so", "*/libnormfuse.a", "*/pkgconfig/normfuse.pc",
               "*/cmake/normfuse/normfuse-config.cmake", "share/man/man1/normfuse.1",
               "share/bash-completion/completions/normfuse"]
-    missing = [name for name in wanted if not list((BUILD / "stage").rglob(name.split("/")[-1]))]
-    count("installed files", len(wanted) - len(missing), len(missing), 0, "missing: " + ", ".join(missing) * 1 if missing
+    files = [str(path.relative_to(BUILD / "stage")) for path in (BUILD / "stage").rglob("*")]
+    missing = [name for name in wanted if not fnmatch.filter(files, name)]
+    count("installed files", len(wanted) - len(missing), len(missing), 0, "missing: " + ", ".join(missing) if missing
           else "")
     stage = BUILD / "moved"  # an installed tree may be moved: nothing in it holds its first path
     os.rename(BUILD / "stage", stage)

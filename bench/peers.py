@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: MIT
+"""Times normfuse beside what one would run instead: PyTorch (eager and compiled), JAX and ONNX Runtime, on the CPU.
+
+    python3 bench/peers.py                                the problems of bench/bars.txt and bench/more.txt
+    python3 bench/peers.py @bench/heldout.txt             a file of problems
+    python3 bench/peers.py 'group_norm 8x64x56x56 groups=8 act=silu dir=bwd' --peers torch
+
+The first run installs the peers (bench/requirements.txt) into build/peers; one that cannot be installed is named and
+left out. Each library runs in a process of its own, because idle threads of one spin while another works. Problem by
+problem, runs of `normfuse bench` and of the peers take turns, and a peer's floor is the mean of the copy floors that
+normfuse measured right before and after it. Every call takes the next of several sets of tensors, together more than
+four times the last-level cache, so that all read and write cold memory. glibc is told to keep freed memory: otherwise
+each large output of a framework is a new mapping, and its page faults would be timed as the framework's.
+
+What a backward is: dx, dweight and dbias. normfuse and PyTorch's own operators take the saved statistics; with an
+activation PyTorch runs its autograd graph; JAX recomputes the statistics. ONNX Runtime has no backward.
+
+Rows go to bench/results/peers-<date>.jsonl: those of `normfuse bench --json` with `impl` added, the peers' likewise."""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VENV = ROOT / "build/peers"
+REQUIREMENTS = ROOT / "bench/requirements.txt"
+# worker: (implementations it measures, packages it needs)
+WORKERS = {
+    "torch": (("torch", "torch_compile"), ("numpy", "torch")),
+    "jax": (("jax",), ("numpy", "jax", "jaxlib")),
+    "onnxruntime": (("onnxruntime",), ("numpy", "onnx", "onnxruntime")),
+}
+ACTIVATIONS = ("identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish")
+# Large requests stay in the heap, and the heap is never given back.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26),
+               "MALLOC_ARENA_MAX": "1"}
+
+
+class Unsupported(Exception):
+    """This peer has no operator for the problem."""
+
+
+# ---- problems -------------------------------------------------------------------------------------------------------
+
+def parse(line):
+    words = line.split()
+    keys = {"dtype": "f32", "layout": "nchw", "act": "identity", "dir": "fwd", "eps": "1e-5", "mode": "train",
+            "per": "channel", "act_param": "", "groups": ""}
+    for word in words[2:]:
+        key, equals, value = word.partition("=")
+        if not equals or key not in keys:
+            raise SystemExit(f"peers.py: {line!r}: {word!r} is not a key that peers understand")
+        keys[key] = value
+    shape = [int(size) for size in words[1].split("x")]
+    op = words[0]
+    groups = int(keys["groups"]) if op == "group_norm" else shape[1]
+    if op not in ("group_norm", "instance_norm", "batch_norm", "affine") or keys["act"] not in ACTIVATIONS:
+        raise SystemExit(f"peers.py: {line!r}: unknown operator or activation")
+    parameter = float(keys["act_param"]) if keys["act_param"] else {"leaky_relu": 0.01, "elu": 1.0}.get(keys["act"], 0.0)
+    return {"line": " ".join(words), "op": op, "shape": shape, "groups": groups, "dtype": keys["dtype"],
+            "layout": keys["layout"], "act": keys["act"], "act_param": parameter, "backward": keys["dir"] == "bwd",
+            "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample"}
+
+
+def read_problems(arguments):
+    lines = []
+    for argument in arguments or ["@" + str(ROOT / "bench/bars.txt"), "@" + str(ROOT / "bench/more.txt")]:
+        if argument.startswith("@"):
+            text = pathlib.Path(argument[1:]).read_text()
+            lines += [line for line in (row.split("#")[0].strip() for row in text.splitlines()) if line]
+        else:
+            lines.append(argument)
+    return [parse(line) for line in dict.fromkeys(lines)]
+
+
+# ---- the workers: one library each ----------------------------------------------------------------------------------
+
+def set_count(problem, llc_bytes):
+    """How many sets of tensors are more than four times the cache: at least two, and at most 1024, beyond which a call
+    costs its overhead and not its memory."""
+    values = 1
+    for size in problem["shape"]:
+        values *= size
+    each = values * {"f64": 8, "f32": 4}.get(problem["dtype"], 2) * (3 if problem["backward"] else 2)
+    return min(1024, max(2, -(-4 * llc_bytes // max(each, 1)) + 1))
+
+
+class Ring:
+    """Keeps the outputs of the last calls, one a set, so that outputs rotate through memory as inputs do."""
+
+    def __init__(self, sets):
+        self.held = [None] * sets
+
+    def call(self, i, function):
+        self.held[i] = None
+        self.held[i] = function(i)
+
+
+def torch_worker(problem, sets, threads):
+    """{implementation: (call(i), note)} of PyTorch."""
+    import torch
+    import torch.nn.functional as functional
+    import torch._functorch.config
+    torch.set_num_threads(threads)
+    torch._functorch.config.donated_buffer = False  # the compiled graph is run backward many times
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    shape, groups, eps = problem["shape"], problem["groups"], problem["eps"]
+    samples, channels = shape[0], shape[1]
+    positions = 1
+    for size in shape[2:]:
+        positions *= size
+    dtype = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[problem["dtype"]]
+    if problem["layout"] == "nhwc" and len(shape) not in (4, 5):
+        raise Unsupported("channels-last needs two or three spatial axes")
+    memory = torch.contiguous_format if problem["layout"] == "nchw" else \
+        torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+
+    def big():
+        return torch.randn(shape).to(dtype).contiguous(memory_format=memory)
+
+    xs = [big() for _ in range(sets)]
+    dys = [big() for _ in range(sets)] if problem["backward"] else []
+    per = (samples, channels) + (1,) * (len(shape) - 2) if problem["per_sample"] else \
+        (channels,) if problem["op"] != "affine" else (1, channels) + (1,) * (len(shape) - 2)
+    weight, bias = torch.rand(per).to(dtype) + 0.5, torch.randn(per).to(dtype)
+    running_mean, running_var = torch.randn(channels).to(dtype), torch.rand(channels).to(dtype) + 0.5
+    slope = problem["act_param"]
+    activate = {
+        "identity": lambda z: z, "relu": functional.relu, "silu": functional.silu, "gelu": functional.gelu,
+        "leaky_relu": lambda z: functional.leaky_relu(z, slope), "hardswish": functional.hardswish,
+        "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"), "elu": lambda z: functional.elu(z, slope),
+        "mish": functional.mish}[problem["act"]]
+
+    def forward(x, weight, bias):
+        if problem["op"] == "affine":
+            z = torch.addcmul(bias, x, weight)
+        elif problem["op"] == "batch_norm":
+            z = functional.batch_norm(x, running_mean, running_var, weight, bias, not problem["evaluate"], 0.1, eps)
+        else:
+            z = functional.group_norm(x, groups, weight, bias, eps)
+        return activate(z)
+
+    def graph(function):
+        """Backward through autograd, of a graph made once."""
+        inputs = [(x.detach().requires_grad_(), weight.detach().clone().requires_grad_(),
+                   bias.detach().clone().requires_grad_()) for x in xs]
+        outputs = [function(*each) for each in inputs]
+        return lambda i: torch.autograd.grad(outputs[i], inputs[i], dys[i], retain_graph=True)
+
+    def no_grad(function):
+        def call(i):
+            with torch.no_grad():
+                return function(xs[i], weight, bias)
+        return call
+
+    def eager():
+        if not problem["backward"]:
+            return no_grad(forward), ""
+        aten = torch.ops.aten
+        if problem["act"] != "identity" or problem["op"] == "affine":
+            return graph(forward), "autograd"
+        if problem["op"] == "batch_norm":
+            train = not problem["evaluate"]
+            saved = [aten.native_batch_norm(x, weight, bias, running_mean.clone(), running_var.clone(), train, 0.1,
+                                            eps)[1:] for x in xs]
+            return lambda i: aten.native_batch_norm_backward(
+                dys[i], xs[i], weight, running_mean, running_var, *saved[i], train, eps, [True] * 3), "aten"
+        saved = [aten.native_group_norm(x, weight, bias, samples, channels, positions, groups, eps)[1:] for x in xs]
+        return lambda i: aten.native_group_norm_backward(
+            dys[i], xs[i], *saved[i], weight, samples, channels, positions, groups, [True] * 3), "aten"
+
+    def compiled():
+        function = torch.compile(forward, fullgraph=True, dynamic=False)
+        return (graph(function) if problem["backward"] else no_grad(function)), "inductor"
+
+    return {"torch": eager, "torch_compile": compiled}, torch.__version__
+
+
+def jax_worker(problem, sets, threads):
+    import numpy
+    import jax
+    import jax.numpy as jnp
+    if problem["dtype"] == "f64":
+        jax.config.update("jax_enable_x64", True)
+    shape, groups, eps, slope = problem["shape"], problem["groups"], problem["eps"], problem["act_param"]
+    last = problem["layout"] == "nhwc"
+    axes = [shape[0], *shape[2:], shape[1]] if last else shape
+    channel_axis = len(shape) - 1 if last else 1
+    dtype = {"f64": jnp.float64, "f32": jnp.float32, "f16": jnp.float16, "bf16": jnp.bfloat16}[problem["dtype"]]
+    random = numpy.random.default_rng(0)
+
+    def array(sizes, offset=0.0):
+        return jnp.asarray(random.standard_normal(sizes, dtype=numpy.float32) * 0.5 + offset, dtype=dtype)
+
+    xs = [array(axes) for _ in range(sets)]
+    dys = [array(axes) for _ in range(sets)] if problem["backward"] else []
+    broadcast = [1] * len(shape)
+    broadcast[channel_axis] = shape[1]
+    if problem["per_sample"]:
+        broadcast[0] = shape[0]
+    weight, bias = array(broadcast, 1.0), array(broadcast)
+    mean, variance = array(broadcast), abs(array(broadcast)) + 0.5
+    activate = {
+        "identity": lambda z: z, "relu": jax.nn.relu, "silu": jax.nn.silu, "hardswish": jax.nn.hard_swish,
+        "gelu": lambda z: jax.nn.gelu(z, approximate=False), "gelu_tanh": lambda z: jax.nn.gelu(z, approximate=True),
+        "leaky_relu": lambda z: jax.nn.leaky_relu(z, slope), "elu": lambda z: jax.nn.elu(z, slope),
+        "mish": jax.nn.mish}[problem["act"]]
+
+    def normalize(v, over):
+        # As flax does it: both moments from one read.
+        center = v.mean(over, keepdims=True)
+        spread = jnp.maximum(0, (v * v).mean(over, keepdims=True) - center * center)
+        return (v - center) * jax.lax.rsqrt(spread + eps)
+
+    def forward(x, weight, bias):
+        v = x if problem["dtype"] == "f64" else x.astype(jnp.float32)
+        weight, bias = weight.astype(v.dtype), bias.astype(v.dtype)
+        if problem["op"] == "batch_norm":
+            v = (v - mean) * jax.lax.rsqrt(variance + eps) if problem["evaluate"] else \
+                normalize(v, tuple(k for k in range(v.ndim) if k != channel_axis))
+        elif problem["op"] != "affine" and last:
+            grouped = v.reshape(*axes[:-1], groups, axes[-1] // groups)
+            v = normalize(grouped, (*range(1, v.ndim - 1), v.ndim)).reshape(v.shape)
+        elif problem["op"] != "affine":
+            grouped = v.reshape(axes[0], groups, -1)
+            v = normalize(grouped, (2,)).reshape(v.shape)
+        return activate(v * weight + bias).astype(x.dtype)
+
+    def make():
+        if problem["backward"]:
+            backward = jax.jit(lambda x, weight, bias, dy: jax.vjp(forward, x, weight, bias)[1](dy))
+            return lambda i: jax.block_until_ready(backward(xs[i], weight, bias, dys[i])), "vjp, statistics recomputed"
+        function = jax.jit(forward)
+        return lambda i: jax.block_until_ready(function(xs[i], weight, bias)), "jit"
+
+    return {"jax": make}, jax.__version__
+
+
+def onnxruntime_worker(problem, sets, threads):
+    import numpy
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper
+    if problem["backward"]:
+        raise Unsupported("no backward")
+    if problem["dtype"] != "f32" or problem["layout"] != "nchw":
+        raise Unsupported("f32 and NCHW only")
+    if problem["op"] == "batch_norm" and not problem["evaluate"]:
+        raise Unsupported("no training")
+    shape, channels = problem["shape"], problem["shape"][1]
+    per = [shape[0] if problem["per_sample"] else 1, channels] + [1] * (len(shape) - 2) \
+        if problem["op"] == "affine" else [channels]
+    random = numpy.random.default_rng(0)
+    names = {"weight": per, "bias": per, "mean": [channels], "variance": [channels]}
+    constants = [helper.make_tensor(name, TensorProto.FLOAT, sizes,
+                                    (random.random(sizes, dtype=numpy.float32) + 0.5).ravel())
+                 for name, sizes in names.items() if name in ("weight", "bias") or problem["op"] == "batch_norm"]
+    eps = problem["eps"]
+    nodes = {
+        "group_norm": lambda: [helper.make_node("GroupNormalization", ["x", "weight", "bias"], ["z"], epsilon=eps,
+                                                num_groups=problem["groups"])],
+        "instance_norm": lambda: [helper.make_node("InstanceNormalization", ["x", "weight", "bias"], ["z"],
+                                                   epsilon=eps)],
+        "batch_norm": lambda: [helper.make_node("BatchNormalization", ["x", "weight", "bias", "mean", "variance"],
+                                                ["z"], epsilon=eps)],
+        "affine": lambda: [helper.make_node("Mul", ["x", "weight"], ["t"]), helper.make_node("Add", ["t", "bias"], ["z"])],
+    }[problem["op"]]()
+    slope = problem["act_param"]
+    nodes += {
+        "identity": lambda: [helper.make_node("Identity", ["z"], ["y"])],
+        "silu": lambda: [helper.make_node("Sigmoid", ["z"], ["s"]), helper.make_node("Mul", ["z", "s"], ["y"])],
+        "relu": lambda: [helper.make_node("Relu", ["z"], ["y"])],
+        "leaky_relu": lambda: [helper.make_node("LeakyRelu", ["z"], ["y"], alpha=slope)],
+        "elu": lambda: [helper.make_node("Elu", ["z"], ["y"], alpha=slope)],
+        "gelu": lambda: [helper.make_node("Gelu", ["z"], ["y"])],
+        "gelu_tanh": lambda: [helper.make_node("Gelu", ["z"], ["y"], approximate="tanh")],
+        "hardswish": lambda: [helper.make_node("HardSwish", ["z"], ["y"])],
+        "mish": lambda: [helper.make_node("Mish", ["z"], ["y"])],
+    }[problem["act"]]()
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    model = helper.make_model(helper.make_graph(nodes, "problem", value[:1], value[1:], constants),
+                              opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.checker.check_model(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    bindings = []
+    for _ in range(sets):
+        binding = session.io_binding()
+        x = onnxruntime.OrtValue.ortvalue_from_numpy(random.standard_normal(shape, dtype=numpy.float32))
+        y = onnxruntime.OrtValue.ortvalue_from_numpy(numpy.zeros(shape, numpy.float32))
+        binding.bind_ortvalue_input("x", x)
+        binding.bind_ortvalue_output("y", y)
+        bindings.append((binding, x, y))
+    return {"onnxruntime": lambda: ((lambda i: session.run_with_iobinding(bindings[i][0])), "bound outputs")}, \
+        onnxruntime.__version__
+
+
+def measure(function, sets, samples, budget_s):
+    """Microseconds of each call, cold; fewer than `samples` where they would take longer than the budget."""
+    ring = Ring(sets)
+    for i in range(sets):  # every set's memory is mapped, and compilers have run
+        ring.call(i, function)
+    times, spent, i = [], 0.0, 0
+    while len(times) < samples and (spent < budget_s or len(times) < 3):
+        start = time.perf_counter()
+        ring.call(i % sets, function)
+        elapsed = time.perf_counter() - start
+        times.append(elapsed * 1e6)
+        spent += elapsed
+        i += 1
+    return times
+
+
+def worker_main(name, settings):
+    """Reads one problem a line on standard input, answers one JSON line: {implementation: times, note or error}."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print where they like
+    make = {"torch": torch_worker, "jax": jax_worker, "onnxruntime": onnxruntime_worker}[name]
+    for line in sys.stdin:
+        problem = json.loads(line)
+        answer = {}
+        sets = set_count(problem, settings["llc_bytes"])
+        try:
+            makers, version = make(problem, sets, settings["threads"])
+            for implementation, maker in makers.items():
+                if implementation not in settings["implementations"]:
+                    continue
+                try:
+                    function, note = maker()
+                    answer[implementation] = {"times": measure(function, sets, settings["samples"],
+                                                               settings["budget_s"]),
+                                              "note": note, "version": version}
+                except Exception as error:  # a peer's failure is a result: it is named in the table
+                    answer[implementation] = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+                function = None
+            makers = maker = None  # the tensors, before the next problem's are made
+        except Unsupported as error:
+            answer = {implementation: {"unsupported": str(error)} for implementation in WORKERS[name][0]}
+        except Exception as error:
+            answer = {implementation: {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+                      for implementation in WORKERS[name][0]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+class Worker:
+    def __init__(self, name, settings):
+        environment = {**os.environ, **KEEP_MEMORY, "OMP_NUM_THREADS": str(settings["threads"]),
+                       "JAX_PLATFORMS": "cpu", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                       "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build/peers-cache"),
+                       "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        self.name = name
+        log = open(ROOT / f"build/peers-{name}.log", "w")
+        command = [str(VENV / "bin/python"), __file__, "--worker", name, "--settings", json.dumps(settings)]
+        # JAX sizes its pool by the CPUs it may run on.
+        cpus = sorted(os.sched_getaffinity(0))[:settings["threads"]]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                                        env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cpus))
+
+    def answer(self, problem):
+        try:
+            self.process.stdin.write(json.dumps(problem) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            return json.loads(line)
+        code = self.process.wait()
+        return {implementation: {"error": f"the process ended with {code}; see build/peers-{self.name}.log"}
+                for implementation in WORKERS[self.name][0]}
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+# ---- the run --------------------------------------------------------------------------------------------------------
+
+def install(names):
+    """Makes build/peers hold the wanted peers; returns those that it holds."""
+    if not (VENV / "bin/python").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    held = []
+    for name in names:
+        modules = WORKERS[name][1]
+        probe = [str(VENV / "bin/python"), "-c",
+                 "import importlib.metadata as m, re, sys\n"
+                 f"pins = dict(re.findall(r'^([a-z]+)==([0-9.]+)', open({str(REQUIREMENTS)!r}).read(), re.M))\n"
+                 f"sys.exit(any(m.version(p).split('+')[0] != pins[p] for p in {modules!r}))"]
+        if subprocess.run(probe, stderr=subprocess.DEVNULL).returncode != 0:
+            print(f"peers.py: installing {', '.join(modules)} into build/peers", file=sys.stderr)
+            subprocess.run([str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--retries", "1",
+                            "--disable-pip-version-check", "-c", str(REQUIREMENTS), *modules], check=False)
+        if subprocess.run(probe, stderr=subprocess.DEVNULL).returncode == 0:
+            held.append(name)
+        else:
+            print(f"peers.py: {name} could not be installed and is left out", file=sys.stderr)
+    return held
+
+
+def llc_bytes():
+    best = 0
+    for index in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            text = (index / "size").read_text().strip()
+            best = max(best, int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]])
+        except (OSError, ValueError, KeyError):
+            pass
+    return best or 32 << 20
+
+
+def normfuse_bench(problem, samples, threads):
+    result = subprocess.run([str(ROOT / "build/normfuse"), "bench", problem["line"], "--json", "--samples", str(samples),
+                             "--threads", str(threads)], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+    if result.returncode != 0:
+        raise SystemExit(f"peers.py: normfuse bench {problem['line']} ended with {result.returncode}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def percentile(times, share):
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="quoted problem lines and @files")
+    parser.add_argument("--peers", default="torch,torch_compile,jax,onnxruntime", help="default: %(default)s")
+    parser.add_argument("--only", default="", metavar="REGEX", help="problems whose line matches")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=30, help="calls of each implementation; default: %(default)s")
+    parser.add_argument("--budget", type=float, default=4.0, help="seconds of calls; default: %(default)s")
+    parser.add_argument("--out", help="default: bench/results/peers-<date>.jsonl")
+    parser.add_argument("--install-only", action="store_true")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--settings", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        return worker_main(args.worker, json.loads(args.settings))
+
+    wanted = args.peers.split(",")
+    unknown = set(wanted) - {name for names, _ in WORKERS.values() for name in names}
+    if unknown:
+        raise SystemExit(f"peers.py: --peers: unknown: {', '.join(sorted(unknown))}")
+    held = install([name for name, (implementations, _) in WORKERS.items() if set(implementations) & set(wanted)])
+    if args.install_only:
+        return 0
+    settings = {"threads": args.threads, "samples": args.samples, "budget_s": args.budget, "llc_bytes": llc_bytes(),
+                "implementations": wanted}
+    out = pathlib.Path(args.out) if args.out else \
+        ROOT / "bench/results" / f"peers-{datetime.date.today().isoformat()}.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    problems = [problem for problem in read_problems(args.problems) if re.search(args.only, problem["line"])]
+    workers = {name: Worker(name, settings) for name in held}
+    shown = [name for name in ("torch", "torch_compile", "jax", "onnxruntime") if name in wanted]
+    print("| problem | floor us | normfuse | " + " | ".join(shown) + " | fastest peer over normfuse |")
+    print("|---|---|---|" + "---|" * len(shown) + "---|")
+    turns = len(workers) + 1
+    slower = []
+    with out.open("a") as file:
+        for problem in problems:
+            own = [normfuse_bench(problem, max(5, args.samples // turns), args.threads)]
+            cells = {}
+            for name, worker in workers.items():
+                answer = worker.answer(problem)
+                time.sleep(0.1)  # its threads stop spinning
+                own.append(normfuse_bench(problem, max(5, args.samples // turns), args.threads))
+                floor_us = (own[-2]["floor_us"] + own[-1]["floor_us"]) / 2
+                for implementation, result in answer.items():
+                    if implementation not in wanted:
+                        continue
+                    row = {key: own[0][key] for key in own[0] if key not in ("isa", "bytes", "gbps", "commit", "compiler")}
+                    row.update(impl=implementation, version=result.get("version", ""))
+                    if "times" in result:
+                        times = result["times"]
+                        median_us = statistics.median(times)
+                        row.update(samples=len(times), median_us=round(median_us, 2),
+                                   p10_us=round(percentile(times, 0.1), 2), p90_us=round(percentile(times, 0.9), 2),
+                                   floor_us=round(floor_us, 2), ratio=round(median_us / floor_us, 3), note=result["note"])
+                        cells[implementation] = row["ratio"]
+                    else:
+                        for key in ("samples", "median_us", "p10_us", "p90_us", "floor_us", "ratio"):
+                            row.pop(key, None)
+                        row.update({key: result[key] for key in ("error", "unsupported") if key in result})
+                        if "error" in result:
+                            print(f"peers.py: {implementation}: {problem['line']}: {result['error']}", file=sys.stderr)
+                    file.write(json.dumps(row) + "\n")
+            # The middle one of normfuse's own runs, not the best.
+            best = sorted(own, key=lambda row: row["ratio"])[len(own) // 2]
+            file.write(json.dumps({**best, "impl": "normfuse"}) + "\n")
+            file.flush()
+            fastest = min(cells, key=cells.get, default=None)
+            gain = f"{fastest} {cells[fastest] / best['ratio']:.2f}" if fastest else "-"
+            if fastest and cells[fastest] < best["ratio"]:
+                slower.append(problem["line"])
+            print(f"| {problem['line']} | {best['floor_us']:.0f} | {best['ratio']:.2f} | "
+                  + " | ".join(f"{cells[name]:.2f}" if name in cells else "-" for name in shown) + f" | {gain} |",
+                  flush=True)
+    for worker in workers.values():
+        worker.close()
+    print(f"\n{len(problems)} problems; rows: {out}", file=sys.stderr)
+    if slower:
+        print("slower than a peer:\n  " + "\n  ".join(slower), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
