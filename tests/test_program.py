@@ -1024,7 +1024,7 @@ def test_progress_is_shown_on_a_terminal_only(folder):
             shown += part
         assert child.wait(30) == 0
         os.close(master)
-        assert (b"#" in shown and b" %" in shown) == (not quiet), shown
+        assert (b"[" in shown and b" %" in shown) == (not quiet), shown
     assert run(*words[1:]).stderr == ""
 
 
