@@ -24,7 +24,7 @@ static void check(bool good, const char *what, double got, double want)
 /* ---- elements ------------------------------------------------------------------------------------------------- */
 
 /* Every 16-bit value survives a round trip, and midpoints between neighbours go to the even one. */
-static void test_16_bits(int type, const char *name)
+static void test_16_bits(normfuse_type type, const char *name)
 {
     long wrong = 0;
     for (unsigned bits = 0; bits < 0x8000; bits++) {

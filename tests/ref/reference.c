@@ -9,7 +9,7 @@
 
 /* ---- elements ------------------------------------------------------------------------------------------------- */
 
-size_t reference_type_bytes(int type)
+size_t reference_type_bytes(normfuse_type type)
 {
     switch (type) {
     case NORMFUSE_F64: return 8;
@@ -55,7 +55,7 @@ static uint16_t store_16(double value, int exponent_bits, int fraction_bits)
     return (uint16_t)(sign | (bits >= infinity ? infinity : (int)bits));
 }
 
-double reference_load(const void *element, int type)
+double reference_load(const void *element, normfuse_type type)
 {
     uint16_t bits;
     float single;
@@ -68,7 +68,7 @@ double reference_load(const void *element, int type)
     }
 }
 
-void reference_store(void *element, int type, double value)
+void reference_store(void *element, normfuse_type type, double value)
 {
     uint16_t bits;
     float single;
@@ -81,21 +81,21 @@ void reference_store(void *element, int type, double value)
     memcpy(element, &bits, sizeof bits);
 }
 
-double reference_round(double value, int type)
+double reference_round(double value, normfuse_type type)
 {
     double element;
     reference_store(&element, type, value);
     return reference_load(&element, type);
 }
 
-double reference_add(double x, double pre_add, int type)
+double reference_add(double x, double pre_add, normfuse_type type)
 {
     if (type == NORMFUSE_F64)
         return x + pre_add;
     return reference_round((double)((float)x + (float)pre_add), type);
 }
 
-void reference_load_strided(double *values, const void *data, int type, int64_t count, ptrdiff_t stride)
+void reference_load_strided(double *values, const void *data, normfuse_type type, int64_t count, ptrdiff_t stride)
 {
     const char *element = data;
     ptrdiff_t step = stride * (ptrdiff_t)reference_type_bytes(type);
@@ -103,7 +103,7 @@ void reference_load_strided(double *values, const void *data, int type, int64_t 
         values[i] = reference_load(element + i * step, type);
 }
 
-void reference_store_strided(void *data, int type, const double *values, int64_t count, ptrdiff_t stride)
+void reference_store_strided(void *data, normfuse_type type, const double *values, int64_t count, ptrdiff_t stride)
 {
     char *element = data;
     ptrdiff_t step = stride * (ptrdiff_t)reference_type_bytes(type);

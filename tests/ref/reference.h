@@ -19,18 +19,18 @@
 
 /* ---- elements ------------------------------------------------------------------------------------------------- */
 
-size_t reference_type_bytes(int type);
+size_t reference_type_bytes(normfuse_type type);
 /* The value of one element, and the element nearest to a value (ties to even, overflow to infinity). */
-double reference_load(const void *element, int type);
-void reference_store(void *element, int type, double value);
+double reference_load(const void *element, normfuse_type type);
+void reference_store(void *element, normfuse_type type, double value);
 /* What a value becomes when it is stored and loaded. */
-double reference_round(double value, int type);
+double reference_round(double value, normfuse_type type);
 /* u = x + pre_add: the sum in the arithmetic of the type (float for 16 and 32 bits), rounded to the type. */
-double reference_add(double x, double pre_add, int type);
+double reference_add(double x, double pre_add, normfuse_type type);
 
 /* count values at element stride `stride` from `data`, to and from dense doubles. */
-void reference_load_strided(double *values, const void *data, int type, int64_t count, ptrdiff_t stride);
-void reference_store_strided(void *data, int type, const double *values, int64_t count, ptrdiff_t stride);
+void reference_load_strided(double *values, const void *data, normfuse_type type, int64_t count, ptrdiff_t stride);
+void reference_store_strided(void *data, normfuse_type type, const double *values, int64_t count, ptrdiff_t stride);
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 
