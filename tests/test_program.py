@@ -664,13 +664,15 @@ def outputs_of(names):
 @pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm", "batch_norm eval", "affine", "affine_sample"])
 def test_blocks_and_threads_give_the_same_bits(folder, op, layout):
     op, *evaluate = op.split()
-    for dtype, sizes in (("f32", (37, 6, 7, 9)), ("bf16", (37, 6, 70)), ("f64", (29, 6))):
+    # 128 * 128 positions are so many that sums over samples may be cut after every few of them; with fewer positions
+    # normfuse_sample_quantum allows no cut and only the operators without such sums are.
+    for dtype, sizes in (("f32", (9, 4, 128, 128)), ("bf16", (37, 6, 70)), ("f64", (29, 6))):
         if op == "instance_norm" and len(sizes) == 2:
             continue
         case = Case(op, sizes, dtype, layout)
         names = ["y", "dx", "dweight", "dbias", "dpost_add"]
         words = [*case.words, *PARAMETERS, *ALL_BACKWARD, "-o", "y.npy", "--post-add", "post_add.npy", "--dpost-add",
-                 "dpost_add.npy", "act=gelu"]
+                 "dpost_add.npy", "act=silu"]
         if op == "group_norm":
             words += ["groups=2", "--scale", "scale.npy", "--dscale", "dscale.npy"]
             names += ["dscale"]
@@ -688,12 +690,11 @@ def test_blocks_and_threads_give_the_same_bits(folder, op, layout):
                 names += ["new_mean", "new_var"]
         succeed(*words)
         whole = outputs_of(names)
-        for block in ("1", "20K", "100K"):
-            for threads in ("1", "3"):
-                succeed(*words, "--block-bytes", block, "--threads", threads)
-                got = outputs_of(names)
-                different = [name for name in names if got[name] != whole[name]]
-                assert not different, (dtype, block, threads, different)
+        for block, threads in (("1", "3"), ("20K", "1"), ("100K", "2"), ("2M", "3")):
+            succeed(*words, "--block-bytes", block, "--threads", threads)
+            got = outputs_of(names)
+            different = [name for name in names if got[name] != whole[name]]
+            assert not different, (dtype, block, threads, different)
 
 
 def test_a_file_larger_than_the_address_space(folder):
@@ -786,30 +787,31 @@ def test_a_full_disk(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_behind(folder, number):
-    random = np.random.default_rng(1)
-    np.save("x.npy", random.standard_normal((2000, 16, 400)).astype(np.float32))
+    case = Case("batch_norm", (4, 4, 50))
+    os.mkfifo("mean.npy")
     before = sorted(os.listdir())
-    child = subprocess.Popen([PROGRAM, "run", "batch_norm", "x.npy", "-o", "y.npy", "--block-bytes", "1K", "--threads", "1",
-                              "act=mish"], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 10
-    while sorted(os.listdir()) == before and child.poll() is None and time.monotonic() < deadline:
+    # It waits in the middle, y's temporary open, until somebody reads the pipe.
+    child = subprocess.Popen([PROGRAM, *case.words, "-o", "y.npy", "--mean", "mean.npy"])
+    while sorted(os.listdir()) == before and child.poll() is None:
         time.sleep(0.001)
-    assert child.poll() is None, "it was done before the signal"
     assert any(name.startswith(".normfuse-") for name in os.listdir())
     child.send_signal(number)
     assert child.wait(10) == -number
-    child.stderr.close()
     assert sorted(os.listdir()) == before
 
 
 def test_an_input_that_shrinks(folder):
-    np.save("x.npy", np.zeros((4000, 16, 400), np.float32))
+    np.save("x.npy", np.zeros((100, 16, 4000), np.float32))
+    os.mkfifo("y.npy")
     before = sorted(os.listdir())
-    child = subprocess.Popen([PROGRAM, "run", "batch_norm", "x.npy", "-o", "y.npy", "--block-bytes", "1K", "--threads", "1",
-                              "act=mish"], stderr=subprocess.PIPE)
-    while sorted(os.listdir()) == before and child.poll() is None:
-        time.sleep(0.001)
-    os.truncate("x.npy", 1000)
+    child = subprocess.Popen([PROGRAM, "run", "group_norm", "x.npy", "groups=4", "-o", "y.npy", "--mean", "mean.npy",
+                              "--block-bytes", "1"], stderr=subprocess.PIPE)
+    with open("y.npy", "rb") as pipe:
+        # A pipe holds less than one sample: the program stays behind what is read here.
+        assert pipe.read(8) == b"\x93NUMPY\1\0"
+        os.truncate("x.npy", 1000)
+        while pipe.read(1 << 16):
+            pass
     _, error = child.communicate(timeout=20)
     assert child.returncode == 3, error
     assert b"became shorter" in error
