@@ -189,8 +189,9 @@ void arguments_help(const struct command *command)
     for (int i = 0; i < command->option_count; i++)
         print_option(&command->options[i]);
     print_option(&help_option);
-    if (command->sections)
-        printf("\n%s", command->sections);
+    for (int i = 0; i < 2; i++)
+        if (command->sections[i])
+            printf("\n%s", command->sections[i]);
     printf("\nEXIT STATUS\n"
            "    0   Everything went well.\n"
            "    1   A check failed (normfuse check).\n"

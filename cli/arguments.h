@@ -29,7 +29,7 @@ struct command {
     const char *description; /* paragraphs, already broken into lines */
     const struct option *options;
     int option_count;
-    const char *sections; /* what follows OPTIONS in the help, headings included */
+    const char *sections[2]; /* what follows OPTIONS in the help, headings included; NULL: none */
     int (*main)(const struct arguments *arguments); /* returns the exit code */
 };
 

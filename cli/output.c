@@ -97,6 +97,21 @@ static bool open_temporary(struct output *output)
     return false;
 }
 
+char *output_canonical(const char *path)
+{
+    char *whole = realpath(path, NULL);
+    if (whole)
+        return whole;
+    const char *slash = strrchr(path, '/');
+    char *folder = slash == path ? strdup("/") : slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    char *real_folder = folder ? realpath(folder, NULL) : NULL;
+    if (real_folder && asprintf(&whole, "%s/%s", real_folder, slash ? slash + 1 : path) < 0)
+        whole = NULL;
+    free(folder);
+    free(real_folder);
+    return whole;
+}
+
 struct output *output_open(const char *path, int64_t total_bytes)
 {
     if (output_count == 0)
@@ -118,7 +133,7 @@ struct output *output_open(const char *path, int64_t total_bytes)
     }
     if (exists && access(path, W_OK) != 0)
         report_failure(path, "cannot be written: %s", strerror(errno));
-    output->target = exists ? realpath(path, NULL) : strdup(path);
+    output->target = output_canonical(path);
     if (!output->target || !open_temporary(output))
         report_failure(path, "cannot be written: %s", strerror(errno));
     if (exists)

@@ -20,6 +20,10 @@ struct output;
  * found before the work. Two outputs with one path must be excluded by the caller. */
 struct output *output_open(const char *path, int64_t total_bytes);
 
+/* The name of a file that need not exist, so that two spellings of one file compare equal. Allocated; NULL when the
+ * folder does not exist. */
+char *output_canonical(const char *path);
+
 /* Appends. Ends the program (exit 3) on a full disk, a closed pipe or any other failure. */
 void output_write(struct output *output, const void *data, size_t bytes);
 

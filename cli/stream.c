@@ -4,20 +4,15 @@
 #include "stream.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
 #include "report.h"
 
 /* The most of a file that a copy looks at in one go. */
 static const int64_t COPY_WINDOW_BYTES = INT64_C(64) << 20;
-
-size_t stream_type_bytes(normfuse_type type)
-{
-    return type == NORMFUSE_F64 ? 8 : type == NORMFUSE_F32 ? 4 : 2;
-}
 
 int64_t stream_sample_elements(const struct stream_shape *shape)
 {
@@ -240,14 +235,14 @@ void stream_output_open(struct stream_output *output, const char *path, normfuse
     file_sizes(shape, sizes);
     size_t header_bytes = npy_write_header(header, descr, shape->ndim, sizes);
     int64_t elements = shape->sizes[0] * stream_sample_elements(shape);
-    output->output = output_open(path, (int64_t)header_bytes + elements * (int64_t)stream_type_bytes(type));
+    output->output = output_open(path, (int64_t)header_bytes + elements * (int64_t)number_bytes(type));
     output_write(output->output, header, header_bytes);
 }
 
 const normfuse_tensor *stream_output_block(struct stream_output *output, int64_t count)
 {
     size_t elements = (size_t)(count * stream_sample_elements(&output->shape));
-    stream_reserve(&output->buffer, &output->buffer_bytes, elements * stream_type_bytes(output->type));
+    stream_reserve(&output->buffer, &output->buffer_bytes, elements * number_bytes(output->type));
     output->count = count;
     output->tensor = make_tensor(&output->shape, output->type, output->buffer, count, &output->axes);
     return &output->tensor;
@@ -256,51 +251,18 @@ const normfuse_tensor *stream_output_block(struct stream_output *output, int64_t
 void stream_output_flush(struct stream_output *output)
 {
     size_t items = (size_t)(output->count * stream_sample_elements(&output->shape));
-    size_t item_bytes = stream_type_bytes(output->type);
+    size_t item_bytes = number_bytes(output->type);
     if (output->swapped)
         swap_items(output->buffer, items, item_bytes);
     output_write(output->output, output->buffer, items * item_bytes);
 }
 
-/* A double as the 16-bit float of so many mantissa bits and this largest exponent, rounded once, to nearest even. */
-static uint16_t round_to_16_bits(double value, int mantissa_bits, int max_exponent)
-{
-    int infinity = (2 * max_exponent + 1) << mantissa_bits;
-    int sign = signbit(value) ? 0x8000 : 0;
-    if (isnan(value))
-        return (uint16_t)(sign | infinity | 1 << (mantissa_bits - 1));
-    double magnitude = fabs(value);
-    if (isinf(magnitude))
-        return (uint16_t)(sign | infinity);
-    if (magnitude == 0)
-        return (uint16_t)sign;
-    int exponent;
-    (void)frexp(magnitude, &exponent);
-    exponent--; /* magnitude is 1.f * 2^exponent */
-    int least = 1 - max_exponent;
-    if (exponent < least)
-        exponent = least; /* denormal: the unit stays */
-    if (exponent > max_exponent)
-        return (uint16_t)(sign | infinity);
-    /* In units of the last place; a carry out of the mantissa runs into the exponent, and up to infinity, as it should. */
-    double units = nearbyint(ldexp(magnitude, mantissa_bits - exponent));
-    int bits = (int)units + ((exponent - least) << mantissa_bits);
-    return (uint16_t)(sign | bits);
-}
-
 void stream_output_write_f64(struct stream_output *output, const double *values, int64_t count)
 {
-    size_t item_bytes = stream_type_bytes(output->type);
+    size_t item_bytes = number_bytes(output->type);
     stream_reserve(&output->buffer, &output->buffer_bytes, (size_t)count * item_bytes);
-    for (int64_t i = 0; i < count; i++) {
-        if (output->type == NORMFUSE_F64)
-            ((double *)output->buffer)[i] = values[i];
-        else if (output->type == NORMFUSE_F32)
-            ((float *)output->buffer)[i] = (float)values[i];
-        else
-            ((uint16_t *)output->buffer)[i] = output->type == NORMFUSE_F16 ? round_to_16_bits(values[i], 10, 15)
-                                                                           : round_to_16_bits(values[i], 7, 127);
-    }
+    for (int64_t i = 0; i < count; i++)
+        number_store(output->buffer, output->type, i, values[i]);
     if (output->swapped)
         swap_items(output->buffer, (size_t)count, item_bytes);
     output_write(output->output, output->buffer, (size_t)count * item_bytes);

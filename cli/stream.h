@@ -25,7 +25,6 @@ struct stream_shape {
 };
 
 int64_t stream_sample_elements(const struct stream_shape *shape);
-size_t stream_type_bytes(normfuse_type type);
 bool stream_shapes_equal(const struct stream_shape *a, const struct stream_shape *b);
 /* The sizes as the file spells them. */
 void stream_shape_text(char *out, size_t out_bytes, const struct stream_shape *shape);

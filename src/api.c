@@ -34,8 +34,8 @@ static normfuse_status check_backend(const struct normfuse_problem *problem)
 {
     if (problem->device.device_type == NORMFUSE_CPU)
         return NORMFUSE_OK;
-    return normfuse_refuse(NORMFUSE_NO_DRIVER, "%s: tensors.x is on a CUDA device, and this library was built without CUDA",
-                           problem->name);
+    return normfuse_refuse(NORMFUSE_NO_DRIVER,
+                           "%s: tensors.x is on a CUDA device, and this library was built without CUDA", problem->name);
 }
 
 static normfuse_status run(const struct normfuse_problem *problem, const normfuse_exec *exec)
@@ -49,8 +49,8 @@ static normfuse_status run(const struct normfuse_problem *problem, const normfus
     if (exec != NULL && exec->scratch != NULL) {
         const size_t needed = normfuse_cpu_scratch_bytes(problem, exec);
         if (exec->scratch_bytes < needed)
-            return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, this call needs %zu", problem->name,
-                                   exec->scratch_bytes, needed);
+            return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, this call needs %zu",
+                                   problem->name, exec->scratch_bytes, needed);
     }
     return normfuse_cpu_run(problem, exec);
 }
@@ -112,8 +112,8 @@ normfuse_status normfuse_group_norm_forward(const normfuse_group_norm_options *o
     return group_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec);
 }
 
-normfuse_status normfuse_group_norm_backward(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
-                                             const normfuse_exec *exec)
+normfuse_status normfuse_group_norm_backward(const normfuse_group_norm_options *options,
+                                             const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
     return group_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
 }
@@ -168,8 +168,8 @@ normfuse_status normfuse_batch_norm_forward(const normfuse_batch_norm_options *o
     return batch_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec);
 }
 
-normfuse_status normfuse_batch_norm_backward(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
-                                             const normfuse_exec *exec)
+normfuse_status normfuse_batch_norm_backward(const normfuse_batch_norm_options *options,
+                                             const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
     return batch_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
 }
@@ -259,19 +259,20 @@ normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *sampl
     const normfuse_status backend = check_backend(&problem);
     if (backend != NORMFUSE_OK)
         return backend;
-    *samples = problem.c == 0 || problem.s == 0
-                   ? 1
-                   : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
+    *samples =
+        problem.c == 0 || problem.s == 0 ? 1 : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
     return NORMFUSE_OK;
 }
 
 /* ---- tensors -------------------------------------------------------------------------------------------------- */
 
-static normfuse_tensor make_tensor(void *data, normfuse_type type, int32_t ndim, const int64_t *sizes, normfuse_axes *axes,
-                                   bool channels_last)
+static normfuse_tensor make_tensor(void *data, normfuse_type type, int32_t ndim, const int64_t *sizes,
+                                   normfuse_axes *axes, bool channels_last)
 {
-    static const normfuse_dtype dtypes[] = {
-        [NORMFUSE_F64] = {2, 64, 1}, [NORMFUSE_F32] = {2, 32, 1}, [NORMFUSE_F16] = {2, 16, 1}, [NORMFUSE_BF16] = {4, 16, 1}};
+    static const normfuse_dtype dtypes[] = {[NORMFUSE_F64] = {2, 64, 1},
+                                            [NORMFUSE_F32] = {2, 32, 1},
+                                            [NORMFUSE_F16] = {2, 16, 1},
+                                            [NORMFUSE_BF16] = {4, 16, 1}};
     normfuse_tensor tensor = {.data = data, .device = {NORMFUSE_CPU, 0}};
     if ((unsigned)type < sizeof dtypes / sizeof *dtypes)
         tensor.dtype = dtypes[type];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * fold.c - an evaluating batch norm as part of the convolution before it, in double, rounded once to what is written. */
+ * fold.c - an evaluating batch norm as part of the convolution before it, in double, rounded once to what is written.
+ */
 #include <inttypes.h>
 #include <math.h>
 
@@ -30,7 +31,8 @@ static struct bytes bytes_of(const struct normfuse_flat *flat)
 static struct bytes bytes_of_parameter(const struct normfuse_parameter *parameter, int64_t c)
 {
     const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(parameter->type);
-    const uintptr_t first = (uintptr_t)parameter->data, last = first + (uintptr_t)((c - 1) * parameter->channel * bytes);
+    const uintptr_t first = (uintptr_t)parameter->data,
+                    last = first + (uintptr_t)((c - 1) * parameter->channel * bytes);
     return (struct bytes){first < last ? first : last, (first < last ? last : first) + (uintptr_t)bytes};
 }
 
@@ -54,8 +56,8 @@ static normfuse_status refuse_overlap(const char *output, const char *other)
 static normfuse_status refuse_channels(const char *argument, int64_t elements, int64_t channels)
 {
     return normfuse_refuse(NORMFUSE_BAD_SHAPE,
-                           "%s: %s has %" PRId64 " elements, conv_weight has %" PRId64 " output channels", call, argument,
-                           elements, channels);
+                           "%s: %s has %" PRId64 " elements, conv_weight has %" PRId64 " output channels", call,
+                           argument, elements, channels);
 }
 
 static normfuse_status flat_on_cpu(struct normfuse_flat *flat, const char *argument, const normfuse_tensor *tensor)
@@ -77,8 +79,8 @@ static normfuse_status check_weight(struct weight_shape *shape, const normfuse_t
 {
     const int32_t axis = transposed ? 1 : 0;
     if (weight->ndim <= axis)
-        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: conv_weight has %d axes, the output channels are on axis %d", call,
-                               (int)weight->ndim, (int)axis);
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: conv_weight has %d axes, the output channels are on axis %d",
+                               call, (int)weight->ndim, (int)axis);
     if (new_weight->ndim != weight->ndim)
         return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: new_weight has %d axes, conv_weight has %d", call,
                                (int)new_weight->ndim, (int)weight->ndim);
@@ -86,8 +88,8 @@ static normfuse_status check_weight(struct weight_shape *shape, const normfuse_t
     for (int32_t a = 0; a < weight->ndim; a++) {
         if (new_weight->shape[a] != weight->shape[a])
             return normfuse_refuse(NORMFUSE_BAD_SHAPE,
-                                   "%s: new_weight has %" PRId64 " elements along axis %d, conv_weight has %" PRId64, call,
-                                   new_weight->shape[a], (int)a, weight->shape[a]);
+                                   "%s: new_weight has %" PRId64 " elements along axis %d, conv_weight has %" PRId64,
+                                   call, new_weight->shape[a], (int)a, weight->shape[a]);
         if (a > axis)
             shape->inner *= weight->shape[a];
     }
@@ -132,7 +134,8 @@ normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *tensors, double
             continue;
         if (parameters[i].tensor->device.device_type != NORMFUSE_CPU)
             return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s is not on the CPU", call, parameters[i].name);
-        status = normfuse_channel_tensor(parameters[i].parameter, call, parameters[i].name, parameters[i].tensor, channels);
+        status =
+            normfuse_channel_tensor(parameters[i].parameter, call, parameters[i].name, parameters[i].tensor, channels);
         if (status != NORMFUSE_OK)
             return status;
         if (channels == 0)

@@ -46,11 +46,12 @@ static normfuse_status check(struct shards *shards, const char *call, const norm
     if (in->device.device_type != out->device.device_type || in->device.device_id != out->device.device_id)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: out is on another device than in", call);
     if (in->device.device_type == NORMFUSE_CUDA)
-        return normfuse_refuse(NORMFUSE_NO_DRIVER, "%s: in is on a CUDA device, and this library was built without CUDA",
-                               call);
+        return normfuse_refuse(NORMFUSE_NO_DRIVER,
+                               "%s: in is on a CUDA device, and this library was built without CUDA", call);
     if (in->device.device_type != NORMFUSE_CPU)
-        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: in is on a device of type %d; CPU (1) and CUDA (2) are supported",
-                               call, (int)in->device.device_type);
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                               "%s: in is on a device of type %d; CPU (1) and CUDA (2) are supported", call,
+                               (int)in->device.device_type);
     *shards = (struct shards){(const double *)(const void *)flat_in.data, (double *)(void *)flat_out.data, in->shape[0],
                               values};
     const uintptr_t in_low = (uintptr_t)flat_in.data, in_high = in_low + (uintptr_t)flat_in.elements * sizeof(double);

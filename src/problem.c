@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * problem.c - checks the options and tensors of a call and says them as runs or columns (problem.h). Small calls pay
- * for every check on each call, so nothing is formatted unless a call is refused and nothing loops over what is absent. */
+ * for every check on each call, so nothing is formatted unless a call is refused and nothing loops over what is absent.
+ */
 #include "problem.h"
 
 #include <inttypes.h>
@@ -11,9 +12,29 @@
 
 /* In the order of normfuse_tensors. */
 enum slot {
-    X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, /* */
-    Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR,      /* */
-    DY, DU, DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS,
+    X,
+    PRE_ADD,
+    POST_ADD,
+    WEIGHT,
+    BIAS,
+    SCALE,
+    SHIFT,
+    Y,
+    U,
+    MEAN,
+    RSTD,
+    RUNNING_MEAN,
+    RUNNING_VAR,
+    DY,
+    DU,
+    DX,
+    DWEIGHT,
+    DBIAS,
+    DSCALE,
+    DSHIFT,
+    DPOST_ADD,
+    STATS,
+    SUMS,
     SLOTS
 };
 _Static_assert(sizeof(normfuse_tensors) == 8 + SLOTS * sizeof(void *), "enum slot lists every tensor");
@@ -66,8 +87,14 @@ static const struct {
 enum operator { GROUP_NORM, BATCH_NORM, AFFINE };
 
 #define CALL_NAMES(operator)                                                                                           \
-    {operator " forward", operator " backward", operator " stats", operator " apply", operator " backward_sums",       \
-     operator " backward_apply", operator " forward_scratch_bytes", operator " backward_scratch_bytes"}
+    {operator " forward",                                                                                              \
+     operator " backward",                                                                                             \
+     operator " stats",                                                                                                \
+     operator " apply",                                                                                                \
+     operator " backward_sums",                                                                                        \
+     operator " backward_apply",                                                                                       \
+     operator " forward_scratch_bytes",                                                                                \
+     operator " backward_scratch_bytes"}
 static const char *const call_names[][8] = {
     [GROUP_NORM] = CALL_NAMES("group_norm"),
     [BATCH_NORM] = CALL_NAMES("batch_norm"),
@@ -100,9 +127,8 @@ static const struct call {
     [NORMFUSE_CALL_BACKWARD] = {BACKWARD_PHASES, false, true, BACKWARD_INPUTS | GRADIENTS, BACKWARD_NEEDS, GRADIENTS},
     [NORMFUSE_CALL_STATS] = {NORMFUSE_PHASE_STATISTICS, true, true, BIT(X) | BIT(PRE_ADD) | BIT(U) | BIT(STATS),
                              BIT(X) | BIT(STATS), BIT(U) | BIT(STATS)},
-    [NORMFUSE_CALL_APPLY] = {NORMFUSE_PHASE_APPLY, true, false,
-                             FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS), BIT(X) | BIT(STATS),
-                             BIT(Y) | SAVED | RUNNING},
+    [NORMFUSE_CALL_APPLY] = {NORMFUSE_PHASE_APPLY, true, false, FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS),
+                             BIT(X) | BIT(STATS), BIT(Y) | SAVED | RUNNING},
     [NORMFUSE_CALL_BACKWARD_SUMS] = {NORMFUSE_PHASE_BACKWARD_SUMS, true, true,
                                      BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(SUMS), BACKWARD_NEEDS | BIT(SUMS),
                                      BIT(DPOST_ADD) | BIT(SUMS)},
@@ -140,13 +166,14 @@ enum { AXES = 3 };
 
 normfuse_status normfuse_check_struct(const char *call, const char *argument, uint32_t struct_bytes, size_t known_bytes)
 {
-    if (struct_bytes == known_bytes)
-        return NORMFUSE_OK;
-    return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
-                           struct_bytes < known_bytes
-                               ? "%s: %s.struct_bytes is %" PRIu32 ", less than the %zu of version 0.1"
-                               : "%s: %s.struct_bytes is %" PRIu32 ", this library knows %zu: it is older than its caller",
-                           call, argument, struct_bytes, known_bytes);
+    if (struct_bytes < known_bytes)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s.struct_bytes is %" PRIu32 ", version 0.1 has %zu", call,
+                               argument, struct_bytes, known_bytes);
+    if (struct_bytes > known_bytes)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: %s.struct_bytes is %" PRIu32 ", this library (%s) is older and knows %zu", call,
+                               argument, struct_bytes, normfuse_version(), known_bytes);
+    return NORMFUSE_OK;
 }
 
 static normfuse_status check_type(int32_t *type, const char *call, const char *argument, normfuse_dtype dtype)
@@ -162,8 +189,8 @@ static normfuse_status check_type(int32_t *type, const char *call, const char *a
         }
     }
     return normfuse_refuse(NORMFUSE_UNSUPPORTED,
-                           "%s: %s has a dtype of code %d, %d bits, %d lanes; f64, f32, f16 and bf16 are supported", call,
-                           argument, dtype.code, dtype.bits, dtype.lanes);
+                           "%s: %s has a dtype of code %d, %d bits, %d lanes; f64, f32, f16 and bf16 are supported",
+                           call, argument, dtype.code, dtype.bits, dtype.lanes);
 }
 
 static normfuse_status check_device(const char *call, const char *argument, normfuse_device device,
@@ -185,8 +212,9 @@ static normfuse_status locate(char **data, struct range *range, const char *call
     if (tensor->data == NULL)
         return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.data is NULL", call, argument);
     if (address % element_bytes != 0)
-        return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.data + byte_offset is not a multiple of the %zu bytes of an "
-                               "element", call, argument, element_bytes);
+        return normfuse_refuse(NORMFUSE_BAD_POINTER,
+                               "%s: %s.data + byte_offset is not a multiple of %zu, the bytes of an element", call,
+                               argument, element_bytes);
     ptrdiff_t low = 0, high = 0;
     bool overflow = address < tensor->byte_offset;
     for (int a = 0; a < AXES; a++) {
@@ -253,8 +281,8 @@ static bool elements_are_apart(const int64_t sizes[AXES], const ptrdiff_t stride
 }
 
 /* Whether two tensors of equal sizes and (sorted) strides, `distance` elements apart, share an element: whether the
- * distance is a sum of d[a] * strides[a] with |d[a]| < sizes[a]. Says yes where strides interleave so much that it would
- * have to search. */
+ * distance is a sum of d[a] * strides[a] with |d[a]| < sizes[a]. Says yes where strides interleave so much that it
+ * would have to search. */
 static bool distance_is_met(ptrdiff_t distance, int axes, const int64_t *sizes, const ptrdiff_t *strides)
 {
     if (axes == 0)
@@ -301,8 +329,8 @@ static normfuse_status flat_tensor(struct normfuse_flat *flat, struct range *ran
     for (int32_t a = tensor->ndim - 1; a >= 0; a--) {
         const int64_t size = tensor->shape[a];
         if (size < 0)
-            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has a size of %" PRId64 " on axis %d", call, argument, size,
-                                   (int)a);
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has a size of %" PRId64 " on axis %d", call, argument,
+                                   size, (int)a);
         if (tensor->strides != NULL && size > 1)
             row_major &= tensor->strides[a] == elements;
         empty |= size == 0;
@@ -332,8 +360,8 @@ normfuse_status normfuse_flat_tensor(struct normfuse_flat *flat, const char *cal
 static normfuse_status refuse_size(const char *call, const char *argument, const char *axis, int64_t size,
                                    const char *expected_by, int64_t expected)
 {
-    return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements along %s, %s has %" PRId64, call, argument,
-                           size, axis, expected_by, expected);
+    return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements along %s, %s has %" PRId64, call,
+                           argument, size, axis, expected_by, expected);
 }
 
 /* [c], or [n, c] where `per_sample`. */
@@ -363,8 +391,8 @@ static normfuse_status parameter_tensor(struct normfuse_parameter *parameter, st
     }
     const int64_t sizes[AXES] = {per_sample ? n : 1, c, 1};
     const ptrdiff_t strides[AXES] = {parameter->batch, parameter->channel, 0};
-    const normfuse_status located = locate(&parameter->data, range, call, argument, tensor,
-                                           normfuse_type_bytes(parameter->type), sizes, strides);
+    const normfuse_status located =
+        locate(&parameter->data, range, call, argument, tensor, normfuse_type_bytes(parameter->type), sizes, strides);
     if (located == NORMFUSE_OK && is_output && !elements_are_apart(sizes, strides))
         return normfuse_refuse(NORMFUSE_OVERLAP, "%s: elements of %s, an output, overlap each other", call, argument);
     return located;
@@ -413,19 +441,22 @@ static bool view_of(struct normfuse_view *view, const struct normfuse_problem *p
 
 static normfuse_status refuse_strides(const struct normfuse_problem *problem, const char *argument)
 {
-    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: the strides of %s are neither contiguous nor channels-last, nor a "
-                           "slice of either along N or C", problem->name, argument);
+    return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                           "%s: the strides of %s are neither contiguous nor channels-last, nor a slice "
+                           " of either along N or C",
+                           problem->name, argument);
 }
 
-static normfuse_status locate_big(struct normfuse_view *view, struct range *range, const struct normfuse_problem *problem,
-                                  const char *argument, const normfuse_tensor *tensor, bool is_output)
+static normfuse_status locate_big(struct normfuse_view *view, struct range *range,
+                                  const struct normfuse_problem *problem, const char *argument,
+                                  const normfuse_tensor *tensor, bool is_output)
 {
     if (!view_of(view, problem, tensor))
         return refuse_strides(problem, argument);
     const int64_t sizes[AXES] = {problem->n, problem->c, problem->s};
     const ptrdiff_t strides[AXES] = {view->batch, view->channel, view->position};
-    const normfuse_status status = locate(&view->data, range, problem->name, argument, tensor,
-                                          normfuse_type_bytes(problem->type), sizes, strides);
+    const normfuse_status status =
+        locate(&view->data, range, problem->name, argument, tensor, normfuse_type_bytes(problem->type), sizes, strides);
     if (status == NORMFUSE_OK && is_output && !elements_are_apart(sizes, strides))
         return normfuse_refuse(NORMFUSE_OVERLAP, "%s: elements of %s, an output, overlap each other", problem->name,
                                argument);
@@ -455,8 +486,8 @@ static normfuse_status take_shape(struct normfuse_problem *problem, const normfu
     for (int32_t a = 0; a < x->ndim; a++) {
         const int64_t size = x->shape[a];
         if (size < 0)
-            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: tensors.x has a size of %" PRId64 " on axis %d", problem->name,
-                                   size, (int)a);
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: tensors.x has a size of %" PRId64 " on axis %d",
+                                   problem->name, size, (int)a);
         if (__builtin_mul_overflow(all, size == 0 ? 1 : size, &all))
             return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: the sizes of tensors.x overflow", problem->name);
         s *= a >= 2 ? size : 1;
@@ -466,8 +497,10 @@ static normfuse_status take_shape(struct normfuse_problem *problem, const normfu
     problem->s = s;
     problem->device = x->device;
     if (x->device.device_type != NORMFUSE_CPU && x->device.device_type != NORMFUSE_CUDA)
-        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: tensors.x is on a device of type %d; CPU (1) and CUDA (2) are "
-                               "supported", problem->name, (int)x->device.device_type);
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                               "%s: tensors.x is on a device of type %d; CPU (1) and CUDA (2) are "
+                               "supported",
+                               problem->name, (int)x->device.device_type);
     return NORMFUSE_OK;
 }
 
@@ -503,8 +536,10 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
     const char *const name = problem->name;
     const uint32_t flags = settings->flags;
     if ((flags & ~settings->known_flags) != 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.flags has bits 0x%" PRIx32 " that this operator does "
-                               "not know", name, flags & ~settings->known_flags);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has bits 0x%" PRIx32 " that this operator does "
+                               "not know",
+                               name, flags & ~settings->known_flags);
     if (settings->reserved != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.reserved is %" PRId32 ", must be 0", name,
                                settings->reserved);
@@ -512,17 +547,21 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.activation is %" PRId32 ", the last known one is %d",
                                name, settings->activation, NORMFUSE_ACTIVATIONS - 1);
     if ((flags & NORMFUSE_ACCUMULATE) != 0 && !calls[settings->call].accumulates)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.flags has NORMFUSE_ACCUMULATE, which this call does "
-                               "not take", name);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has NORMFUSE_ACCUMULATE, which this call does "
+                               "not take",
+                               name);
     if ((flags & NORMFUSE_EVALUATE) != 0 && calls[settings->call].sharded)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.flags has NORMFUSE_EVALUATE, where there are no "
-                               "statistics to share", name);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has NORMFUSE_EVALUATE, where there are no "
+                               "statistics to share",
+                               name);
     if ((flags & NORMFUSE_CUMULATIVE) != 0 && settings->batches_seen < 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.batches_seen is %" PRId64 ", must not be negative", name,
-                               settings->batches_seen);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.batches_seen is %" PRId64 ", must not be negative",
+                               name, settings->batches_seen);
     if (settings->set_values < 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.set_values is %" PRId64 ", must not be negative", name,
-                               settings->set_values);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.set_values is %" PRId64 ", must not be negative",
+                               name, settings->set_values);
     if (settings->operator == BATCH_NORM && (flags & NORMFUSE_EVALUATE) == 0 && !(settings->eps > 0))
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.eps is %g, training needs one above 0", name,
                                settings->eps);
@@ -533,8 +572,8 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
                              ? settings->act_param
                              : normfuse_activation_table[settings->activation].default_param;
     problem->eps = settings->eps;
-    problem->momentum = (flags & NORMFUSE_CUMULATIVE) != 0 ? 1.0 / ((double)settings->batches_seen + 1.0)
-                                                            : settings->momentum;
+    problem->momentum =
+        (flags & NORMFUSE_CUMULATIVE) != 0 ? 1.0 / ((double)settings->batches_seen + 1.0) : settings->momentum;
     return NORMFUSE_OK;
 }
 
@@ -552,7 +591,8 @@ static normfuse_status read_tensors(const normfuse_tensor *tensors[SLOTS], const
     if (status != NORMFUSE_OK)
         return status;
     if (given->flags != 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.flags is 0x%" PRIx32 ", must be 0", call, given->flags);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.flags is 0x%" PRIx32 ", must be 0", call,
+                               given->flags);
     memcpy(tensors, (const char *)given + offsetof(normfuse_tensors, x), SLOTS * sizeof *tensors);
     return NORMFUSE_OK;
 }
@@ -614,8 +654,8 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.u needs tensors.pre_add; without it u is x",
                                problem->name);
     if ((*present & RUNNING) != 0 && (*present & RUNNING) != RUNNING)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is NULL, the running statistics come together", problem->name,
-                               slots[first_of(RUNNING & ~*present)].name);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is NULL, the running statistics come together",
+                               problem->name, slots[first_of(RUNNING & ~*present)].name);
     return NORMFUSE_OK;
 }
 
@@ -627,17 +667,21 @@ static normfuse_status check_groups(struct normfuse_problem *problem, const stru
         return NORMFUSE_OK;
     const int64_t groups = settings->groups;
     if (groups < 0 || (groups == 0 && c != 0))
-        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: options.groups is %" PRId64 ", must be above 0", problem->name,
-                               groups);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.groups is %" PRId64 ", must be above 0",
+                               problem->name, groups);
     if (groups != 0 && c % groups != 0)
-        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: options.groups is %" PRId64 " and does not divide the %" PRId64
-                               " channels of tensors.x", problem->name, groups, c);
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE,
+                               "%s: options.groups is %" PRId64 " and does not divide the %" PRId64
+                               " channels of tensors.x",
+                               problem->name, groups, c);
     if (groups != c && (settings->flags & (NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE)) != 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.flags has NORMFUSE_EVALUATE or NORMFUSE_CUMULATIVE, "
-                               "which need groups = C (%" PRId64 ", %" PRId64 ")", problem->name, groups, c);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: options.flags has NORMFUSE_EVALUATE or NORMFUSE_CUMULATIVE, "
+                               "which need groups = C (%" PRId64 ", %" PRId64 ")",
+                               problem->name, groups, c);
     if (groups != c && (present & RUNNING) != 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s needs groups = C (%" PRId64 ", %" PRId64 ")", problem->name,
-                               slots[first_of(present & RUNNING)].name, groups, c);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s needs groups = C (%" PRId64 ", %" PRId64 ")",
+                               problem->name, slots[first_of(present & RUNNING)].name, groups, c);
     problem->groups = groups;
     return NORMFUSE_OK;
 }
@@ -660,8 +704,9 @@ static normfuse_status take_big(struct normfuse_problem *problem, struct range *
         return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.shape is NULL", problem->name, name);
     for (int32_t a = 0; a < x->ndim; a++)
         if (tensor->shape[a] != x->shape[a])
-            return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements along axis %d, tensors.x has %"
-                                   PRId64, problem->name, name, tensor->shape[a], (int)a, x->shape[a]);
+            return normfuse_refuse(NORMFUSE_BAD_SHAPE,
+                                   "%s: %s has %" PRId64 " elements along axis %d, tensors.x has %" PRId64,
+                                   problem->name, name, tensor->shape[a], (int)a, x->shape[a]);
     *range = no_range;
     if (is_empty(problem))
         view->data = tensor->data;
@@ -686,12 +731,14 @@ static normfuse_status take_flat(struct normfuse_problem *problem, struct range 
     const int64_t each = slot == STATS ? 3 : slot == SUMS ? 2 : 1;
     const int64_t elements = (batch ? 1 : problem->n) * (slot == SUMS ? problem->c : problem->groups) * each;
     if (flat.elements != elements)
-        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements, expected %" PRId64, problem->name, name,
-                               flat.elements, elements);
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements, expected %" PRId64, problem->name,
+                               name, flat.elements, elements);
     const bool f64_only = slots[slot].kind == JOINED || problem->type == NORMFUSE_F64;
     if (flat.type != NORMFUSE_F64 && (f64_only || flat.type != NORMFUSE_F32))
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must be f64%s", problem->name, name,
-                               f64_only ? "" : slot == MEAN ? " or f32" : "");
+                               f64_only       ? ""
+                               : slot == MEAN ? " or f32"
+                                              : "");
     if (slot == RSTD && (flat.type == NORMFUSE_F64) != (problem->type == NORMFUSE_F64))
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must be f32, but for f64 tensors.x", problem->name, name);
     if (slots[slot].kind == JOINED)
@@ -748,12 +795,11 @@ static bool is_overlap(const struct normfuse_problem *problem, enum slot output,
         return true;
     if (data == other_data && (in_place(output) & BIT(other)) != 0)
         return false;
-    const ptrdiff_t bytes = (ptrdiff_t)((uintptr_t)data - (uintptr_t)other_data);
-    const ptrdiff_t element_bytes = (ptrdiff_t)normfuse_type_bytes(type);
-    if (bytes % element_bytes != 0)
-        return true;
+    /* Both are aligned to their element. */
+    const ptrdiff_t distance =
+        (ptrdiff_t)((uintptr_t)data - (uintptr_t)other_data) / (ptrdiff_t)normfuse_type_bytes(type);
     const int axes = sort_axes(other_sizes, other_strides, sizes, strides);
-    return distance_is_met(bytes / element_bytes, axes, other_sizes, other_strides);
+    return distance_is_met(distance, axes, other_sizes, other_strides);
 }
 
 static normfuse_status check_overlap(const struct normfuse_problem *problem, uint32_t present, uint32_t outputs,
@@ -806,8 +852,10 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
         return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s: expected more than 1 value per channel when training",
                                problem->name, counted);
     if (is_one && updates)
-        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: tensors.running_var takes the unbiased variance, which needs more "
-                               "than 1 value per channel", problem->name);
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE,
+                               "%s: tensors.running_var takes the unbiased variance, which needs more "
+                               "than 1 value per channel",
+                               problem->name);
     return NORMFUSE_OK;
 }
 
@@ -826,8 +874,8 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
         return status;
 
     problem->sets = settings->operator == AFFINE || problem->evaluate ? NORMFUSE_SETS_NONE
-                    : settings->operator == BATCH_NORM               ? NORMFUSE_SETS_BATCH
-                                                                     : NORMFUSE_SETS_GROUP;
+                    : settings->operator == BATCH_NORM                ? NORMFUSE_SETS_BATCH
+                                                                      : NORMFUSE_SETS_GROUP;
     problem->phases = calls[settings->call].phases;
     if (problem->sets == NORMFUSE_SETS_NONE)
         problem->phases &= ~NORMFUSE_PHASE_STATISTICS;
@@ -851,10 +899,11 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
         else if (slots[slot].kind >= STATISTICS)
             status = take_flat(problem, &ranges[slot], slot, tensor);
         else
-            status = parameter_tensor((struct normfuse_parameter *)((char *)problem + slots[slot].offset), &ranges[slot],
-                                      problem->name, slots[slot].name, tensor,
-                                      slots[slot].kind == SAMPLE_CHANNEL || (affine_parameters & BIT(slot) && per_sample),
-                                      problem->n, problem->c, is_output);
+            status =
+                parameter_tensor((struct normfuse_parameter *)((char *)problem + slots[slot].offset), &ranges[slot],
+                                 problem->name, slots[slot].name, tensor,
+                                 slots[slot].kind == SAMPLE_CHANNEL || (affine_parameters & BIT(slot) && per_sample),
+                                 problem->n, problem->c, is_output);
         if (status != NORMFUSE_OK)
             return status;
     }
@@ -878,36 +927,33 @@ static normfuse_status check_options(struct normfuse_problem *problem, enum oper
 }
 
 normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
-                                            const normfuse_group_norm_options *options,
-                                            const normfuse_tensors *tensors)
+                                            const normfuse_group_norm_options *options, const normfuse_tensors *tensors)
 {
     const normfuse_status status = check_options(problem, GROUP_NORM, call, options, sizeof *options);
     if (status != NORMFUSE_OK)
         return status;
-    return build(problem,
-                 &(const struct settings){GROUP_NORM, call, options->flags,
-                                          NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE |
-                                              NORMFUSE_ACCUMULATE,
-                                          options->groups, options->eps, options->activation, options->reserved,
-                                          options->act_param, options->momentum, options->batches_seen,
-                                          options->set_values},
-                 tensors);
+    return build(
+        problem,
+        &(const struct settings){GROUP_NORM, call, options->flags,
+                                 NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
+                                 options->groups, options->eps, options->activation, options->reserved,
+                                 options->act_param, options->momentum, options->batches_seen, options->set_values},
+        tensors);
 }
 
 normfuse_status normfuse_batch_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
-                                            const normfuse_batch_norm_options *options,
-                                            const normfuse_tensors *tensors)
+                                            const normfuse_batch_norm_options *options, const normfuse_tensors *tensors)
 {
     const normfuse_status status = check_options(problem, BATCH_NORM, call, options, sizeof *options);
     if (status != NORMFUSE_OK)
         return status;
-    return build(problem,
-                 &(const struct settings){BATCH_NORM, call, options->flags,
-                                          NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE |
-                                              NORMFUSE_ACCUMULATE,
-                                          0, options->eps, options->activation, options->reserved, options->act_param,
-                                          options->momentum, options->batches_seen, options->set_values},
-                 tensors);
+    return build(
+        problem,
+        &(const struct settings){BATCH_NORM, call, options->flags,
+                                 NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
+                                 0, options->eps, options->activation, options->reserved, options->act_param,
+                                 options->momentum, options->batches_seen, options->set_values},
+        tensors);
 }
 
 normfuse_status normfuse_affine_problem(struct normfuse_problem *problem, enum normfuse_call call,

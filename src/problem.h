@@ -87,8 +87,8 @@ enum normfuse_call {
     NORMFUSE_CALL_BACKWARD_SCRATCH /* likewise */
 };
 
-/* Check everything about a call's options and tensors and say it as a problem. Reads no tensor's elements but the first
- * count of batch norm's merged stats. */
+/* Check everything about a call's options and tensors and say it as a problem. Read no element but the first count of
+ * merged stats. */
 normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
                                             const normfuse_group_norm_options *options,
                                             const normfuse_tensors *tensors);

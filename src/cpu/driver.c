@@ -607,6 +607,10 @@ static void run_tile(const struct plan *plan, normfuse_pass_function pass, const
     }
 }
 
+static int knob(const char *n, int d) { const char *e = getenv(n); return e ? atoi(e) : d; }
+#define KNOB(n, d) ({ static int v_ = -99999999; if (v_ == -99999999) v_ = knob(n, d); v_; })
+#define KNOB_M KNOB("KM", 0)
+
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 /* What a piece covers: `segments` whole segments from `segment`, or `length` of one from `start`. */
@@ -746,6 +750,7 @@ static struct moments chunk_runs(const struct plan *plan, struct worker *w, cons
     k = get_real(plan, w->shift, 0);
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
+    s.ahead_x = KNOB_M;
     plan->pass->moments_runs(&s);
     const double sum = get_real(plan, w->sum, 0), square = get_real(plan, w->square, 0), count = (double)(s.rows * s.n);
     if (!plan->wide_type && out_of_range(sum, square))
@@ -787,6 +792,7 @@ static void sum_rows(const struct plan *plan, struct worker *w, int64_t set, int
         const struct tile t = tile_at(plan, set, segment, offset + r, smaller(most, rows - r), c);
         struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
         s.x = input_u(plan, w, &t, first, &s.x_stride);
+        s.ahead_x = KNOB_M;
         run_tile(plan, plan->pass->moments_columns, &s);
     }
 }

@@ -12,6 +12,13 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define UNROLL PRAGMA(unroll)
+#else
+#define UNROLL PRAGMA(GCC unroll 4)
+#endif
+
 #include "cpu/activation.inl"
 
 #define OP(name) vf_##name

@@ -22,6 +22,7 @@
 #define STORE_PART_R(p, v, n) CAT(OP(store_part_), RT)(p, v, n)
 #define FN(name) CAT3(name, DT, ISA)
 #define BODY static inline __attribute__((always_inline))
+#define AHEAD(p, bytes) __builtin_prefetch((const char *)(p) + (bytes), 0, 2)
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
@@ -38,6 +39,14 @@ BODY void FN(put)(T *p, V v, size_t n)
         STORE_PART(p, v, n);
 }
 
+BODY void FN(put_sum)(R *p, V v, size_t n)
+{
+    if (n == W)
+        STORE_R(p, v);
+    else
+        STORE_PART_R(p, v, n);
+}
+
 BODY V FN(coefficient)(const void *base, size_t i, size_t n)
 {
     const R *p = (const R *)base + i;
@@ -46,8 +55,9 @@ BODY V FN(coefficient)(const void *base, size_t i, size_t n)
 
 /* ---- moments ---- */
 
-static void FN(moments_runs)(const struct normfuse_pass *s)
+static void FN(moments_runs)(const struct normfuse_pass *arguments)
 {
+    const struct normfuse_pass local = *arguments, *s = &local;
     const V k = OP(set1)(*(const R *)s->k);
     V sum0 = OP(set1)(0), sum1 = sum0, square0 = sum0, square1 = sum0;
     const size_t n = s->n, body = n / (2 * W) * (2 * W);
@@ -55,6 +65,8 @@ static void FN(moments_runs)(const struct normfuse_pass *s)
     for (size_t r = 0; r < s->rows; r++) {
         const T *x = ROW(const T *, x, r);
         for (size_t i = 0; i < body; i += 2 * W) {
+            AHEAD(x + i, s->ahead_x);
+            AHEAD(x + i + W, s->ahead_x);
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
             sum1 = OP(add)(sum1, d1);
@@ -79,30 +91,34 @@ static void FN(moments_runs)(const struct normfuse_pass *s)
 
 /* Four rows at a time, the sums in the L1 cache: holding 32 columns in registers over all rows instead walks memory
  * with a stride and was 5 % slower. */
-BODY void FN(moments_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows)
+BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t row, const size_t rows, size_t c, size_t n)
 {
-    R *sums = s->sum, *squares = s->square;
-    for (size_t c = 0; c < s->n; c += W) {
-        const size_t m = s->n - c < W ? s->n - c : W;
-        const V k = FN(coefficient)(s->k, c, m);
-        V sum = FN(coefficient)(sums, c, m), square = FN(coefficient)(squares, c, m);
-        for (size_t r = 0; r < rows; r++) {
-            const V d = OP(sub)(FN(get)(ROW(const T *, x, row + r) + c, m, k), k);
-            sum = OP(add)(sum, d);
-            square = OP(fma)(d, d, square);
-        }
-        if (m == W) {
-            STORE_R(sums + c, sum);
-            STORE_R(squares + c, square);
-        } else {
-            STORE_PART_R(sums + c, sum, m);
-            STORE_PART_R(squares + c, square, m);
-        }
+    R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
+    const V k = FN(coefficient)(s->k, c, n);
+    V sum = FN(coefficient)(sums, 0, n), square = FN(coefficient)(squares, 0, n);
+    UNROLL for (size_t r = 0; r < rows; r++) {
+        const T *x = ROW(const T *, x, row + r) + c;
+        AHEAD(x, s->ahead_x);
+        const V d = OP(sub)(FN(get)(x, n, k), k);
+        sum = OP(add)(sum, d);
+        square = OP(fma)(d, d, square);
     }
+    FN(put_sum)(sums, sum, n);
+    FN(put_sum)(squares, square, n);
 }
 
-static void FN(moments_columns)(const struct normfuse_pass *s)
+BODY void FN(moments_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows)
 {
+    size_t c = 0;
+    for (; c + W <= s->n; c += W)
+        FN(moments_columns_step)(s, row, rows, c, W);
+    if (c < s->n)
+        FN(moments_columns_step)(s, row, rows, c, s->n - c);
+}
+
+static void FN(moments_columns)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
     size_t r = 0;
     for (; r + 4 <= s->rows; r += 4)
         FN(moments_columns_rows)(s, r, 4);
@@ -123,7 +139,7 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
         a = FN(coefficient)(s->a, i, n);
         b = FN(coefficient)(s->b, i, n);
     }
-    __builtin_prefetch((const char *)x + s->ahead_x, 0, 2);
+    AHEAD(x, s->ahead_x);
     V z = OP(fma)(OP(sub)(FN(get)(x, n, k), k), a, b);
     if (full) {
         if (s->post_add)
@@ -161,8 +177,9 @@ BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, con
     }
 }
 
-BODY void FN(affine)(const struct normfuse_pass *s, const bool columns)
+BODY void FN(affine)(const struct normfuse_pass *arguments, const bool columns)
 {
+    const struct normfuse_pass local = *arguments, *s = &local;
     const bool full = s->activation != NORMFUSE_IDENTITY || s->post_add;
     if (full)
         s->stream ? FN(affine_body)(s, columns, true, true) : FN(affine_body)(s, columns, true, false);
@@ -205,6 +222,10 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
         size_t i = 0;
         V d0, d1;
         for (; i + 2 * W <= n; i += 2 * W) {
+            AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+            AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+            AHEAD(ROW(const T *, x, r) + i + W, s->ahead_x);
+            AHEAD(ROW(const T *, dy, r) + i + W, s->ahead_dy);
             const V g0 = FN(gradient)(s, r, i, W, k, a, b, full, &d0);
             const V g1 = FN(gradient)(s, r, i + W, W, k, a, b, full, &d1);
             sum0 = OP(add)(sum0, g0);
@@ -238,42 +259,46 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
     }
 }
 
-static void FN(dot2_runs)(const struct normfuse_pass *s)
+static void FN(dot2_runs)(const struct normfuse_pass *arguments)
 {
+    const struct normfuse_pass local = *arguments, *s = &local;
     if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
         FN(dot2_runs_body)(s, true);
     else
         FN(dot2_runs_body)(s, false);
 }
 
-BODY void FN(dot2_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows, const bool full)
+BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t row, const size_t rows, size_t c, size_t n, const bool full)
 {
-    R *sums = s->sum, *squares = s->square;
-    const V zero = OP(set1)(0);
-    for (size_t c = 0; c < s->n; c += W) {
-        const size_t m = s->n - c < W ? s->n - c : W;
-        const V k = FN(coefficient)(s->k, c, m);
-        const V a = full ? FN(coefficient)(s->a, c, m) : zero, b = full ? FN(coefficient)(s->b, c, m) : zero;
-        V sum = FN(coefficient)(sums, c, m), square = FN(coefficient)(squares, c, m), d;
-        for (size_t r = 0; r < rows; r++) {
-            const V g = FN(gradient)(s, row + r, c, m, k, a, b, full, &d);
-            sum = OP(add)(sum, g);
-            square = OP(fma)(g, d, square);
-            if (full && s->dpost_add)
-                FN(put)(ROW(T *, dpost_add, row + r) + c, g, m);
-        }
-        if (m == W) {
-            STORE_R(sums + c, sum);
-            STORE_R(squares + c, square);
-        } else {
-            STORE_PART_R(sums + c, sum, m);
-            STORE_PART_R(squares + c, square, m);
-        }
+    R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
+    const V zero = OP(set1)(0), k = FN(coefficient)(s->k, c, n);
+    const V a = full ? FN(coefficient)(s->a, c, n) : zero, b = full ? FN(coefficient)(s->b, c, n) : zero;
+    V sum = FN(coefficient)(sums, 0, n), square = FN(coefficient)(squares, 0, n), d;
+    UNROLL for (size_t r = 0; r < rows; r++) {
+        AHEAD(ROW(const T *, x, row + r) + c, s->ahead_x);
+        AHEAD(ROW(const T *, dy, row + r) + c, s->ahead_dy);
+        const V g = FN(gradient)(s, row + r, c, n, k, a, b, full, &d);
+        sum = OP(add)(sum, g);
+        square = OP(fma)(g, d, square);
+        if (full && s->dpost_add)
+            FN(put)(ROW(T *, dpost_add, row + r) + c, g, n);
     }
+    FN(put_sum)(sums, sum, n);
+    FN(put_sum)(squares, square, n);
 }
 
-static void FN(dot2_columns)(const struct normfuse_pass *s)
+BODY void FN(dot2_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows, const bool full)
 {
+    size_t c = 0;
+    for (; c + W <= s->n; c += W)
+        FN(dot2_columns_step)(s, row, rows, c, W, full);
+    if (c < s->n)
+        FN(dot2_columns_step)(s, row, rows, c, s->n - c, full);
+}
+
+static void FN(dot2_columns)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
     size_t r = 0;
     if (s->activation != NORMFUSE_IDENTITY || s->dpost_add) {
         for (; r < s->rows; r++)
@@ -303,8 +328,8 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
             rest = FN(coefficient)(s->r, i, n);
         }
     }
-    __builtin_prefetch((const char *)(ROW(const T *, x, r) + i) + s->ahead_x, 0, 2);
-    __builtin_prefetch((const char *)(ROW(const T *, dy, r) + i) + s->ahead_dy, 0, 2);
+    AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+    AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
     const V g = FN(gradient)(s, r, i, n, k, a, b, full, &d);
     V v;
     if (full) {
@@ -350,8 +375,9 @@ BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, co
     }
 }
 
-BODY void FN(affine2)(const struct normfuse_pass *s, const bool columns)
+BODY void FN(affine2)(const struct normfuse_pass *arguments, const bool columns)
 {
+    const struct normfuse_pass local = *arguments, *s = &local;
     const bool full = s->activation != NORMFUSE_IDENTITY || s->du || s->dpost_add || !s->q;
     if (full)
         s->stream ? FN(affine2_body)(s, columns, true, true) : FN(affine2_body)(s, columns, true, false);
@@ -387,5 +413,6 @@ static void FN(add)(const struct normfuse_pass *s)
 #undef FN
 #undef BODY
 #undef ROW
+#undef AHEAD
 #undef T
 #undef DT

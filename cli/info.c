@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * info.c - `normfuse info`: what this build is and what it runs on. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "commands.h"
+#include "json.h"
+#include "report.h"
+
+#ifndef NORMFUSE_COMMIT
+#define NORMFUSE_COMMIT "unknown"
+#endif
+
+enum { OPTION_JSON, OPTION_COUNT };
+
+static const struct option options[OPTION_COUNT] = {
+    [OPTION_JSON] = {"json", 'j', NULL, "Print one JSON object on one line."},
+};
+
+static int info_main(const struct arguments *arguments);
+
+const struct command info_command = {
+    .name = "info",
+    .summary = "say what this build is and what it runs on",
+    .synopsis = "info [--json]\n",
+    .description = "Prints the version and the commit, the instruction sets that were built, those that this CPU has\n"
+                   "and the one that runs, the threads used by default, the caches, the CPU, the compiler, and the\n"
+                   "state of CUDA.\n",
+    .options = options,
+    .option_count = OPTION_COUNT,
+    .sections = {"ENVIRONMENT\n"
+                "    NORMFUSE_MAX_ISA       scalar, avx2, avx512 or neon: use nothing above it\n"
+                "    NORMFUSE_NUM_THREADS   threads used by default\n"
+                "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
+                "\n"
+                "EXAMPLES\n"
+                "    normfuse info --json | python3 -m json.tool\n"},
+    .main = info_main,
+};
+
+static void print_bytes(const char *name, int64_t bytes)
+{
+    if (bytes <= 0)
+        printf("%-14s unknown\n", name);
+    else if (bytes < INT64_C(1) << 20)
+        printf("%-14s %" PRId64 " KiB\n", name, bytes >> 10);
+    else
+        printf("%-14s %.4g MiB\n", name, (double)bytes / (1 << 20));
+}
+
+static int info_main(const struct arguments *arguments)
+{
+    normfuse_information info = {.struct_bytes = sizeof info};
+    if (arguments->word_count > 0)
+        report_usage("info", "'%s': info takes no words", arguments->words[0]);
+    normfuse_status status = normfuse_info(&info);
+    if (status != NORMFUSE_OK)
+        report_refusal("info", "normfuse_info", status);
+    if (arguments_has(arguments, OPTION_JSON)) {
+        json_open();
+        json_string("version", info.version);
+        json_string("commit", NORMFUSE_COMMIT);
+        json_words("isas_built", info.isas_built);
+        json_words("isas_usable", info.isas_usable);
+        json_string("isa", info.isa);
+        json_integer("threads", info.threads);
+        json_integer("l1_bytes", info.l1_bytes);
+        json_integer("l2_bytes", info.l2_bytes);
+        json_integer("llc_bytes", info.llc_bytes);
+        json_string("cpu", info.cpu);
+        json_string("compiler", info.compiler);
+        json_string("cuda", info.cuda);
+        json_close();
+        return CODE_OK;
+    }
+    printf("%-14s %s (%s)\n", "normfuse", info.version, NORMFUSE_COMMIT);
+    printf("%-14s %s\n", "ISA", info.isa);
+    printf("%-14s %s\n", "ISAs built", info.isas_built);
+    printf("%-14s %s\n", "ISAs usable", info.isas_usable);
+    printf("%-14s %d\n", "threads", info.threads);
+    print_bytes("L1 data cache", info.l1_bytes);
+    print_bytes("L2 cache", info.l2_bytes);
+    print_bytes("last level", info.llc_bytes);
+    printf("%-14s %s\n", "CPU", info.cpu);
+    printf("%-14s %s\n", "compiler", info.compiler);
+    printf("%-14s %s\n", "CUDA", info.cuda);
+    return CODE_OK;
+}

@@ -1,0 +1,952 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * run.c - `normfuse run`: one operator, forward and backward, on .npy files.
+ *
+ * The work is done a block of samples at a time, the blocks in order, and always by the same calls, so that the results
+ * do not depend on how many blocks there are: gradients that sum over samples are accumulated in f64 and rounded once,
+ * and batch statistics go through the library's stats and apply. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "numbers.h"
+#include "problem_line.h"
+#include "report.h"
+#include "stream.h"
+
+/* ---- the command line ------------------------------------------------------------------------------------------- */
+
+enum {
+    OPTION_OUTPUT,
+    OPTION_WEIGHT,
+    OPTION_BIAS,
+    OPTION_PRE_ADD,
+    OPTION_SUM_OUT,
+    OPTION_POST_ADD,
+    OPTION_SCALE,
+    OPTION_SHIFT,
+    OPTION_MEAN,
+    OPTION_RSTD,
+    OPTION_RUNNING_MEAN,
+    OPTION_RUNNING_VAR,
+    OPTION_NEW_RUNNING_MEAN,
+    OPTION_NEW_RUNNING_VAR,
+    OPTION_BACKWARD,
+    OPTION_DU,
+    OPTION_DX,
+    OPTION_DWEIGHT,
+    OPTION_DBIAS,
+    OPTION_DSCALE,
+    OPTION_DSHIFT,
+    OPTION_DPOST_ADD,
+    OPTION_THREADS,
+    OPTION_BLOCK_BYTES,
+    OPTION_QUIET,
+    OPTION_COUNT
+};
+
+static const struct option options[OPTION_COUNT] = {
+    [OPTION_OUTPUT] = {"output", 'o', "Y.npy", "Write y, the result of the forward: x's axes and dtype."},
+    [OPTION_WEIGHT] = {"weight", 'w', "FILE", "Read the weight of each channel, [C]; affine per=sample: [N, C]. Any of "
+                       "the dtypes. Absent: 1."},
+    [OPTION_BIAS] = {"bias", 'b', "FILE", "Read the bias, as the weight. Absent: 0."},
+    [OPTION_PRE_ADD] = {"pre-add", 0, "FILE", "Read a tensor like x that is added to x before the statistics. Not for "
+                        "affine."},
+    [OPTION_SUM_OUT] = {"sum-out", 0, "FILE", "Write u = x + pre_add as it was normalized, rounded to x's dtype."},
+    [OPTION_POST_ADD] = {"post-add", 0, "FILE", "Read a tensor like x that is added before the activation."},
+    [OPTION_SCALE] = {"scale", 0, "FILE", "Group and instance norm: read the scale of each sample and channel, [N, C]; "
+                      "the normalized value is multiplied by 1 + scale after weight and bias."},
+    [OPTION_SHIFT] = {"shift", 0, "FILE", "Group and instance norm: read the shift of each sample and channel, [N, C], "
+                      "added after the scale."},
+    [OPTION_MEAN] = {"mean", 0, "FILE", "Write the means: [N, groups], batch norm [C]; f32, f64 for f64 x."},
+    [OPTION_RSTD] = {"rstd", 0, "FILE", "Write 1/sqrt(variance + eps), as the means."},
+    [OPTION_RUNNING_MEAN] = {"running-mean", 0, "FILE", "Batch and instance norm: read the running mean, [C]; needed "
+                             "with mode=eval, otherwise what the update starts from."},
+    [OPTION_RUNNING_VAR] = {"running-var", 0, "FILE", "Read the running variance, [C]; both or neither."},
+    [OPTION_NEW_RUNNING_MEAN] = {"new-running-mean", 0, "FILE", "Write the updated running mean: the dtype of the old "
+                                 "one."},
+    [OPTION_NEW_RUNNING_VAR] = {"new-running-var", 0, "FILE", "Write the updated running variance."},
+    [OPTION_BACKWARD] = {"backward", 0, "DY.npy", "Run the backward too: read dy, the gradient of y, like x."},
+    [OPTION_DU] = {"du", 0, "FILE", "Read the gradient of u, like x; it is added to dx."},
+    [OPTION_DX] = {"dx", 0, "FILE", "Write the gradient of x (and of pre_add): x's axes and dtype."},
+    [OPTION_DWEIGHT] = {"dweight", 0, "FILE", "Write the gradient of the weight: the weight's axes and dtype; without "
+                        "--weight those it would have (weight_dtype)."},
+    [OPTION_DBIAS] = {"dbias", 0, "FILE", "Write the gradient of the bias, likewise."},
+    [OPTION_DSCALE] = {"dscale", 0, "FILE", "Write the gradient of the scale, [N, C]."},
+    [OPTION_DSHIFT] = {"dshift", 0, "FILE", "Write the gradient of the shift, [N, C]."},
+    [OPTION_DPOST_ADD] = {"dpost-add", 0, "FILE", "Write the gradient of post_add: x's axes and dtype."},
+    [OPTION_THREADS] = {"threads", 0, "N", "Use at most N threads. Results do not depend on it."},
+    [OPTION_BLOCK_BYTES] = {"block-bytes", 0, "BYTES", "Work on blocks of samples whose tensors take about this much "
+                            "memory (64K, 256M, 1G; default 256M, or less where memory is limited). Results do not "
+                            "depend on it."},
+    [OPTION_QUIET] = {"quiet", 'q', NULL, "No progress bar. There is none either when standard error is no terminal."},
+};
+
+static const char sections[] =
+    "KEYS\n"
+    "    groups=G           group_norm, required: number of groups, a divisor of C\n"
+    "    layout=nchw|nhwc   axes of the file: N, C, spatial (default) or N, spatial, C\n"
+    "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
+    "                       hardswish, elu, mish\n"
+    "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
+    "    eps=V              added to the variance (1e-5)\n"
+    "    mode=train|eval    batch_norm, instance_norm: statistics of the batch (default), or\n"
+    "                       the running ones\n"
+    "    momentum=V         batch_norm, instance_norm: running = (1 - V)*running + V*new;\n"
+    "                       absent: the cumulative average, V = 1/(seen + 1)\n"
+    "    seen=K             batches that the running statistics have seen (0)\n"
+    "    per=channel|sample affine: weight and bias are [C] (default) or [N, C]\n"
+    "    dtype=f64|f32|f16|bf16\n"
+    "                       what the files hold; needed only for bf16, which .npy has no\n"
+    "                       name for: files of <u2, <i2 or |V2 are then read as bf16\n"
+    "    weight_dtype=...   what the parameters hold, where it is not x's\n"
+    "\n"
+    "FILES\n"
+    "    .npy of versions 1 to 3, C or Fortran order, little- or big-endian, of 2 to 5 axes (N, C\n"
+    "    and up to three spatial ones). They are mapped, not read whole: files may be larger than\n"
+    "    memory. Outputs are in C order; they appear when all of them are complete, and not at all\n"
+    "    when anything fails. An output may replace an input.\n"
+    "\n"
+    "EXAMPLES\n"
+    "    normfuse run group_norm x.npy groups=32 act=silu -o y.npy --weight w.npy --bias b.npy\n"
+    "    normfuse run batch_norm x.npy layout=nhwc momentum=0.1 -o y.npy \\\n"
+    "        --running-mean rm.npy --running-var rv.npy \\\n"
+    "        --new-running-mean rm.npy --new-running-var rv.npy\n"
+    "    normfuse run group_norm x.npy groups=8 --backward dy.npy --dx dx.npy --dweight dw.npy\n";
+
+static int run_main(const struct arguments *arguments);
+
+const struct command run_command = {
+    .name = "run",
+    .summary = "run an operator on .npy files",
+    .synopsis = "run group_norm X.npy groups=G [KEY=VALUE]... [OPTION]...\n"
+                "run instance_norm|batch_norm|affine X.npy [KEY=VALUE]... [OPTION]...\n",
+    .description = "Normalizes the tensor in X.npy and writes what is asked for: the forward's outputs, with\n"
+                   "--backward the gradients, or both in one run. Every output is optional; there must be one.\n"
+                   "\n"
+                   "    u = x [+ pre_add]\n"
+                   "    z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]\n"
+                   "    y = act(z)\n"
+                   "\n"
+                   "affine has no statistics: z = weight * x + bias [+ post_add].\n",
+    .options = options,
+    .option_count = OPTION_COUNT,
+    .sections = {sections},
+    .main = run_main,
+};
+
+/* ---- what goes in and out --------------------------------------------------------------------------------------- */
+
+enum shape_kind {
+    BIG,         /* x's */
+    PER_CHANNEL, /* [C] */
+    PER_SAMPLE,  /* [N, C] */
+    PARAMETER,   /* [C], or [N, C] with per=sample */
+    STATISTICS   /* [N, groups], or [C] */
+};
+
+enum { GROUP = 1 << GROUP_NORM, INSTANCE = 1 << INSTANCE_NORM, BATCH = 1 << BATCH_NORM, PLAIN = 1 << AFFINE };
+enum { ANY = GROUP | INSTANCE | BATCH | PLAIN, STATISTICAL = GROUP | INSTANCE | BATCH };
+
+enum input { X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, RUNNING_MEAN, RUNNING_VAR, INPUTS };
+enum output_id { Y, U, MEAN, RSTD, NEW_RUNNING_MEAN, NEW_RUNNING_VAR, DX, DPOST_ADD, DWEIGHT, DBIAS, DSCALE, DSHIFT, OUTPUTS };
+
+struct role {
+    int option; /* -1: the word X.npy */
+    enum shape_kind kind;
+    unsigned operators; /* that take it */
+    bool backward;      /* only with --backward */
+    size_t field;       /* of normfuse_tensors */
+    int model;          /* outputs: the input whose dtype it has */
+};
+
+#define FIELD(name) offsetof(normfuse_tensors, name)
+
+static const struct role input_roles[INPUTS] = {
+    [X] = {-1, BIG, ANY, false, FIELD(x), 0},
+    [PRE_ADD] = {OPTION_PRE_ADD, BIG, STATISTICAL, false, FIELD(pre_add), 0},
+    [POST_ADD] = {OPTION_POST_ADD, BIG, ANY, false, FIELD(post_add), 0},
+    [DY] = {OPTION_BACKWARD, BIG, ANY, true, FIELD(dy), 0},
+    [DU] = {OPTION_DU, BIG, STATISTICAL, true, FIELD(du), 0},
+    [WEIGHT] = {OPTION_WEIGHT, PARAMETER, ANY, false, FIELD(weight), 0},
+    [BIAS] = {OPTION_BIAS, PARAMETER, ANY, false, FIELD(bias), 0},
+    [SCALE] = {OPTION_SCALE, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(scale), 0},
+    [SHIFT] = {OPTION_SHIFT, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(shift), 0},
+    [RUNNING_MEAN] = {OPTION_RUNNING_MEAN, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_mean), 0},
+    [RUNNING_VAR] = {OPTION_RUNNING_VAR, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_var), 0},
+};
+
+static const struct role output_roles[OUTPUTS] = {
+    [Y] = {OPTION_OUTPUT, BIG, ANY, false, FIELD(y), X},
+    [U] = {OPTION_SUM_OUT, BIG, STATISTICAL, false, FIELD(u), X},
+    [MEAN] = {OPTION_MEAN, STATISTICS, STATISTICAL, false, FIELD(mean), -1},
+    [RSTD] = {OPTION_RSTD, STATISTICS, STATISTICAL, false, FIELD(rstd), -1},
+    [NEW_RUNNING_MEAN] = {OPTION_NEW_RUNNING_MEAN, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_mean),
+                          RUNNING_MEAN},
+    [NEW_RUNNING_VAR] = {OPTION_NEW_RUNNING_VAR, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_var), RUNNING_VAR},
+    [DX] = {OPTION_DX, BIG, ANY, true, FIELD(dx), X},
+    [DPOST_ADD] = {OPTION_DPOST_ADD, BIG, ANY, true, FIELD(dpost_add), X},
+    [DWEIGHT] = {OPTION_DWEIGHT, PARAMETER, ANY, true, FIELD(dweight), WEIGHT},
+    [DBIAS] = {OPTION_DBIAS, PARAMETER, ANY, true, FIELD(dbias), BIAS},
+    [DSCALE] = {OPTION_DSCALE, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dscale), SCALE},
+    [DSHIFT] = {OPTION_DSHIFT, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dshift), SHIFT},
+};
+
+#define BIT(name) (1u << (name))
+
+enum {
+    STATISTICS_INPUTS = 1 << X | 1 << PRE_ADD,
+    PARAMETER_INPUTS = 1 << WEIGHT | 1 << BIAS | 1 << SCALE | 1 << SHIFT,
+    FORWARD_INPUTS = STATISTICS_INPUTS | 1 << POST_ADD | PARAMETER_INPUTS,
+    RUNNING_INPUTS = 1 << RUNNING_MEAN | 1 << RUNNING_VAR,
+    GRADIENTS = 1 << DX | 1 << DPOST_ADD | 1 << DWEIGHT | 1 << DBIAS | 1 << DSCALE | 1 << DSHIFT,
+    NEW_RUNNING = 1 << NEW_RUNNING_MEAN | 1 << NEW_RUNNING_VAR
+};
+
+/* A small tensor in memory. */
+struct buffer {
+    void *data;
+    size_t bytes;
+    normfuse_axes axes;
+    normfuse_tensor tensor;
+};
+
+struct run {
+    const struct arguments *arguments;
+    const char *x_path;
+    struct problem_line line;
+    bool has_dtype, has_weight_dtype, has_momentum, has_seen;
+    double momentum;
+    int64_t seen;
+
+    unsigned given, wanted; /* bits of inputs and outputs */
+    char arguments_named[INPUTS][24]; /* "--weight" */
+    struct stream_input inputs[INPUTS];
+    struct stream_output outputs[OUTPUTS];
+    int64_t n, c, s, groups;
+    int64_t block; /* samples of a block */
+    normfuse_exec exec;
+
+    struct buffer mean, rstd; /* of the block; batch norm: of the batch */
+    struct buffer stats, sums;
+    struct buffer dweight, dbias; /* f64, summed over the blocks */
+    struct buffer running[2];     /* mean, variance, updated in place */
+    double *sample_sums[2];       /* instance norm: [C], sums over samples of the mean and of the unbiased variance */
+
+    bool show_progress, progress_shown;
+    int64_t done_samples, total_samples;
+    struct timespec progress_time;
+};
+
+static bool is_running_average(const struct run *run)
+{
+    return (run->wanted & NEW_RUNNING) != 0;
+}
+
+/* ---- reading the words ------------------------------------------------------------------------------------------ */
+
+static bool is_operator(const char *word, enum problem_operator *op)
+{
+    for (int i = GROUP_NORM; i <= AFFINE; i++)
+        if (strcmp(word, problem_operator_name((enum problem_operator)i)) == 0) {
+            *op = (enum problem_operator)i;
+            return true;
+        }
+    return false;
+}
+
+/* "key=": letters and underscores, so that a path with a '=' can be written as ./a=b.npy. */
+static bool is_key(const char *word)
+{
+    size_t length = strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_");
+    return length > 0 && word[length] == '=';
+}
+
+static const char *value_of(const char *word, const char *key)
+{
+    size_t length = strlen(key);
+    return strncmp(word, key, length) == 0 && word[length] == '=' ? word + length + 1 : NULL;
+}
+
+/* Keys that only `run` has. True when the word was one. */
+static bool read_own_key(struct run *run, const char *word)
+{
+    bool averages = run->line.op == BATCH_NORM || run->line.op == INSTANCE_NORM;
+    const char *value;
+    char *end;
+    if ((value = value_of(word, "momentum")) && averages) {
+        run->momentum = strtod(value, &end);
+        run->has_momentum = true;
+        if (end == value || *end || !isfinite(run->momentum))
+            report_usage("run", "'%s': momentum is not a finite number", word);
+        return true;
+    }
+    if ((value = value_of(word, "seen")) && averages) {
+        errno = 0;
+        run->seen = strtoll(value, &end, 10);
+        run->has_seen = true;
+        if (end == value || *end || errno || run->seen < 0 || run->seen == INT64_MAX)
+            report_usage("run", "'%s': seen is not a whole number from 0 on", word);
+        return true;
+    }
+    if ((value = value_of(word, "mode")) && run->line.op == INSTANCE_NORM) {
+        run->line.evaluate = strcmp(value, "eval") == 0;
+        if (!run->line.evaluate && strcmp(value, "train") != 0)
+            report_usage("run", "'%s': mode is train or eval", word);
+        return true;
+    }
+    if (value_of(word, "dir"))
+        report_usage("run", "'%s': a direction is asked for by its files: -o, --backward", word);
+    return false;
+}
+
+static void read_key(struct run *run, int index)
+{
+    char *const *words = run->arguments->words;
+    const char *word = words[index];
+    size_t key_length = strcspn(word, "=") + 1;
+    char error[512];
+    for (int i = 0; i < index; i++)
+        if (strncmp(words[i], word, key_length) == 0)
+            report_usage("run", "'%s': the key is given twice", word);
+    if (read_own_key(run, word))
+        return;
+    if (problem_line_key(&run->line, word, error, sizeof error) != 0)
+        report_usage("run", "%s", error);
+    run->has_dtype |= value_of(word, "dtype") != NULL;
+    run->has_weight_dtype |= value_of(word, "weight_dtype") != NULL;
+}
+
+static void read_words(struct run *run)
+{
+    const struct arguments *arguments = run->arguments;
+    bool has_operator = false;
+    enum problem_operator op = GROUP_NORM, found;
+    for (int i = 0; i < arguments->word_count; i++) {
+        const char *word = arguments->words[i];
+        if (is_key(word))
+            continue;
+        if (!has_operator && is_operator(word, &found)) {
+            op = found;
+            has_operator = true;
+        } else if (!run->x_path) {
+            run->x_path = word;
+        } else {
+            report_usage("run", "'%s': one operator and one file are wanted, and KEY=VALUE words", word);
+        }
+    }
+    if (!has_operator)
+        report_usage("run", "%s%s%sno operator: group_norm, instance_norm, batch_norm or affine",
+                     run->x_path ? "'" : "", run->x_path ? run->x_path : "", run->x_path ? "': " : "");
+    if (!run->x_path)
+        report_usage("run", "no input file: run %s X.npy", problem_operator_name(op));
+    run->line = problem_line_default(op);
+    /* dtype first: weight_dtype follows it unless it is given. */
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < arguments->word_count; i++) {
+            const char *word = arguments->words[i];
+            if (is_key(word) && (value_of(word, "dtype") != NULL) == (pass == 0))
+                read_key(run, i);
+        }
+    if (op == GROUP_NORM && !run->line.groups)
+        report_usage("run", "group_norm needs groups=G");
+    if (run->line.has_act_param && run->line.activation != NORMFUSE_LEAKY_RELU && run->line.activation != NORMFUSE_ELU)
+        report_usage("run", "act_param is for leaky_relu and elu; the activation is %s",
+                     problem_activation_name(run->line.activation));
+    if (run->has_momentum && run->has_seen)
+        report_usage("run", "momentum and seen exclude each other: without momentum the average is cumulative");
+    if (run->line.device != NORMFUSE_CPU) {
+        normfuse_information info = {.struct_bytes = sizeof info};
+        normfuse_info(&info);
+        report_failure("device=cuda", "run works on the CPU; CUDA: %s", info.cuda);
+    }
+}
+
+/* Which files are named, and whether the operator takes them. */
+static void read_files(struct run *run)
+{
+    const struct arguments *arguments = run->arguments;
+    const char *name = problem_operator_name(run->line.op);
+    bool backward = arguments_has(arguments, OPTION_BACKWARD);
+    const char *paths[OUTPUTS];
+    for (int side = 0; side < 2; side++)
+        for (int i = 0; i < (side ? OUTPUTS : INPUTS); i++) {
+            const struct role *role = side ? &output_roles[i] : &input_roles[i];
+            if (role->option >= 0 && !arguments_has(arguments, role->option))
+                continue;
+            const char *option = role->option >= 0 ? options[role->option].name : "";
+            if (!(role->operators & 1u << run->line.op))
+                report_usage("run", "option '--%s': %s does not take it", option, name);
+            if (role->backward && !backward)
+                report_usage("run", "option '--%s' needs --backward DY.npy", option);
+            *(side ? &run->wanted : &run->given) |= BIT(i);
+        }
+    if (!run->wanted)
+        report_usage("run", "no output is asked for: -o Y.npy writes the result");
+    if (backward && !(run->wanted & GRADIENTS))
+        report_usage("run", "option '--backward': no gradient is asked for (--dx, --dweight, ...)");
+    if ((run->wanted & BIT(U)) && !(run->given & BIT(PRE_ADD)))
+        report_usage("run", "option '--sum-out' needs --pre-add");
+    if (((run->given & RUNNING_INPUTS) != 0) != ((run->given & RUNNING_INPUTS) == RUNNING_INPUTS))
+        report_usage("run", "--running-mean and --running-var go together");
+    if (run->line.evaluate && !(run->given & RUNNING_INPUTS))
+        report_usage("run", "mode=eval needs --running-mean and --running-var");
+    if (run->line.evaluate && (run->wanted & (NEW_RUNNING | BIT(MEAN) | BIT(RSTD))))
+        report_usage("run", "mode=eval makes no statistics: --mean, --rstd and --new-running-* are for mode=train");
+    if (is_running_average(run) && !(run->given & RUNNING_INPUTS))
+        report_usage("run", "--new-running-mean and --new-running-var need --running-mean and --running-var");
+
+    char *canonical[OUTPUTS] = {NULL};
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (!(run->wanted & BIT(i)))
+            continue;
+        paths[i] = arguments->values[output_roles[i].option];
+        canonical[i] = output_canonical(paths[i]);
+        for (int j = 0; j < i; j++)
+            if (canonical[i] && canonical[j] && strcmp(canonical[i], canonical[j]) == 0)
+                report_usage("run", "'--%s %s' and '--%s %s' name the same file", options[output_roles[j].option].name,
+                             paths[j], options[output_roles[i].option].name, paths[i]);
+    }
+    for (int i = 0; i < OUTPUTS; i++)
+        free(canonical[i]);
+}
+
+/* ---- opening the files ------------------------------------------------------------------------------------------ */
+
+static struct stream_shape shape_of(const struct run *run, enum shape_kind kind)
+{
+    struct stream_shape shape = run->inputs[X].shape;
+    bool by_sample = kind == PER_SAMPLE || (kind == PARAMETER && run->line.per_sample) ||
+                     (kind == STATISTICS && run->line.op != BATCH_NORM);
+    if (kind == BIG)
+        return shape;
+    shape = (struct stream_shape){.ndim = by_sample ? 2 : 1};
+    if (by_sample)
+        shape.sizes[0] = run->n;
+    shape.sizes[shape.ndim - 1] = kind == STATISTICS ? run->groups : run->c;
+    return shape;
+}
+
+static bool has_sample_axis(const struct run *run, enum shape_kind kind)
+{
+    return kind == BIG || shape_of(run, kind).ndim == 2;
+}
+
+static void open_x(struct run *run)
+{
+    struct stream_input *x = &run->inputs[X];
+    bool bf16 = run->has_dtype && run->line.type == NORMFUSE_BF16;
+    stream_input_open(x, run->x_path, "x", bf16, run->line.channels_last);
+    if (x->shape.ndim < 2)
+        report_failure(run->x_path, "x: rank %d is not supported: N, C and up to three spatial axes are wanted",
+                       x->shape.ndim);
+    if (run->has_dtype && x->type != run->line.type)
+        report_failure(run->x_path, "x: the file holds %s ('%s'), dtype=%s was asked for", problem_type_name(x->type),
+                       x->file.header.descr, problem_type_name(run->line.type));
+    run->n = x->shape.sizes[0];
+    run->c = x->shape.sizes[1];
+    run->s = 1;
+    for (int32_t i = 2; i < x->shape.ndim; i++)
+        run->s *= x->shape.sizes[i];
+    run->groups = run->line.op == GROUP_NORM ? run->line.groups : run->c;
+    if (run->line.op == GROUP_NORM && (run->groups < 1 || run->c % run->groups != 0))
+        report_failure(run->x_path, "x: C = %" PRId64 " is not divisible by groups=%" PRId64, run->c, run->groups);
+    bool training = !run->line.evaluate;
+    if (run->line.op == BATCH_NORM && training && run->n * run->s == 1)
+        report_failure(run->x_path, "x: batch_norm in training needs more than one value a channel");
+    if (run->line.op == BATCH_NORM && training && !(run->line.eps > 0))
+        report_usage("run", "eps=%g: batch_norm in training needs eps above 0", run->line.eps);
+    if (run->line.op == INSTANCE_NORM && is_running_average(run) && (run->s < 2 || run->n < 1))
+        report_failure(run->x_path, "x: running statistics need a sample and more than one value a channel in it");
+}
+
+static void open_input(struct run *run, enum input id)
+{
+    const struct role *role = &input_roles[id];
+    struct stream_input *input = &run->inputs[id];
+    const struct stream_input *x = &run->inputs[X];
+    char *argument = run->arguments_named[id];
+    char wanted[128], found[128];
+    snprintf(argument, sizeof run->arguments_named[id], "--%s", options[role->option].name);
+    bool big = role->kind == BIG;
+    bool bf16 = x->type == NORMFUSE_BF16 || (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
+    stream_input_open(input, run->arguments->values[role->option], argument, bf16,
+                      big && run->line.channels_last);
+    struct stream_shape shape = shape_of(run, role->kind);
+    if (!stream_shapes_equal(&shape, &input->shape)) {
+        stream_shape_text(wanted, sizeof wanted, &shape);
+        stream_shape_text(found, sizeof found, &input->shape);
+        report_failure(input->path, "%s: the shape is %s, it must be %s", argument, found, wanted);
+    }
+    if (big && input->type != x->type)
+        report_failure(input->path, "%s: the file holds %s, x holds %s; they must be of one dtype", argument,
+                       problem_type_name(input->type), problem_type_name(x->type));
+    if ((id == WEIGHT || id == BIAS) && run->has_weight_dtype && input->type != run->line.weight_type)
+        report_failure(input->path, "%s: the file holds %s ('%s'), weight_dtype=%s was asked for", argument,
+                       problem_type_name(input->type), input->file.header.descr,
+                       problem_type_name(run->line.weight_type));
+}
+
+static void open_output(struct run *run, enum output_id id)
+{
+    const struct role *role = &output_roles[id];
+    const struct stream_input *x = &run->inputs[X];
+    struct stream_shape shape = shape_of(run, role->kind);
+    normfuse_type type;
+    const char *descr = NULL;
+    if (role->model < 0) {
+        type = x->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
+    } else if (run->given & BIT(role->model)) {
+        type = run->inputs[role->model].type;
+        descr = run->inputs[role->model].file.header.descr;
+    } else {
+        bool weight = role->model == WEIGHT || role->model == BIAS;
+        type = weight && run->has_weight_dtype ? run->line.weight_type : x->type;
+        if (type == x->type)
+            descr = x->file.header.descr;
+    }
+    stream_output_open(&run->outputs[id], run->arguments->values[role->option], type, descr, &shape);
+}
+
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+static int64_t default_block_bytes(void)
+{
+    int64_t bytes = INT64_C(256) << 20;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur / 4 < (rlim_t)bytes)
+        bytes = (int64_t)(limit.rlim_cur / 4);
+    int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
+    if (memory > 0 && memory / 4 < bytes)
+        bytes = memory / 4;
+    return bytes;
+}
+
+static void choose_block(struct run *run)
+{
+    int64_t sample_bytes = 0;
+    for (int i = 0; i < INPUTS; i++)
+        if ((run->given & BIT(i)) && has_sample_axis(run, input_roles[i].kind))
+            sample_bytes += stream_sample_elements(&run->inputs[i].shape) * (int64_t)number_bytes(run->inputs[i].type);
+    for (int i = 0; i < OUTPUTS; i++)
+        if ((run->wanted & BIT(i)) && has_sample_axis(run, output_roles[i].kind))
+            sample_bytes +=
+                stream_sample_elements(&run->outputs[i].shape) * (int64_t)number_bytes(run->outputs[i].type);
+    int64_t budget = arguments_bytes(run->arguments, OPTION_BLOCK_BYTES, default_block_bytes());
+    int64_t block = sample_bytes > 0 ? budget / sample_bytes : run->n;
+    int64_t quantum = 1;
+    /* Sums over the samples have the bits of one call only when they are cut at the quantum. */
+    bool sums = run->line.op == BATCH_NORM || (run->wanted & (BIT(DWEIGHT) | BIT(DBIAS)));
+    if (sums && block < run->n) {
+        normfuse_axes axes;
+        normfuse_tensor x =
+            run->line.channels_last
+                ? normfuse_tensor_channels_last(NULL, run->inputs[X].type, run->inputs[X].shape.ndim,
+                                                run->inputs[X].shape.sizes, &axes)
+                : normfuse_tensor_contiguous(NULL, run->inputs[X].type, run->inputs[X].shape.ndim,
+                                             run->inputs[X].shape.sizes, &axes);
+        normfuse_status status = normfuse_sample_quantum(&x, &quantum);
+        if (status != NORMFUSE_OK)
+            report_refusal("run", run->x_path, status);
+    }
+    block = block / quantum * quantum;
+    block = block < quantum ? quantum : block;
+    run->block = block > run->n ? run->n : block;
+}
+
+static const normfuse_tensor *reserve(struct buffer *buffer, normfuse_type type, int32_t ndim, const int64_t *sizes)
+{
+    size_t bytes = number_bytes(type);
+    for (int32_t i = 0; i < ndim; i++)
+        if (__builtin_mul_overflow(bytes, (size_t)sizes[i], &bytes))
+            report_failure("memory", "a block is too large");
+    stream_reserve(&buffer->data, &buffer->bytes, bytes);
+    buffer->tensor = normfuse_tensor_contiguous(buffer->data, type, ndim, sizes, &buffer->axes);
+    return &buffer->tensor;
+}
+
+static const normfuse_tensor *reserve_zeros(struct buffer *buffer, int32_t ndim, const int64_t *sizes)
+{
+    const normfuse_tensor *tensor = reserve(buffer, NORMFUSE_F64, ndim, sizes);
+    memset(buffer->data, 0, buffer->bytes);
+    return tensor;
+}
+
+static const normfuse_tensor *reserve_statistic(struct run *run, struct buffer *buffer, normfuse_type type,
+                                                int64_t count)
+{
+    const int64_t sizes[2] = {count, run->groups};
+    return run->line.op == BATCH_NORM ? reserve(buffer, type, 1, &run->c) : reserve(buffer, type, 2, sizes);
+}
+
+/* Double is kept for the backward: an f32 mean would lose digits of the gradients where the mean is large. */
+static void reserve_statistics(struct run *run, int64_t count)
+{
+    reserve_statistic(run, &run->mean, NORMFUSE_F64, count);
+    reserve_statistic(run, &run->rstd, run->inputs[X].type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32, count);
+}
+
+/* ---- calling the library ---------------------------------------------------------------------------------------- */
+
+enum step { FORWARD, BACKWARD, STATS, APPLY, BACKWARD_SUMS, BACKWARD_APPLY };
+
+static void call(struct run *run, enum step step, const normfuse_tensors *tensors, uint32_t flags)
+{
+    typedef normfuse_status group_call(const normfuse_group_norm_options *, const normfuse_tensors *,
+                                       const normfuse_exec *);
+    typedef normfuse_status batch_call(const normfuse_batch_norm_options *, const normfuse_tensors *,
+                                       const normfuse_exec *);
+    static group_call *const group_calls[] = {normfuse_group_norm_forward,       normfuse_group_norm_backward,
+                                              normfuse_group_norm_stats,         normfuse_group_norm_apply,
+                                              normfuse_group_norm_backward_sums, normfuse_group_norm_backward_apply};
+    static batch_call *const batch_calls[] = {normfuse_batch_norm_forward,       normfuse_batch_norm_backward,
+                                              normfuse_batch_norm_stats,         normfuse_batch_norm_apply,
+                                              normfuse_batch_norm_backward_sums, normfuse_batch_norm_backward_apply};
+    const struct problem_line *line = &run->line;
+    normfuse_status status;
+    if (line->has_act_param)
+        flags |= NORMFUSE_HAS_ACT_PARAM;
+    if (line->evaluate)
+        flags |= NORMFUSE_EVALUATE;
+    if (tensors->running_mean && !line->evaluate && !run->has_momentum)
+        flags |= NORMFUSE_CUMULATIVE;
+    if (line->op == AFFINE) {
+        const normfuse_affine_options affine = {.struct_bytes = sizeof affine,
+                                                .flags = flags,
+                                                .activation = line->activation,
+                                                .act_param = line->act_param};
+        status = step == FORWARD ? normfuse_affine_forward(&affine, tensors, &run->exec)
+                                 : normfuse_affine_backward(&affine, tensors, &run->exec);
+    } else if (line->op == BATCH_NORM) {
+        const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
+                                                   .flags = flags,
+                                                   .eps = line->eps,
+                                                   .activation = line->activation,
+                                                   .act_param = line->act_param,
+                                                   .momentum = run->momentum,
+                                                   .batches_seen = run->seen,
+                                                   .set_values = step == BACKWARD_APPLY ? run->n * run->s : 0};
+        status = batch_calls[step](&batch, tensors, &run->exec);
+    } else {
+        const normfuse_group_norm_options group = {.struct_bytes = sizeof group,
+                                                   .flags = flags,
+                                                   .groups = run->groups,
+                                                   .eps = line->eps,
+                                                   .activation = line->activation,
+                                                   .act_param = line->act_param};
+        status = group_calls[step](&group, tensors, &run->exec);
+    }
+    if (status != NORMFUSE_OK)
+        report_refusal("run", run->x_path, status);
+}
+
+static void set(normfuse_tensors *tensors, size_t field, const normfuse_tensor *tensor)
+{
+    memcpy((char *)tensors + field, &tensor, sizeof tensor);
+}
+
+static normfuse_tensors block_inputs(struct run *run, unsigned inputs, int64_t first, int64_t count)
+{
+    normfuse_tensors tensors = {.struct_bytes = sizeof tensors};
+    for (int i = 0; i < INPUTS; i++)
+        if (inputs & run->given & BIT(i)) {
+            struct stream_input *input = &run->inputs[i];
+            bool cut = has_sample_axis(run, input_roles[i].kind);
+            set(&tensors, input_roles[i].field,
+                stream_input_block(input, cut ? first : 0, cut ? count : input->shape.sizes[0]));
+        }
+    return tensors;
+}
+
+static void block_outputs(struct run *run, normfuse_tensors *tensors, unsigned outputs, int64_t count)
+{
+    for (int i = 0; i < OUTPUTS; i++)
+        if (outputs & run->wanted & BIT(i)) {
+            struct stream_output *output = &run->outputs[i];
+            bool cut = has_sample_axis(run, output_roles[i].kind);
+            set(tensors, output_roles[i].field, stream_output_block(output, cut ? count : output->shape.sizes[0]));
+        }
+}
+
+static void flush_outputs(struct run *run, unsigned outputs)
+{
+    for (int i = 0; i < OUTPUTS; i++)
+        if (outputs & run->wanted & BIT(i))
+            stream_output_flush(&run->outputs[i]);
+}
+
+static void write_statistics(struct run *run, int64_t count)
+{
+    int64_t values = run->line.op == BATCH_NORM ? run->c : count * run->groups;
+    if (run->wanted & BIT(MEAN))
+        stream_output_write_f64(&run->outputs[MEAN], run->mean.data, values);
+    if (run->wanted & BIT(RSTD))
+        output_write(run->outputs[RSTD].output, run->rstd.data,
+                     (size_t)values * number_bytes(run->outputs[RSTD].type));
+}
+
+/* ---- progress --------------------------------------------------------------------------------------------------- */
+
+static void progress(struct run *run, int64_t samples)
+{
+    struct timespec now;
+    run->done_samples += samples;
+    if (!run->show_progress)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t elapsed_ms =
+        (now.tv_sec - run->progress_time.tv_sec) * 1000 + (now.tv_nsec - run->progress_time.tv_nsec) / 1000000;
+    if (elapsed_ms < 100)
+        return;
+    run->progress_time = now;
+    run->progress_shown = true;
+    static const char full[] = "########################################";
+    int width = (int)(sizeof full) - 1;
+    double part = (double)run->done_samples / (double)run->total_samples;
+    part = part > 1 ? 1 : part;
+    int filled = (int)(part * width);
+    fprintf(stderr, "\r[%.*s%*s] %3d %%", filled, full, width - filled, "", (int)(part * 100));
+    fflush(stderr);
+}
+
+static void progress_end(struct run *run)
+{
+    if (run->progress_shown)
+        fprintf(stderr, "\r\x1b[K");
+}
+
+/* ---- operators whose samples stand alone, or whose statistics are given ------------------------------------------ */
+
+/* Instance norm's running statistics: each sample's mean and unbiased variance are added in the order of the samples,
+ * one after the other, whatever the blocks. */
+static void add_sample_statistics(struct run *run, int64_t count)
+{
+    const double(*triples)[3] = run->stats.data;
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t channel = 0; channel < run->c; channel++) {
+            const double *triple = triples[i * run->c + channel];
+            run->sample_sums[0][channel] += triple[1];
+            run->sample_sums[1][channel] += triple[2] / (triple[0] - 1);
+        }
+}
+
+static void write_sample_averages(struct run *run)
+{
+    double momentum = run->has_momentum ? run->momentum : 1.0 / ((double)run->seen + 1);
+    for (int i = 0; i < 2; i++) {
+        struct stream_input *old = &run->inputs[RUNNING_MEAN + i];
+        struct stream_output *output = &run->outputs[NEW_RUNNING_MEAN + i];
+        const void *data = stream_input_block(old, 0, run->c)->data;
+        for (int64_t channel = 0; channel < run->c; channel++) {
+            double mean = run->sample_sums[i][channel] / (double)run->n;
+            run->sample_sums[i][channel] = (1 - momentum) * number_load(data, old->type, channel) + momentum * mean;
+        }
+        if (run->wanted & BIT(NEW_RUNNING_MEAN + i))
+            stream_output_write_f64(output, run->sample_sums[i], run->c);
+    }
+}
+
+static void forward_block(struct run *run, int64_t first, int64_t count)
+{
+    bool statistics = run->line.op != AFFINE && !run->line.evaluate;
+    unsigned running = run->line.evaluate ? RUNNING_INPUTS : 0;
+    normfuse_tensors tensors;
+    bool from_stats = is_running_average(run);
+    if (from_stats) {
+        const int64_t sizes[3] = {count, run->c, 3};
+        tensors = block_inputs(run, STATISTICS_INPUTS, first, count);
+        block_outputs(run, &tensors, BIT(U), count);
+        tensors.stats = reserve(&run->stats, NORMFUSE_F64, 3, sizes);
+        call(run, STATS, &tensors, 0);
+        flush_outputs(run, BIT(U));
+        add_sample_statistics(run, count);
+    }
+    /* Without y the parameters have no use. */
+    unsigned inputs = run->wanted & BIT(Y) ? FORWARD_INPUTS | running : (unsigned)STATISTICS_INPUTS | running;
+    unsigned outputs = from_stats ? BIT(Y) : BIT(Y) | BIT(U);
+    tensors = block_inputs(run, inputs, first, count);
+    block_outputs(run, &tensors, outputs, count);
+    if (from_stats)
+        tensors.stats = &run->stats.tensor;
+    if (statistics) {
+        reserve_statistics(run, count);
+        tensors.mean = &run->mean.tensor;
+        tensors.rstd = &run->rstd.tensor;
+    }
+    call(run, from_stats ? APPLY : FORWARD, &tensors, 0);
+    flush_outputs(run, outputs);
+    if (statistics)
+        write_statistics(run, count);
+}
+
+static void backward_block(struct run *run, int64_t first, int64_t count)
+{
+    unsigned inputs = FORWARD_INPUTS | BIT(DY);
+    if (run->wanted & BIT(DX))
+        inputs |= BIT(DU);
+    if (run->line.evaluate)
+        inputs |= RUNNING_INPUTS;
+    unsigned summed = run->line.per_sample ? 0 : BIT(DWEIGHT) | BIT(DBIAS);
+    uint32_t flags = 0;
+    normfuse_tensors tensors = block_inputs(run, inputs, first, count);
+    block_outputs(run, &tensors, GRADIENTS & ~summed, count);
+    if (summed & run->wanted) {
+        flags |= NORMFUSE_ACCUMULATE;
+        if (run->wanted & BIT(DWEIGHT))
+            tensors.dweight = &run->dweight.tensor;
+        if (run->wanted & BIT(DBIAS))
+            tensors.dbias = &run->dbias.tensor;
+    }
+    if (run->line.op != AFFINE && !run->line.evaluate) {
+        tensors.mean = &run->mean.tensor;
+        tensors.rstd = &run->rstd.tensor;
+    }
+    call(run, BACKWARD, &tensors, flags);
+    flush_outputs(run, GRADIENTS & ~summed);
+}
+
+static void run_by_sample(struct run *run)
+{
+    bool backward = (run->given & BIT(DY)) != 0;
+    bool statistics = run->line.op != AFFINE && !run->line.evaluate;
+    bool forward = (run->wanted & ~(unsigned)GRADIENTS) || statistics;
+    run->total_samples = run->n;
+    reserve_zeros(&run->dweight, 1, &run->c);
+    reserve_zeros(&run->dbias, 1, &run->c);
+    if (is_running_average(run))
+        for (int i = 0; i < 2; i++) {
+            run->sample_sums[i] = calloc((size_t)run->c + 1, sizeof(double));
+            if (!run->sample_sums[i])
+                report_failure("memory", "%s", strerror(errno));
+        }
+    int64_t first = 0;
+    do { /* once for an empty batch too: its arguments are checked and its sums are 0 */
+        int64_t count = run->n - first < run->block ? run->n - first : run->block;
+        if (forward)
+            forward_block(run, first, count);
+        if (backward)
+            backward_block(run, first, count);
+        first += count;
+        progress(run, count);
+    } while (first < run->n);
+    if (!run->line.per_sample && (run->wanted & BIT(DWEIGHT)))
+        stream_output_write_f64(&run->outputs[DWEIGHT], run->dweight.data, run->c);
+    if (!run->line.per_sample && (run->wanted & BIT(DBIAS)))
+        stream_output_write_f64(&run->outputs[DBIAS], run->dbias.data, run->c);
+    if (is_running_average(run))
+        write_sample_averages(run);
+    free(run->sample_sums[0]);
+    free(run->sample_sums[1]);
+}
+
+/* ---- batch norm in training -------------------------------------------------------------------------------------- */
+
+/* A pass over the batch. first_outputs are written by the first block only: they follow from the whole batch's
+ * statistics. */
+static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigned outputs, unsigned first_outputs,
+                       bool whole)
+{
+    int64_t first = 0;
+    do {
+        int64_t count = run->n - first < run->block ? run->n - first : run->block;
+        normfuse_tensors tensors = block_inputs(run, inputs, first, count);
+        unsigned now = first == 0 ? outputs | first_outputs : outputs;
+        block_outputs(run, &tensors, now, count);
+        if (step == STATS || step == APPLY)
+            tensors.stats = &run->stats.tensor;
+        if (step == BACKWARD_SUMS || step == BACKWARD_APPLY) {
+            tensors.sums = &run->sums.tensor;
+            tensors.mean = &run->mean.tensor;
+            tensors.rstd = &run->rstd.tensor;
+        }
+        call(run, step, &tensors, step == STATS || step == BACKWARD_SUMS ? NORMFUSE_ACCUMULATE : 0);
+        flush_outputs(run, now);
+        first += count;
+        progress(run, count);
+    } while (whole && first < run->n);
+}
+
+/* mean, rstd and the running statistics, from the statistics of the batch. */
+static void finish_batch_statistics(struct run *run)
+{
+    normfuse_tensors tensors = block_inputs(run, STATISTICS_INPUTS, 0, run->block);
+    reserve_statistics(run, run->block);
+    tensors.stats = &run->stats.tensor;
+    tensors.mean = &run->mean.tensor;
+    tensors.rstd = &run->rstd.tensor;
+    if (is_running_average(run))
+        for (int i = 0; i < 2; i++) {
+            const normfuse_tensor *old = stream_input_block(&run->inputs[RUNNING_MEAN + i], 0, run->c);
+            const normfuse_tensor *copy = reserve(&run->running[i], run->inputs[RUNNING_MEAN + i].type, 1, &run->c);
+            memcpy(copy->data, old->data, (size_t)run->c * number_bytes(run->inputs[RUNNING_MEAN + i].type));
+            set(&tensors, output_roles[NEW_RUNNING_MEAN + i].field, copy);
+        }
+    call(run, APPLY, &tensors, 0);
+    write_statistics(run, run->n);
+    for (int i = 0; i < 2; i++)
+        if (run->wanted & BIT(NEW_RUNNING_MEAN + i)) {
+            const normfuse_tensor *out = stream_output_block(&run->outputs[NEW_RUNNING_MEAN + i], run->c);
+            memcpy(out->data, run->running[i].data,
+                   (size_t)run->c * number_bytes(run->inputs[RUNNING_MEAN + i].type));
+            stream_output_flush(&run->outputs[NEW_RUNNING_MEAN + i]);
+        }
+}
+
+static void run_batch_training(struct run *run)
+{
+    const int64_t triples[2] = {run->c, 3}, pairs[2] = {run->c, 2};
+    bool backward = (run->given & BIT(DY)) != 0;
+    bool last_pass = (run->wanted & BIT(DX)) != 0;
+    run->total_samples =
+        run->n * (1 + ((run->wanted & BIT(Y)) != 0) + (backward ? 1 + last_pass : 0)) + (backward && !last_pass);
+    reserve_zeros(&run->stats, 2, triples);
+    batch_pass(run, STATS, STATISTICS_INPUTS, BIT(U), 0, true);
+    finish_batch_statistics(run);
+    if (run->wanted & BIT(Y))
+        batch_pass(run, APPLY, FORWARD_INPUTS, BIT(Y), 0, true);
+    if (!backward)
+        return;
+    reserve_zeros(&run->sums, 2, pairs);
+    batch_pass(run, BACKWARD_SUMS, FORWARD_INPUTS | BIT(DY), BIT(DPOST_ADD), 0, true);
+    unsigned inputs = FORWARD_INPUTS | BIT(DY) | (last_pass ? BIT(DU) : 0);
+    unsigned parameters = BIT(DWEIGHT) | BIT(DBIAS);
+    if (run->wanted & (BIT(DX) | parameters))
+        batch_pass(run, BACKWARD_APPLY, inputs, BIT(DX), parameters, last_pass);
+}
+
+/* ---- the command ------------------------------------------------------------------------------------------------- */
+
+static int run_main(const struct arguments *arguments)
+{
+    static struct run run; /* large, and zero */
+    run.arguments = arguments;
+    read_words(&run);
+    read_files(&run);
+    run.exec = (normfuse_exec){.struct_bytes = sizeof run.exec,
+                               .threads = (int32_t)arguments_number(arguments, OPTION_THREADS, 1, THREADS_MAX, 0)};
+    (void)arguments_bytes(arguments, OPTION_BLOCK_BYTES, 1);
+    open_x(&run);
+    for (int i = X + 1; i < INPUTS; i++)
+        if (run.given & BIT(i))
+            open_input(&run, (enum input)i);
+    for (int i = 0; i < OUTPUTS; i++)
+        if (run.wanted & BIT(i))
+            open_output(&run, (enum output_id)i);
+    choose_block(&run);
+    run.show_progress = !arguments_has(arguments, OPTION_QUIET) && isatty(STDERR_FILENO) && run.block < run.n;
+    if (run.line.op == BATCH_NORM && !run.line.evaluate)
+        run_batch_training(&run);
+    else
+        run_by_sample(&run);
+    progress_end(&run);
+    outputs_commit();
+    return CODE_OK;
+}
