@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * dispatch.c - which table runs, and normfuse_info. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -2,7 +2,9 @@
  *
  * threads.c - a small pool: idle threads spin for a moment, since layers follow one another, then sleep on a condition
  * variable. One caller uses it at a time. After fork() the child starts with no threads and makes its own. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include "cpu/threads.h"
 
 #include <limits.h>

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_passes.c - every table this CPU can run gives the bits of the scalar table in every pass, for every dtype and
+ * activation, at lengths 1 to 200 and odd large ones, at unaligned addresses, between guard pages; and the f32 activations
+ * keep their published bounds. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cpu/convert.h"
+#include "cpu/kernels.h"
+#include "harness.h"
+#include "normfuse.h"
+
+static const char *const type_names[] = {"f64", "f32", "f16", "bf16"};
+static const size_t type_bytes[] = {8, 4, 2, 2};
+
+static uint64_t random_state = 88172645463325252u;
+
+static double uniform(void) /* in [-1, 1) */
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (double)(random_state >> 11) * 0x1p-52 - 1;
+}
+
+/* A buffer whose bytes end at an unmapped page (at_end) or begin after one. */
+struct guarded {
+    char *data;
+    void *map;
+    size_t map_bytes;
+};
+
+static struct guarded guarded_new(size_t bytes, bool at_end)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), inside = (bytes + page - 1) / page * page;
+    struct guarded g = {.map_bytes = inside + 2 * page};
+    g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g.map == MAP_FAILED || mprotect(g.map, page, PROT_NONE) || mprotect((char *)g.map + page + inside, page, PROT_NONE)) {
+        perror("guard pages");
+        exit(1);
+    }
+    g.data = (char *)g.map + page + (at_end ? inside - bytes : 0);
+    return g;
+}
+
+static void guarded_free(struct guarded g) { munmap(g.map, g.map_bytes); }
+
+static void put(char *at, int type, double v)
+{
+    const float f = (float)v;
+    uint16_t h;
+    switch (type) {
+    case NORMFUSE_F64: memcpy(at, &v, 8); break;
+    case NORMFUSE_F32: memcpy(at, &f, 4); break;
+    case NORMFUSE_F16: h = normfuse_f32_to_f16(f); memcpy(at, &h, 2); break;
+    default: h = normfuse_f32_to_bf16(f); memcpy(at, &h, 2); break;
+    }
+}
+
+static void fill(char *data, int type, size_t count, double centre, double spread)
+{
+    for (size_t i = 0; i < count; i++)
+        put(data + i * type_bytes[type], type, centre + spread * uniform());
+}
+
+enum { MOST_COEFFICIENTS = 256 };
+
+struct inputs {
+    struct guarded x, dy, post_add, du, y[2], dpost_add[2];
+    double coefficients[6][MOST_COEFFICIENTS]; /* of the compute type, in place */
+    double sums[2][2][MOST_COEFFICIENTS];
+};
+
+static void real_fill(void *array, int type, size_t count, double centre, double spread)
+{
+    fill(array, type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32, count, centre, spread);
+}
+
+struct shape {
+    size_t rows, n, stride;
+};
+
+static const char *const pass_names[] = {
+#define PASS(name) #name,
+    NORMFUSE_FOR_EACH_PASS(PASS)
+#undef PASS
+};
+enum { PASSES = sizeof pass_names / sizeof *pass_names };
+
+static normfuse_pass_function pass_of(const struct normfuse_table *table, int type, int pass)
+{
+    normfuse_pass_function functions[PASSES];
+    memcpy(functions, &table->of[type], sizeof functions);
+    return functions[pass];
+}
+
+/* One pass on both tables over the same inputs. */
+static void compare(const struct normfuse_table *table, int type, int pass, struct shape shape, int32_t activation, bool extras,
+                    bool stream, bool at_end)
+{
+    const size_t bytes = (shape.rows > 0 ? (shape.rows - 1) * shape.stride + shape.n : 0) * type_bytes[type];
+    const bool columns = strstr(pass_names[pass], "columns") != NULL;
+    struct inputs in;
+    struct guarded *inputs[] = {&in.x, &in.dy, &in.post_add, &in.du};
+    for (int i = 0; i < 4; i++) {
+        *inputs[i] = guarded_new(bytes, at_end);
+        fill(inputs[i]->data, type, bytes / type_bytes[type], i == 0 ? 3 : 0, 2);
+    }
+    for (int side = 0; side < 2; side++) {
+        in.y[side] = guarded_new(bytes, at_end);
+        in.dpost_add[side] = guarded_new(bytes, at_end);
+        memset(in.y[side].data, 0x5a, bytes);
+        memset(in.dpost_add[side].data, 0x5a, bytes);
+    }
+    for (int i = 0; i < 6; i++)
+        real_fill(in.coefficients[i], type, MOST_COEFFICIENTS, i == 0 ? 3 : 0.5, 1);
+    memset(in.sums, 0, sizeof in.sums);
+    for (int which = 0; which < 2; which++) /* column passes add to what is there */
+        real_fill(in.sums[0][which], type, MOST_COEFFICIENTS, 0, 1);
+    memcpy(in.sums[1], in.sums[0], sizeof in.sums[0]);
+
+    for (int side = 0; side < 2; side++) {
+        const ptrdiff_t stride = (ptrdiff_t)shape.stride;
+        const struct normfuse_pass s = {
+            .x = in.x.data, .dy = in.dy.data, .post_add = extras ? in.post_add.data : NULL, .du = extras ? in.du.data : NULL,
+            .y = in.y[side].data, .dpost_add = extras ? in.dpost_add[side].data : NULL,
+            .x_stride = stride, .dy_stride = stride, .post_add_stride = stride, .du_stride = stride, .y_stride = stride,
+            .dpost_add_stride = stride, .rows = shape.rows, .n = shape.n,
+            .k = in.coefficients[0], .a = in.coefficients[1], .b = in.coefficients[2], .p = in.coefficients[3],
+            .q = extras && activation % 2 ? NULL : in.coefficients[4], .r = in.coefficients[5],
+            .coefficient_step = columns ? 0 : shape.rows % 2, .sum_per_row = shape.rows % 2,
+            .sum = in.sums[side][0], .square = in.sums[side][1],
+            .activation = activation, .act_param = 0.25, .stream = stream};
+        pass_of(side ? table : &normfuse_table_scalar, type, pass)(&s);
+        (side ? table : &normfuse_table_scalar)->fence();
+    }
+    CHECK(memcmp(in.y[0].data, in.y[1].data, bytes) == 0 && memcmp(in.dpost_add[0].data, in.dpost_add[1].data, bytes) == 0 &&
+              memcmp(in.sums[0], in.sums[1], sizeof in.sums[0]) == 0,
+          "%s %s %s: rows %zu, n %zu, stride %zu, activation %d, extras %d, stream %d, at the %s of its pages", table->isa,
+          type_names[type], pass_names[pass], shape.rows, shape.n, shape.stride, (int)activation, extras, stream,
+          at_end ? "end" : "start");
+    for (int i = 0; i < 4; i++)
+        guarded_free(*inputs[i]);
+    for (int side = 0; side < 2; side++) {
+        guarded_free(in.y[side]);
+        guarded_free(in.dpost_add[side]);
+    }
+}
+
+static void compare_all(const struct normfuse_table *table)
+{
+    for (int type = 0; type < 4; type++)
+        for (int pass = 0; pass < PASSES; pass++) {
+            const bool columns = strstr(pass_names[pass], "columns") != NULL;
+            for (size_t n = 1; n <= 200; n++) /* at_end leaves odd lengths unaligned */
+                compare(table, type, pass, (struct shape){1 + n % 6, n, n + n % 3}, (int32_t)(n % 9), n % 4 == 3, n % 5 == 1, n % 2);
+            for (int32_t activation = 0; activation < 9; activation++)
+                for (int options = 0; options < 8; options++)
+                    compare(table, type, pass, (struct shape){7, 77, 80}, activation, options & 1, options & 2, options & 4);
+            if (!columns) {
+                compare(table, type, pass, (struct shape){1, 4096, 4096}, 0, false, true, true);
+                compare(table, type, pass, (struct shape){2, 12345, 12345}, 3, false, true, true);
+                compare(table, type, pass, (struct shape){3, 2017, 2048}, 0, false, false, false);
+            } else {
+                compare(table, type, pass, (struct shape){129, 256, 256}, 0, false, true, true);
+                compare(table, type, pass, (struct shape){67, 255, 257}, 3, false, true, true);
+            }
+        }
+}
+
+/* ---- conversions ---- */
+
+/* Every 16-bit value through load and store comes back (a NaN quiet), and f32 values around every rounding border of f16
+ * and bf16 are rounded alike by all tables. */
+static void compare_conversions(const struct normfuse_table *table)
+{
+    enum { COUNT = 65536 };
+    static uint16_t from[COUNT], to[2][COUNT];
+    const float one = 1, zero = 0;
+    for (int type = NORMFUSE_F16; type <= NORMFUSE_BF16; type++) {
+        for (int i = 0; i < COUNT; i++)
+            from[i] = (uint16_t)i;
+        for (int side = 0; side < 2; side++) {
+            const struct normfuse_pass s = {.x = from, .y = to[side], .rows = 1, .n = COUNT, .k = &zero, .a = &one, .b = &zero};
+            (side ? table : &normfuse_table_scalar)->of[type].affine_runs(&s);
+        }
+        CHECK(memcmp(to[0], to[1], sizeof to[0]) == 0, "%s %s: every value converted alike", table->isa, type_names[type]);
+        int wrong = 0;
+        for (int i = 0; i < COUNT; i++) {
+            const bool nan = (i & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80);
+            wrong += !nan && to[1][i] != i && (i & 0x7fff) != 0; /* -0 + 0 is 0 */
+        }
+        CHECK(wrong == 0, "%s %s: %d values changed by 1*x + 0", table->isa, type_names[type], wrong);
+        /* x + dy in f32 then rounded: sums of random pairs reach all borders */
+        for (int round = 0; round < 16; round++) {
+            static uint16_t other[COUNT];
+            for (int i = 0; i < COUNT; i++) {
+                other[i] = (uint16_t)((unsigned)i * 40503u + (unsigned)round * 977u);
+                if ((other[i] & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80) || (i & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80))
+                    other[i] = 0;
+            }
+            for (int side = 0; side < 2; side++) {
+                const struct normfuse_pass s = {.x = from, .dy = other, .y = to[side], .rows = 1, .n = COUNT};
+                (side ? table : &normfuse_table_scalar)->of[type].add(&s);
+            }
+            int differ = 0;
+            for (int i = 0; i < COUNT; i++) {
+                const uint16_t limit = type == NORMFUSE_F16 ? 0x7c00 : 0x7f80;
+                differ += to[0][i] != to[1][i] && !((to[0][i] & 0x7fff) > limit && (to[1][i] & 0x7fff) > limit);
+            }
+            CHECK(differ == 0, "%s %s: %d sums rounded differently", table->isa, type_names[type], differ);
+        }
+    }
+}
+
+/* ---- activations ---- */
+
+static long double exact(int32_t activation, long double z)
+{
+    const long double s = 1 / (1 + expl(-z));
+    switch (activation) {
+    case NORMFUSE_SILU: return z * s;
+    case NORMFUSE_GELU: return z * 0.5L * erfcl(-z * sqrtl(0.5L));
+    case NORMFUSE_GELU_TANH: return z / (1 + expl(-2 * sqrtl(2 / acosl(-1)) * (z + 0.044715L * z * z * z)));
+    case NORMFUSE_HARDSWISH: return z * fminl(fmaxl(z + 3, 0), 6) / 6;
+    case NORMFUSE_ELU: return z > 0 ? z : 0.25L * expm1l(z);
+    case NORMFUSE_MISH: return z * tanhl(log1pl(expl(fminl(z, 60))) + fmaxl(z - 60, 0));
+    default: return z;
+    }
+}
+
+/* The bounds of docs/numerics.md: relative to act(z) plus an absolute part in units of 2^-24. */
+static const struct {
+    int32_t activation;
+    double relative, absolute;
+} bounds[] = {{NORMFUSE_SILU, 5, 0}, {NORMFUSE_GELU, 8, 0}, {NORMFUSE_GELU_TANH, 5, 6}, {NORMFUSE_HARDSWISH, 2, 1}, {NORMFUSE_ELU, 6, 0}, {NORMFUSE_MISH, 8, 0}};
+
+static void check_activations(void)
+{
+    enum { COUNT = 400000 };
+    static float z[COUNT], y[COUNT];
+    for (int i = 0; i < COUNT; i++) /* dense around 0, out to where e^z leaves f32's normal range */
+        z[i] = i < COUNT / 2 ? (float)(8 * uniform()) : (float)(86 * uniform() * uniform());
+    for (size_t b = 0; b < sizeof bounds / sizeof *bounds; b++) {
+        const float one = 1, zero = 0;
+        const struct normfuse_pass s = {.x = z, .y = y, .rows = 1, .n = COUNT, .k = &zero, .a = &one, .b = &zero,
+                                        .activation = bounds[b].activation, .act_param = 0.25};
+        normfuse_table_chosen()->of[NORMFUSE_F32].affine_runs(&s);
+        double worst = 0;
+        float at = 0;
+        for (int i = 0; i < COUNT; i++) {
+            const double want = (double)exact(bounds[b].activation, z[i]);
+            const double budget = (bounds[b].relative * fabs(want) + bounds[b].absolute) * 0x1p-24 + 0x1p-120;
+            const double used = fabs((double)y[i] - want) / budget;
+            if (!(used <= worst)) {
+                worst = used;
+                at = z[i];
+            }
+        }
+        CHECK(worst <= 1, "activation %d: %.0f %% of its error budget at %a", (int)bounds[b].activation, 100 * worst, (double)at);
+        printf("activation %d: %.0f %% of its error budget\n", (int)bounds[b].activation, 100 * worst);
+    }
+}
+
+int main(void)
+{
+    char ran[64] = "", not_run[64] = "";
+    for (const struct normfuse_table *const *t = normfuse_tables; *t; t++) {
+        char *list = (*t)->usable() ? ran : not_run;
+        snprintf(list + strlen(list), 64 - strlen(list), " %s", (*t)->isa);
+        if (!(*t)->usable()) {
+            harness_skip("table %s: compiled, but this CPU cannot run it", (*t)->isa);
+            continue;
+        }
+        if (*t != &normfuse_table_scalar) {
+            compare_all(*t);
+            compare_conversions(*t);
+        }
+    }
+    printf("tables run:%s; compiled and not run:%s\n", ran, *not_run ? not_run : " none");
+    check_activations();
+    return harness_close();
+}
