@@ -25,8 +25,9 @@ static bool REAL(join_columns)(void *shift, const void *sum, const void *square,
     if (sizeof(R) == sizeof(float)) {
         vd bad = zero;
         for (size_t c = 0; c < columns; c += 8) {
-            const vd s = FROM(sums + c), q = FROM(squares + c);
-            const vd small = vd_select_lt(zero, vd_fma(s, s, q), one, zero);
+            const vd s = FROM(sums + c), q = FROM(squares + c), k = FROM(shifts + c), kk = vd_mul(k, k);
+            const vd tiny = vd_select_lt(kk, vd_set1(0x1p-60), vd_select_lt(zero, kk, one, zero), zero);
+            const vd small = vd_select_lt(zero, vd_fma(s, s, q), one, tiny);
             bad = vd_add(bad, vd_select_lt(q, vd_set1(0x1p-90), small, zero));
             bad = vd_add(bad, vd_select_lt(q, vd_set1(3e38), zero, one));
         }

@@ -226,7 +226,7 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     plan->none = p->sets == NORMFUSE_SETS_NONE;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL;
-    plan->constant = plan->none && !p->weight.batch && !p->bias.batch;
+    plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
     plan->set_values = p->set_values;
     if (plan->backward) {
@@ -699,10 +699,11 @@ static struct moments join(struct moments a, struct moments b)
                             a.m2 + b.m2 + delta * delta * (a.count * b.count / count)};
 }
 
-/* The squares of a chunk overflowed f32, or may have lost digits below its smallest normal number. */
-static bool out_of_range(double sum, double square)
+/* The squares of a chunk overflowed f32, or may have lost digits below its smallest normal number. Sums of 0 are those of
+ * a constant unless k is so small that a neighbouring value's square would vanish too. columns.inl has the same rule. */
+static bool out_of_range(double k, double sum, double square)
 {
-    return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0));
+    return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0 || (k != 0 && fabs(k) < 0x1p-30)));
 }
 
 /* One value of u as the passes see it. */
@@ -777,7 +778,7 @@ static struct moments chunk_runs(const struct plan *plan, struct worker *w, cons
     s.n = (size_t)t->width;
     plan->pass->moments_runs(&s);
     const double sum = get_real(plan, w->sum, 0), square = get_real(plan, w->square, 0), count = (double)(s.rows * s.n);
-    if (!plan->wide_type && out_of_range(sum, square))
+    if (!plan->wide_type && out_of_range(k, sum, square))
         return moments_wide(plan, t, t->c, t->rows, t->width);
     const double m2 = square - sum * sum / count;
     return (struct moments){count, k + sum / count, m2 < 0 ? 0 : m2};
@@ -878,7 +879,7 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     fold(plan, w->sum, sum);
     fold(plan, w->square, square);
     for (int64_t c = 0; c < channels; c++)
-        bad |= out_of_range(sum[c], square[c]);
+        bad |= out_of_range(get_real(plan, w->shift, c), sum[c], square[c]);
     if (plan->wide_type) {
         const double *k = w->shift;
         for (int64_t c = 0; c < channels; c++) {
@@ -889,7 +890,7 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     } else {
         const float *k = w->shift;
         for (int64_t c = 0; c < channels; c++) {
-            const bool wide = bad && out_of_range(sum[c], square[c]);
+            const bool wide = bad && out_of_range((double)k[c], sum[c], square[c]);
             const double m = square[c] - sum[c] * sum[c] * inverse;
             square[c] = m < 0 ? 0 : m;
             sum[c] = (double)k[c] + sum[c] * inverse;
@@ -1693,7 +1694,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
         memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
     if (!plan.reduce && !plan.backward && !plan.none)
         put_given_statistics(&plan);
-    if (!plan.reduce && plan.backward && p->sums)
+    if (plan.backward && !(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS))
         put_given_gradients(&plan);
 
     if ((plan.reduce || plan.apply) && plan.sets > 0) {
