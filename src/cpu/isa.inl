@@ -12,6 +12,8 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
+enum { PLAIN, SILU, ANY }; /* forms of a body: passes.inl */
+
 #include "cpu/activation.inl"
 
 #define OP(name) vf_##name

@@ -73,7 +73,8 @@ extern const struct normfuse_table *const normfuse_tables[];
 /* The one that runs: the first usable one under the cap of NORMFUSE_MAX_ISA. */
 const struct normfuse_table *normfuse_table_chosen(void);
 
-extern const struct normfuse_table normfuse_table_scalar, normfuse_table_avx2, normfuse_table_avx512, normfuse_table_neon;
+extern const struct normfuse_table normfuse_table_scalar, normfuse_table_avx2, normfuse_table_avx512,
+    normfuse_table_avx512bf16, normfuse_table_neon;
 
 /* activation_f64.c: act(z), and dy*act'(z), in double by libm. */
 double normfuse_activation_f64(int32_t activation, double act_param, double z);

@@ -9,8 +9,9 @@
  * Sums under runs keep 2*W lanes: value i of a row belongs to lane i % (2*W), so every instruction set adds in the same
  * order. 64 lanes were tried too: AVX2 then has to walk the data twice, and nothing gains (docs/decisions/0001).
  *
- * Each body has two forms, chosen by constants that the compiler folds: plain (identity, nothing added) and full, where
- * activation and additions are uniform run-time branches. The branches predict; what they cost is in docs/decisions/0002. */
+ * Each body has three forms, chosen by a constant that the compiler folds: plain (identity, nothing added), silu (for
+ * diffusion models; nothing added) and any, where activation and additions are uniform run-time branches. The branches
+ * predict; what they cost is in docs/decisions/0002. */
 #define LOAD(p) CAT(OP(load_), DT)(p)
 #define LOAD_PART(p, n, fill) CAT(OP(load_part_), DT)(p, n, fill)
 #define STORE(p, v) CAT(OP(store_), DT)(p, v)
@@ -116,7 +117,7 @@ static void FN(moments_columns)(const struct normfuse_pass *arguments)
 /* ---- affine ---- */
 
 BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, const bool columns,
-                          const bool full, const bool stream)
+                          const int form, const bool stream)
 {
     const T *x = ROW(const T *, x, r) + i;
     T *y = ROW(T *, y, r) + i;
@@ -128,11 +129,10 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
     }
     AHEAD(x, s->ahead_x);
     V z = OP(fma)(OP(sub)(FN(get)(x, n, k), k), a, b);
-    if (full) {
-        if (s->post_add)
-            z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, k));
-        z = OP(activation)(s->activation, OP(set1)((R)s->act_param), z);
-    }
+    if (form == ANY && s->post_add)
+        z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, k));
+    if (form != PLAIN)
+        z = OP(activation)(form == SILU ? NORMFUSE_SILU : s->activation, OP(set1)((R)s->act_param), z);
     if (stream)
         STREAM(y, z);
     else
@@ -146,7 +146,7 @@ BODY size_t FN(head)(const T *y, size_t n)
     return head < n ? head : n;
 }
 
-BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, const bool full, const bool stream)
+BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
 {
     for (size_t r = 0; r < s->rows; r++) {
         const size_t step = columns ? 0 : r * s->coefficient_step, n = s->n;
@@ -156,22 +156,23 @@ BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, con
         const V b = columns ? zero : OP(set1)(((const R *)s->b)[step]);
         size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
         if (i)
-            FN(affine_step)(s, r, 0, i, k, a, b, columns, full, false);
+            FN(affine_step)(s, r, 0, i, k, a, b, columns, form, false);
         for (; i + W <= n; i += W)
-            FN(affine_step)(s, r, i, W, k, a, b, columns, full, stream);
+            FN(affine_step)(s, r, i, W, k, a, b, columns, form, stream);
         if (i < n)
-            FN(affine_step)(s, r, i, n - i, k, a, b, columns, full, false);
+            FN(affine_step)(s, r, i, n - i, k, a, b, columns, form, false);
     }
 }
 
 BODY void FN(affine)(const struct normfuse_pass *arguments, const bool columns)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    const bool full = s->activation != NORMFUSE_IDENTITY || s->post_add;
-    if (full)
-        s->stream ? FN(affine_body)(s, columns, true, true) : FN(affine_body)(s, columns, true, false);
+    if (s->activation == NORMFUSE_SILU && !s->post_add)
+        s->stream ? FN(affine_body)(s, columns, SILU, true) : FN(affine_body)(s, columns, SILU, false);
+    else if (s->activation != NORMFUSE_IDENTITY || s->post_add)
+        s->stream ? FN(affine_body)(s, columns, ANY, true) : FN(affine_body)(s, columns, ANY, false);
     else
-        s->stream ? FN(affine_body)(s, columns, false, true) : FN(affine_body)(s, columns, false, false);
+        s->stream ? FN(affine_body)(s, columns, PLAIN, true) : FN(affine_body)(s, columns, PLAIN, false);
 }
 
 static void FN(affine_runs)(const struct normfuse_pass *s) { FN(affine)(s, false); }
@@ -180,22 +181,22 @@ static void FN(affine_columns)(const struct normfuse_pass *s) { FN(affine)(s, tr
 /* ---- dot2 and affine2 ---- */
 
 /* dy' at column i; *d is x - k. Missing lanes give dy' = 0 and d = 0. */
-BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, const bool full, V *d)
+BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, const int form, V *d)
 {
     const T *x = ROW(const T *, x, r) + i, *dy = ROW(const T *, dy, r) + i;
     const V zero = OP(set1)(0);
     V g = FN(get)(dy, n, zero);
     *d = OP(sub)(FN(get)(x, n, k), k);
-    if (full && s->activation != NORMFUSE_IDENTITY) {
+    if (form == SILU || (form == ANY && s->activation != NORMFUSE_IDENTITY)) {
         V z = OP(fma)(*d, a, b);
-        if (s->post_add)
+        if (form == ANY && s->post_add)
             z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, zero));
-        g = OP(activation_gradient)(s->activation, OP(set1)((R)s->act_param), g, z);
+        g = OP(activation_gradient)(form == SILU ? NORMFUSE_SILU : s->activation, OP(set1)((R)s->act_param), g, z);
     }
     return g;
 }
 
-BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
+BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const int form)
 {
     const V zero = OP(set1)(0);
     V sum0 = zero, sum1 = zero, square0 = zero, square1 = zero;
@@ -204,25 +205,25 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
     for (size_t r = 0; r < s->rows; r++) {
         const size_t step = r * s->coefficient_step;
         const V k = OP(set1)(((const R *)s->k)[step]);
-        const V a = full ? OP(set1)(((const R *)s->a)[step]) : zero, b = full ? OP(set1)(((const R *)s->b)[step]) : zero;
-        T *kept = full && s->dpost_add ? ROW(T *, dpost_add, r) : NULL;
+        const V a = form != PLAIN ? OP(set1)(((const R *)s->a)[step]) : zero, b = form != PLAIN ? OP(set1)(((const R *)s->b)[step]) : zero;
+        T *kept = form == ANY && s->dpost_add ? ROW(T *, dpost_add, r) : NULL;
         size_t i = 0;
         V d0, d1;
         for (; i + 2 * W <= n; i += 2 * W) {
-            const V g0 = FN(gradient)(s, r, i, W, k, a, b, full, &d0);
-            const V g1 = FN(gradient)(s, r, i + W, W, k, a, b, full, &d1);
+            const V g0 = FN(gradient)(s, r, i, W, k, a, b, form, &d0);
+            const V g1 = FN(gradient)(s, r, i + W, W, k, a, b, form, &d1);
             sum0 = OP(add)(sum0, g0);
             sum1 = OP(add)(sum1, g1);
             square0 = OP(fma)(g0, d0, square0);
             square1 = OP(fma)(g1, d1, square1);
-            if (full && kept) {
+            if (form == ANY && kept) {
                 STORE(kept + i, g0);
                 STORE(kept + i + W, g1);
             }
         }
         for (int j = 0; i < n; i += W, j++) {
             const size_t m = n - i < W ? n - i : W;
-            const V g = FN(gradient)(s, r, i, m, k, a, b, full, &d0);
+            const V g = FN(gradient)(s, r, i, m, k, a, b, form, &d0);
             if (j == 0) {
                 sum0 = OP(add)(sum0, g);
                 square0 = OP(fma)(g, d0, square0);
@@ -230,7 +231,7 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
                 sum1 = OP(add)(sum1, g);
                 square1 = OP(fma)(g, d0, square1);
             }
-            if (full && kept)
+            if (form == ANY && kept)
                 FN(put)(kept + i, g, m);
         }
         if (s->sum_per_row || r + 1 == s->rows) {
@@ -245,67 +246,71 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
 static void FN(dot2_runs)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
-        FN(dot2_runs_body)(s, true);
+    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add)
+        FN(dot2_runs_body)(s, SILU);
+    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
+        FN(dot2_runs_body)(s, ANY);
     else
-        FN(dot2_runs_body)(s, false);
+        FN(dot2_runs_body)(s, PLAIN);
 }
 
-BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n, const bool full)
+BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n, const int form)
 {
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
     const V zero = OP(set1)(0), k = FN(coefficient)(s->k, c, n);
-    const V a = full ? FN(coefficient)(s->a, c, n) : zero, b = full ? FN(coefficient)(s->b, c, n) : zero;
+    const V a = form != PLAIN ? FN(coefficient)(s->a, c, n) : zero, b = form != PLAIN ? FN(coefficient)(s->b, c, n) : zero;
     V d;
-    const V g = FN(gradient)(s, r, c, n, k, a, b, full, &d);
+    const V g = FN(gradient)(s, r, c, n, k, a, b, form, &d);
     FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
     FN(put_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
-    if (full && s->dpost_add)
+    if (form == ANY && s->dpost_add)
         FN(put)(ROW(T *, dpost_add, r) + c, g, n);
 }
 
-BODY void FN(dot2_columns_body)(const struct normfuse_pass *s, const bool full)
+BODY void FN(dot2_columns_body)(const struct normfuse_pass *s, const int form)
 {
     for (size_t r = 0; r < s->rows; r++) {
         size_t c = 0;
         for (; c + W <= s->n; c += W)
-            FN(dot2_columns_step)(s, r, c, W, full);
+            FN(dot2_columns_step)(s, r, c, W, form);
         if (c < s->n)
-            FN(dot2_columns_step)(s, r, c, s->n - c, full);
+            FN(dot2_columns_step)(s, r, c, s->n - c, form);
     }
 }
 
 static void FN(dot2_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
-        FN(dot2_columns_body)(s, true);
+    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add)
+        FN(dot2_columns_body)(s, SILU);
+    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
+        FN(dot2_columns_body)(s, ANY);
     else
-        FN(dot2_columns_body)(s, false);
+        FN(dot2_columns_body)(s, PLAIN);
 }
 
 BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, V p, V q, V rest,
-                           const bool columns, const bool full, const bool stream)
+                           const bool columns, const int form, const bool stream)
 {
     T *dx = ROW(T *, y, r) + i;
     V d;
     if (columns) {
         k = FN(coefficient)(s->k, i, n);
         p = FN(coefficient)(s->p, i, n);
-        if (full) {
+        if (form != PLAIN) {
             a = FN(coefficient)(s->a, i, n);
             b = FN(coefficient)(s->b, i, n);
         }
-        if (!full || s->q) {
+        if (form != ANY || s->q) {
             q = FN(coefficient)(s->q, i, n);
             rest = FN(coefficient)(s->r, i, n);
         }
     }
     AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
     AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
-    const V g = FN(gradient)(s, r, i, n, k, a, b, full, &d);
+    const V g = FN(gradient)(s, r, i, n, k, a, b, form, &d);
     V v;
-    if (full) {
+    if (form == ANY) {
         v = s->q ? OP(fma)(p, g, OP(fma)(q, d, rest)) : OP(mul)(p, g);
         if (s->du)
             v = OP(add)(v, FN(get)(ROW(const T *, du, r) + i, n, k));
@@ -320,7 +325,7 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
         FN(put)(dx, v, n);
 }
 
-BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, const bool full, const bool stream)
+BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
 {
     const V zero = OP(set1)(0);
     for (size_t r = 0; r < s->rows; r++) {
@@ -329,33 +334,35 @@ BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, co
         if (!columns) {
             k = OP(set1)(((const R *)s->k)[step]);
             p = OP(set1)(((const R *)s->p)[step]);
-            if (full) {
+            if (form != PLAIN) {
                 a = OP(set1)(((const R *)s->a)[step]);
                 b = OP(set1)(((const R *)s->b)[step]);
             }
-            if (!full || s->q) {
+            if (form != ANY || s->q) {
                 q = OP(set1)(((const R *)s->q)[step]);
                 rest = OP(set1)(((const R *)s->r)[step]);
             }
         }
         size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
         if (i)
-            FN(affine2_step)(s, r, 0, i, k, a, b, p, q, rest, columns, full, false);
+            FN(affine2_step)(s, r, 0, i, k, a, b, p, q, rest, columns, form, false);
         for (; i + W <= n; i += W)
-            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, full, stream);
+            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, stream);
         if (i < n)
-            FN(affine2_step)(s, r, i, n - i, k, a, b, p, q, rest, columns, full, false);
+            FN(affine2_step)(s, r, i, n - i, k, a, b, p, q, rest, columns, form, false);
     }
 }
 
 BODY void FN(affine2)(const struct normfuse_pass *arguments, const bool columns)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    const bool full = s->activation != NORMFUSE_IDENTITY || s->du || s->dpost_add || !s->q;
-    if (full)
-        s->stream ? FN(affine2_body)(s, columns, true, true) : FN(affine2_body)(s, columns, true, false);
+    const bool more = s->post_add || s->du || s->dpost_add || !s->q;
+    if (s->activation == NORMFUSE_SILU && !more)
+        s->stream ? FN(affine2_body)(s, columns, SILU, true) : FN(affine2_body)(s, columns, SILU, false);
+    else if (s->activation != NORMFUSE_IDENTITY || more)
+        s->stream ? FN(affine2_body)(s, columns, ANY, true) : FN(affine2_body)(s, columns, ANY, false);
     else
-        s->stream ? FN(affine2_body)(s, columns, false, true) : FN(affine2_body)(s, columns, false, false);
+        s->stream ? FN(affine2_body)(s, columns, PLAIN, true) : FN(affine2_body)(s, columns, PLAIN, false);
 }
 
 static void FN(affine2_runs)(const struct normfuse_pass *s) { FN(affine2)(s, false); }

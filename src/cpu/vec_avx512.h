@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * vec_avx512.h - the vector layer (contract: vec_scalar.h) on AVX-512 F, BW, DQ and VL: one register each. The bf16
- * conversion instructions are not used: VCVTNEPS2BF16 flushes subnormals, which would give other bits. */
+ * vec_avx512.h - the vector layer (contract: vec_scalar.h) on AVX-512 F, BW, DQ and VL, and BF16 where the including file
+ * is compiled for it: one register each. */
 #ifndef NORMFUSE_VEC_AVX512_H
 #define NORMFUSE_VEC_AVX512_H
 
@@ -48,6 +48,11 @@ static inline void vf_store_part_f32(float *p, vf v, size_t n) { _mm512_mask_sto
 static inline vf vf_widen_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 static inline __m256i vf_narrow_bf16(vf f)
 {
+#if defined(__AVX512BF16__)
+    /* The instruction takes subnormals for 0; without one in the vector its bits are ours. */
+    if (__builtin_expect(_mm512_fpclass_ps_mask(f, 0x20) == 0, 1))
+        return (__m256i)_mm512_cvtneps_pbh(f);
+#endif
     __m512i u = _mm512_castps_si512(f), upper = _mm512_srli_epi32(u, 16);
     __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
     __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
