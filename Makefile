@@ -15,6 +15,8 @@ CMAKE_VERSION_OK := $(shell cmake --version 2>/dev/null | \
     awk 'NR == 1 { split($$3, v, "."); if (v[1] > 3 || (v[1] == 3 && v[2] >= 16)) print "yes" }')
 CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
+MAKEFLAGS += --no-print-directory
+
 .PHONY: help build demo check check-sanitize bench install clean venv
 
 help:

@@ -41,11 +41,9 @@ install(FILES ${PROJECT_BINARY_DIR}/normfuse.pc DESTINATION ${CMAKE_INSTALL_LIBD
 
 if(TARGET normfuse_program)
     install(TARGETS normfuse_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-    if(EXISTS ${PROJECT_SOURCE_DIR}/docs/normfuse.1)
     install(FILES ${PROJECT_SOURCE_DIR}/docs/normfuse.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-    endif()
-    if(EXISTS ${PROJECT_SOURCE_DIR}/cli/completion/normfuse.bash)
     install(FILES ${PROJECT_SOURCE_DIR}/cli/completion/normfuse.bash
         DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME normfuse)
-    endif()
+    install(FILES ${PROJECT_SOURCE_DIR}/cli/completion/_normfuse
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
 endif()

@@ -19,6 +19,7 @@ OUT = ROOT / "build/demo"
 PROGRAM = ROOT / "build/normfuse"
 GROUPS = 8
 U = 2.0 ** -24  # the largest relative error of one f32 rounding
+SUM = 80 * U
 
 
 def photograph():
@@ -42,16 +43,18 @@ def feature_maps(image):
         for direction in numpy.arange(8) * numpy.pi / 8:
             phase = 2 * numpy.pi / wavelength * (x * numpy.cos(direction) + y * numpy.sin(direction))
             for wave in (numpy.cos(phase), numpy.sin(phase)):
-                maps.append(numpy.fft.ifft2(spectrum * numpy.fft.fft2(envelope * wave)).real)
+                kernel = envelope * (wave - (envelope * wave).sum())  # an even surface gives 0
+                maps.append(numpy.fft.ifft2(spectrum * numpy.fft.fft2(kernel)).real)
     return numpy.stack(maps)[None].astype(numpy.float32)
 
 
 def reference(x, dy, weight, bias):
     """Double precision, by the definition; and for each output a bound of what f32 may add to it.
 
-    y: the statistics are as good as exact, so z takes the roundings of a coefficient, two products and two sums, and
-    SiLU those of exp, a division and a product: 8 and 4 of them, rounded up. A backward's sums are f32 over at most 4096
-    values in 64 lanes, 64 roundings of each term and some of the term itself: 80."""
+    A sum in f32 runs over at most 2048 values in 32 lanes, so each term takes up to 64 roundings and a few of joining
+    and of its own: SUM. Values are centred near the mean before they are summed, so the terms of the mean are about one
+    standard deviation, 1 where they are normalized, and rstd is half as far off as the variance. Then z takes 8 roundings
+    of its terms, and SiLU (exp, a division, a product) 4 of y."""
     n, c = x.shape[:2]
     per_channel = (1, c, 1, 1)
     x, dy, w, b = (v.astype(numpy.float64) for v in (x, dy, weight.reshape(per_channel), bias.reshape(per_channel)))
@@ -73,15 +76,15 @@ def reference(x, dy, weight, bias):
     dx = rstd * (d * w - mean_of(d * w) - hat * mean_of(d * w * hat))
     axes = (0, 2, 3)
 
-    z_error = 8 * U * (abs(hat * w) + abs(b))
+    z_error = SUM * abs(w) * (1 + abs(hat) / 2) + 8 * U * (abs(hat * w) + abs(b))
     d_error = abs(dy) * (0.5 * z_error + 8 * U)  # 0.5 is above SiLU's largest second derivative
     results = {
         "y": (y, 1.1 * z_error + 4 * U * abs(y)),  # 1.1 is above SiLU's largest slope
         "dx": (dx, rstd * (abs(w) * d_error + mean_of(abs(w) * d_error) + abs(hat) * mean_of(abs(w * hat) * d_error)
                            + 8 * U * abs(d * w)
-                           + 80 * U * (mean_of(abs(d * w)) + abs(hat) * mean_of(abs(d * w * hat))))),
-        "dweight": ((d * hat).sum(axes), (abs(hat) * d_error).sum(axes) + 80 * U * abs(d * hat).sum(axes)),
-        "dbias": (d.sum(axes), d_error.sum(axes) + 80 * U * abs(d).sum(axes)),
+                           + SUM * (mean_of(abs(d * w)) + abs(hat) * mean_of(abs(d * w * hat))))),
+        "dweight": ((d * hat).sum(axes), (abs(hat) * d_error).sum(axes) + SUM * abs(d * hat).sum(axes)),
+        "dbias": (d.sum(axes), d_error.sum(axes) + SUM * abs(d).sum(axes)),
     }
     return results
 
@@ -115,7 +118,7 @@ def normalize(layout, arrays):
 
 
 def picture(maps, normalized):
-    """Eight maps before and after: the filters' answers differ a hundredfold, the normalized ones are alike."""
+    """Eight maps, one of each group, before and after: weak ones become as visible as strong ones."""
     shown = list(range(0, 64, 8))
     height, width = maps.shape[2:]
     canvas = numpy.zeros((2 * height, len(shown) * width))
