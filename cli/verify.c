@@ -563,7 +563,8 @@ static bool make_statistics(struct share *share, int64_t set)
         bool columns = work->line->channels_last;
         struct tolerance_arithmetic arithmetic = arithmetic_of(work, &extent);
         enum verify_data data = work->options->data;
-        arithmetic.exact_sums = data == VERIFY_CONSTANT || data == VERIFY_EXACT;
+        /* an even number of positions: then every shift is 4 */
+        arithmetic.exact_sums = data == VERIFY_CONSTANT || (data == VERIFY_EXACT && work->s % 2 == 0);
         if (count > 0 && !work->options->sharded) /* shards begin pieces where one call would not */
             arithmetic.drift = tolerance_drift(&arithmetic, columns, u, extent.rows, extent.channels, extent.positions,
                                                record->mean);
@@ -1001,6 +1002,7 @@ static void open_pair(struct view *view, int64_t pair)
     const struct reference_set *set = &view->set;
     view->affine.gain = set->rstd * set->weight[pair] * (1 + set->scale[pair]);
     view->affine.offset = set->bias[pair] * (1 + set->scale[pair]) + set->shift[pair];
+    view->affine.offset_parts = fabs(set->bias[pair] * (1 + set->scale[pair])) + fabs(set->shift[pair]);
 }
 
 static double z_error(const struct view *view, int64_t index, double z)

@@ -191,7 +191,7 @@ double tolerance_z(const struct tolerance_arithmetic *arithmetic, const struct t
     if (affine->has_post_add)
         error += unit * fabs(z);
     if (arithmetic->is_double) /* the double coefficients' own steps, which f32 does not see; and the reference's */
-        error += 8 * unit * (gain * fabs(centred) + fabs(affine->offset) + fabs(z));
+        error += 8 * unit * (gain * fabs(centred) + affine->offset_parts + fabs(z));
     return second_order * error + arithmetic->tiny * (2 + shifted);
 }
 

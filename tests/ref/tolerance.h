@@ -45,6 +45,7 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
 /* The affine of one channel of one sample: z = gain * (u - mean) + offset [+ post_add]. */
 struct tolerance_affine {
     double gain, offset;
+    double offset_parts;              /* sizes of what offset is the sum of */
     double mean;                      /* what is subtracted */
     double mean_error, gain_error;    /* of mean, absolute, and of rstd, relative; 0 where both are given */
     bool has_post_add;
