@@ -123,6 +123,7 @@ static double data_scale(const struct work *work)
     case VERIFY_HUGE: return half ? 1e4 : 1e30;
     case VERIFY_TINY: return half ? 1e-4 : 1e-30;
     case VERIFY_LARGE_MEAN: return 0.01;
+    case VERIFY_WIDE: return 12;
     default: return 1;
     }
 }
@@ -419,6 +420,12 @@ static struct extent extent_of(const struct work *work, int64_t set)
     return (struct extent){ 0, set, work->n, 1, work->s };
 }
 
+static struct tolerance_arithmetic arithmetic_of(const struct work *work, const struct extent *extent)
+{
+    return tolerance_arithmetic(work->line->type, work->line->channels_last, work->c == 1 || work->s == 1,
+                                extent->rows, extent->channels, extent->positions);
+}
+
 /* The set's values of a big tensor, dense. */
 static void load_set(const struct work *work, enum tensor_name name, const struct extent *extent, double *values)
 {
@@ -554,10 +561,13 @@ static bool make_statistics(struct share *share, int64_t set)
     record->rstd = reference_rstd(variance, work->line->eps);
     if (!work->line->backward) {
         bool columns = work->line->channels_last;
-        struct tolerance_arithmetic arithmetic =
-            tolerance_arithmetic(work->line->type, columns, extent.rows, extent.channels, extent.positions);
+        struct tolerance_arithmetic arithmetic = arithmetic_of(work, &extent);
         enum verify_data data = work->options->data;
-        arithmetic.exact_sums = data == VERIFY_CONSTANT || data == VERIFY_EXACT;
+        /* an even number of positions: then every shift is 4 */
+        arithmetic.exact_sums = data == VERIFY_CONSTANT || (data == VERIFY_EXACT && work->s % 2 == 0);
+        if (count > 0 && !work->options->sharded) /* shards begin pieces where one call would not */
+            arithmetic.drift = tolerance_drift(&arithmetic, columns, u, extent.rows, extent.channels, extent.positions,
+                                               record->mean);
         record->tolerance = tolerance_statistics(&arithmetic, record->statistics.count, record->mean,
                                                  record->statistics.m2, work->line->eps);
         return true;
@@ -980,8 +990,7 @@ static void open_set(struct share *share, int64_t set, struct view *view)
                                         .rstd = record->rstd,
                                         .has_statistics = work->has_statistics,
                                         .set_values = (double)(extent->rows * extent->channels * extent->positions) };
-    view->arithmetic = tolerance_arithmetic(work->line->type, work->line->channels_last, extent->rows,
-                                            extent->channels, extent->positions);
+    view->arithmetic = arithmetic_of(work, extent);
     view->affine = (struct tolerance_affine){ .mean = record->mean,
                                               .mean_error = record->tolerance.mean,
                                               .gain_error = record->tolerance.rstd,
@@ -993,6 +1002,7 @@ static void open_pair(struct view *view, int64_t pair)
     const struct reference_set *set = &view->set;
     view->affine.gain = set->rstd * set->weight[pair] * (1 + set->scale[pair]);
     view->affine.offset = set->bias[pair] * (1 + set->scale[pair]) + set->shift[pair];
+    view->affine.offset_parts = fabs(set->bias[pair] * (1 + set->scale[pair])) + fabs(set->shift[pair]);
 }
 
 static double z_error(const struct view *view, int64_t index, double z)
@@ -1440,7 +1450,8 @@ static const struct {
     { "+no_dshift", VERIFY_DSHIFT }, { "+no_dpost_add", VERIFY_DPOST_ADD },
 };
 
-static const char *const data_words[] = { "random", "large_mean", "constant", "exact", "nan", "inf", "huge", "tiny" };
+static const char *const data_words[] = { "random", "large_mean", "constant", "exact", "nan", "inf", "huge", "tiny",
+                                          "wide" };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -18,7 +18,8 @@ enum verify_data {
     VERIFY_NAN,        /* random, but a NaN in the first set */
     VERIFY_INF,        /* random, but an infinity in the first set */
     VERIFY_HUGE,       /* random times 1e30 (f16: 1e4): squares overflow f32 */
-    VERIFY_TINY        /* random times 1e-30 (f16: 1e-4): squares underflow f32 */
+    VERIFY_TINY,       /* random times 1e-30 (f16: 1e-4): squares underflow f32 */
+    VERIFY_WIDE        /* random times 12: into the tails of activations */
 };
 
 /* What may be left out of the outputs. */

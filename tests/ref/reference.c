@@ -64,7 +64,12 @@ double reference_load(const void *element, normfuse_type type)
     case NORMFUSE_F64: memcpy(&value, element, sizeof value); return value;
     case NORMFUSE_F32: memcpy(&single, element, sizeof single); return (double)single;
     case NORMFUSE_F16: memcpy(&bits, element, sizeof bits); return load_16(bits, 5, 10);
-    default: memcpy(&bits, element, sizeof bits); return load_16(bits, 8, 7);
+    default: { /* the upper half of a float */
+        memcpy(&bits, element, sizeof bits);
+        uint32_t wide = (uint32_t)bits << 16;
+        memcpy(&single, &wide, sizeof single);
+        return (double)single;
+    }
     }
 }
 

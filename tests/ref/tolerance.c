@@ -53,11 +53,12 @@ double tolerance_stored(normfuse_type type, double value, double error)
 /* ---- statistics ----------------------------------------------------------------------------------------------- */
 
 /* numerics.md, "chunks". */
-struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, int64_t rows, int64_t channels,
+static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool columns, int64_t rows, int64_t channels,
                                                  int64_t positions)
 {
     enum { CHUNK_VALUES = 2048, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5 };
-    struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64 };
+    struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
+    arithmetic.shift_values = columns ? SHIFT_ROWS : SHIFT_VALUES;
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
     double run = (double)positions;
@@ -79,6 +80,62 @@ struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool column
     return arithmetic;
 }
 
+struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, bool ambiguous, int64_t rows,
+                                                 int64_t channels, int64_t positions)
+{
+    struct tolerance_arithmetic arithmetic = arithmetic_of(type, columns, rows, channels, positions);
+    if (!ambiguous)
+        return arithmetic;
+    struct tolerance_arithmetic other = arithmetic_of(type, !columns, rows, channels, positions);
+    arithmetic.additions = fmax(arithmetic.additions, other.additions);
+    arithmetic.shift_additions = fmax(arithmetic.shift_additions, other.shift_additions);
+    arithmetic.shift_ratio = fmax(arithmetic.shift_ratio, other.shift_ratio);
+    arithmetic.joins = fmax(arithmetic.joins, other.joins);
+    arithmetic.shift_values = 0;
+    return arithmetic;
+}
+
+/* A mean of shift_values values or more is a mean of means of less than twice as many, each a difference of two prefix
+ * sums that are less than 2 * shift_values apart: so both are among 3 * shift_values from some multiple of it. */
+double tolerance_drift(const struct tolerance_arithmetic *arithmetic, bool columns, const double *u, int64_t rows,
+                       int64_t channels, int64_t positions, double mean)
+{
+    enum { MOST_WINDOW = 3 * 64 + 1 };
+    int64_t window = arithmetic->shift_values, block = 3 * window + 1;
+    if (window == 0 || block > MOST_WINDOW)
+        return (double)INFINITY;
+    double prefix[MOST_WINDOW], widest = 0;
+    for (int64_t first = 0; first < (columns ? channels : 1); first++) {
+        int64_t step = columns ? channels : 1, pairs = columns ? rows : rows * channels, seen = 0, pair = 0, at = 0;
+        int64_t count = pairs * positions;
+        prefix[0] = 0;
+        for (int64_t i = 0; i < count; i++) {
+            prefix[seen + 1] = prefix[seen] + (u[(first + pair * step) * positions + at] - mean);
+            seen++;
+            if (++at == positions) {
+                at = 0;
+                pair++;
+            }
+            if (seen + 1 < block && i + 1 < count)
+                continue;
+            double low = prefix[0], high = prefix[0];
+            for (int64_t k = 1; k <= seen; k++) {
+                low = fmin(low, prefix[k]);
+                high = fmax(high, prefix[k]);
+                if (isnan(prefix[k]))
+                    return (double)INFINITY;
+            }
+            widest = fmax(widest, high - low);
+            if (seen + 1 == block) { /* the last two thirds are the next block's first */
+                for (int64_t k = 0; k <= 2 * window; k++)
+                    prefix[k] = prefix[k + window] - prefix[window];
+                seen = 2 * window;
+            }
+        }
+    }
+    return second_order * widest / (double)window;
+}
+
 /* numerics.md, "mean and variance". */
 struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmetic *arithmetic, double count,
                                                  double mean, double m2, double eps)
@@ -89,7 +146,10 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
         double growth = tolerance_growth(arithmetic->additions + 2, arithmetic->unit);
         double shift_error = second_order * tolerance_growth(arithmetic->shift_additions + 1, arithmetic->unit) * fabs(mean);
         double factor = arithmetic->shift_ratio > 1 ? 1 + fmax(2 * arithmetic->shift_ratio, 8) : 1;
+        double drift = arithmetic->drift;
         spread = factor * m2 + 2 * count * shift_error * shift_error;
+        if (2 * m2 + 4 * count * (drift * drift + shift_error * shift_error) < spread)
+            spread = 2 * m2 + 4 * count * (drift * drift + shift_error * shift_error);
         tolerance.m2 = growth * (3 * spread + 2 * sqrt(m2 * spread)) * second_order +
                        joins * double_unit * count * mean * mean;
         tolerance.mean = growth * sqrt(spread / count) + 2 * joins * fabs(mean);
@@ -131,7 +191,7 @@ double tolerance_z(const struct tolerance_arithmetic *arithmetic, const struct t
     if (affine->has_post_add)
         error += unit * fabs(z);
     if (arithmetic->is_double) /* the double coefficients' own steps, which f32 does not see; and the reference's */
-        error += 8 * unit * (gain * fabs(centred) + fabs(affine->offset) + fabs(z));
+        error += 8 * unit * (gain * fabs(centred) + affine->offset_parts + fabs(z));
     return second_order * error + arithmetic->tiny * (2 + shifted);
 }
 
@@ -211,7 +271,7 @@ static double steepest_change(int activation, double parameter)
     case NORMFUSE_GELU: return 0.7979;
     case NORMFUSE_GELU_TANH: return 0.7979;
     case NORMFUSE_HARDSWISH: return 1.0 / 3;
-    case NORMFUSE_MISH: return 0.641;
+    case NORMFUSE_MISH: return 0.645;
     case NORMFUSE_ELU: return fabs(parameter);
     default: return 0;
     }

@@ -18,14 +18,22 @@ struct tolerance_arithmetic {
     double additions;       /* most roundings that a value meets on its way into a chunk's sum */
     double shift_additions; /* the same of the first shift */
     double shift_ratio;     /* values of a piece's first chunk, divided by those that its shift is the mean of */
+    int64_t shift_values;   /* every shift is the mean of at least so many adjacent values, or of the whole set; */
+    double drift;           /* the most that such a mean is from the set's: tolerance_drift, or infinity */
     double joins;           /* most chunks and pieces of a set, which are joined in double */
     bool is_double;
     bool exact_sums; /* the data are such that every sum is exact */
 };
 
-/* A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. */
-struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, int64_t rows, int64_t channels,
-                                                 int64_t positions);
+/* A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
+ * channel or one position, and may be seen either way. */
+struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, bool ambiguous, int64_t rows,
+                                                 int64_t channels, int64_t positions);
+
+/* The data's own drift: how far the mean of shift_values or more adjacent values may be from the mean of all. u is
+ * [rows, channels, positions]; in columns a channel's values are adjacent to each other only. */
+double tolerance_drift(const struct tolerance_arithmetic *arithmetic, bool columns, const double *u, int64_t rows,
+                       int64_t channels, int64_t positions, double mean);
 
 struct tolerance_statistics {
     double mean, m2; /* absolute */
@@ -37,6 +45,7 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
 /* The affine of one channel of one sample: z = gain * (u - mean) + offset [+ post_add]. */
 struct tolerance_affine {
     double gain, offset;
+    double offset_parts;              /* sizes of what offset is the sum of */
     double mean;                      /* what is subtracted */
     double mean_error, gain_error;    /* of mean, absolute, and of rstd, relative; 0 where both are given */
     bool has_post_add;
