@@ -44,13 +44,13 @@ const struct command bench_command = {
     .name = "bench",
     .summary = "time problems beside the copy floor",
     .synopsis = "bench PROBLEM... [--json] [--warm] [--samples N] [--threads N]\n",
-    .description = "Times each problem and, in turn with it, a copy of as many bytes with non-temporal stores and the\n"
-                   "same threads: forward, x to y; backward, x and dy read and dx written. The ratio of the medians\n"
-                   "says how far the operator is from what the machine's memory allows; it moves far less than\n"
-                   "times do from one moment, and one machine, to the next.\n"
+    .description = "Times each problem and, in turn with it, a copy of as many bytes with non-temporal stores\n"
+                   "and the same threads: forward, x to y; backward, x and dy read and dx written. The ratio\n"
+                   "of the medians says how far the operator is from what the machine's memory allows; it\n"
+                   "moves far less than times do from one moment, and one machine, to the next.\n"
                    "\n"
-                   "A forward has weight and bias and writes the mean and rstd that a backward needs; batch norm in\n"
-                   "training updates running statistics too.\n",
+                   "A forward has weight and bias and writes the mean and rstd that a backward needs; batch\n"
+                   "norm in training updates running statistics too.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections =

@@ -24,9 +24,9 @@ const struct command info_command = {
     .name = "info",
     .summary = "say what this build is and what it runs on",
     .synopsis = "info [--json]\n",
-    .description = "Prints the version and the commit, the instruction sets that were built, those that this CPU has\n"
-                   "and the one that runs, the threads used by default, the caches, the CPU, the compiler, and the\n"
-                   "state of CUDA.\n",
+    .description = "Prints the version and the commit, the instruction sets that were built, those that this\n"
+                   "CPU has and the one that runs, the threads used by default, the caches, the CPU, the\n"
+                   "compiler, and the state of CUDA.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections = {"ENVIRONMENT\n"

@@ -74,10 +74,12 @@ void json_integer(const char *name, int64_t value)
 void json_number(const char *name, double value, int decimals)
 {
     print_name(name);
-    if (isfinite(value))
-        printf("%.*f", decimals, value);
-    else
+    if (!isfinite(value))
         printf("null");
+    else if (decimals < 0)
+        printf("%.17g", value);
+    else
+        printf("%.*f", decimals, value);
 }
 
 void json_boolean(const char *name, int value)

@@ -11,7 +11,7 @@ void json_open(void);
 void json_string(const char *name, const char *value); /* value NULL: null */
 void json_words(const char *name, const char *value);  /* words separated by spaces, as an array of strings */
 void json_integer(const char *name, int64_t value);
-void json_number(const char *name, double value, int decimals); /* not finite: null */
+void json_number(const char *name, double value, int decimals); /* decimals < 0: all digits; not finite: null */
 void json_boolean(const char *name, int value);
 void json_close(void);
 

@@ -5,9 +5,20 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static bool progress_shown;
+
+void report_progress(const char *text)
+{
+    if (text || progress_shown)
+        fprintf(stderr, "\r\x1b[K%s", text ? text : "");
+    progress_shown = text != NULL;
+    fflush(stderr);
+}
 
 void report_usage(const char *command, const char *format, ...)
 {
@@ -23,6 +34,7 @@ void report_usage(const char *command, const char *format, ...)
 void report_failure(const char *name, const char *format, ...)
 {
     va_list list;
+    report_progress(NULL);
     va_start(list, format);
     fprintf(stderr, "normfuse: %s: ", name);
     vfprintf(stderr, format, list);

@@ -20,6 +20,9 @@ __attribute__((format(printf, 2, 3))) noreturn void report_failure(const char *n
 /* The library refused: its last error with the name in front. A refused option is a usage error, all else is 3. */
 noreturn void report_refusal(const char *command, const char *name, normfuse_status status);
 
+/* Shows text as the terminal's last line in place of what was shown before; NULL takes it away. */
+void report_progress(const char *text);
+
 /* Flushes standard output and returns code, or fails when the output did not take everything. */
 int report_finish(int code);
 

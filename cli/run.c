@@ -241,7 +241,7 @@ struct run {
     struct buffer running[2];     /* mean, variance, updated in place */
     double *sample_sums[2];       /* instance norm: [C], sums over samples of the mean and of the unbiased variance */
 
-    bool show_progress, progress_shown;
+    bool show_progress;
     int64_t done_samples, total_samples;
     struct timespec progress_time;
 };
@@ -707,20 +707,14 @@ static void progress(struct run *run, int64_t samples)
     if (elapsed_ms < 100)
         return;
     run->progress_time = now;
-    run->progress_shown = true;
     static const char full[] = "########################################";
     int width = (int)(sizeof full) - 1;
     double part = (double)run->done_samples / (double)run->total_samples;
     part = part > 1 ? 1 : part;
     int filled = (int)(part * width);
-    fprintf(stderr, "\r[%.*s%*s] %3d %%", filled, full, width - filled, "", (int)(part * 100));
-    fflush(stderr);
-}
-
-static void progress_end(struct run *run)
-{
-    if (run->progress_shown)
-        fprintf(stderr, "\r\x1b[K");
+    char text[80];
+    snprintf(text, sizeof text, "[%.*s%*s] %3d %%", filled, full, width - filled, "", (int)(part * 100));
+    report_progress(text);
 }
 
 /* ---- operators whose samples stand alone, or whose statistics are given ------------------------------------------ */
@@ -946,7 +940,7 @@ static int run_main(const struct arguments *arguments)
         run_batch_training(&run);
     else
         run_by_sample(&run);
-    progress_end(&run);
+    report_progress(NULL);
     outputs_commit();
     return CODE_OK;
 }

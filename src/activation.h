@@ -18,7 +18,6 @@
 #ifndef NORMFUSE_ACTIVATION_H
 #define NORMFUSE_ACTIVATION_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "normfuse.h"
@@ -26,21 +25,20 @@
 enum { NORMFUSE_ACTIVATIONS = NORMFUSE_MISH + 1 };
 
 struct normfuse_activation_facts {
-    const char *name; /* as in a problem's act= */
-    bool has_param;
-    double default_param;
+    const char *name;     /* as in a problem's act= */
+    double default_param; /* 0 where there is none */
 };
 
 static const struct normfuse_activation_facts normfuse_activation_table[NORMFUSE_ACTIVATIONS] = {
-    [NORMFUSE_IDENTITY] = {"identity", false, 0.0},
-    [NORMFUSE_RELU] = {"relu", false, 0.0},
-    [NORMFUSE_LEAKY_RELU] = {"leaky_relu", true, 0.01},
-    [NORMFUSE_SILU] = {"silu", false, 0.0},
-    [NORMFUSE_GELU] = {"gelu", false, 0.0},
-    [NORMFUSE_GELU_TANH] = {"gelu_tanh", false, 0.0},
-    [NORMFUSE_HARDSWISH] = {"hardswish", false, 0.0},
-    [NORMFUSE_ELU] = {"elu", true, 1.0},
-    [NORMFUSE_MISH] = {"mish", false, 0.0},
+    [NORMFUSE_IDENTITY] = {"identity", 0.0},
+    [NORMFUSE_RELU] = {"relu", 0.0},
+    [NORMFUSE_LEAKY_RELU] = {"leaky_relu", 0.01},
+    [NORMFUSE_SILU] = {"silu", 0.0},
+    [NORMFUSE_GELU] = {"gelu", 0.0},
+    [NORMFUSE_GELU_TANH] = {"gelu_tanh", 0.0},
+    [NORMFUSE_HARDSWISH] = {"hardswish", 0.0},
+    [NORMFUSE_ELU] = {"elu", 1.0},
+    [NORMFUSE_MISH] = {"mish", 0.0},
 };
 
 #endif

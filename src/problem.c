@@ -211,7 +211,7 @@ static normfuse_status locate(char **data, struct range *range, const char *call
     const uintptr_t address = (uintptr_t)tensor->data + (uintptr_t)tensor->byte_offset;
     if (tensor->data == NULL)
         return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.data is NULL", call, argument);
-    if (address % element_bytes != 0)
+    if ((address & (element_bytes - 1)) != 0)
         return normfuse_refuse(NORMFUSE_BAD_POINTER,
                                "%s: %s.data + byte_offset is not a multiple of %zu, the bytes of an element", call,
                                argument, element_bytes);
@@ -339,7 +339,7 @@ static normfuse_status flat_tensor(struct normfuse_flat *flat, struct range *ran
     }
     *range = no_range;
     if (empty) {
-        flat->data = tensor->data;
+        flat->data = NULL;
         flat->elements = 0;
         return NORMFUSE_OK;
     }
@@ -386,7 +386,7 @@ static normfuse_status parameter_tensor(struct normfuse_parameter *parameter, st
     parameter->batch = !per_sample || n <= 1 ? 0 : tensor->strides != NULL ? tensor->strides[0] : c;
     *range = no_range;
     if (c == 0 || (per_sample && n == 0)) {
-        parameter->data = tensor->data;
+        parameter->data = NULL;
         return NORMFUSE_OK;
     }
     const int64_t sizes[AXES] = {per_sample ? n : 1, c, 1};
@@ -443,7 +443,7 @@ static normfuse_status refuse_strides(const struct normfuse_problem *problem, co
 {
     return normfuse_refuse(NORMFUSE_UNSUPPORTED,
                            "%s: the strides of %s are neither contiguous nor channels-last, nor a slice "
-                           " of either along N or C",
+                           "of either along N or C",
                            problem->name, argument);
 }
 
@@ -498,8 +498,7 @@ static normfuse_status take_shape(struct normfuse_problem *problem, const normfu
     problem->device = x->device;
     if (x->device.device_type != NORMFUSE_CPU && x->device.device_type != NORMFUSE_CUDA)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
-                               "%s: tensors.x is on a device of type %d; CPU (1) and CUDA (2) are "
-                               "supported",
+                               "%s: tensors.x is on a device of type %d; CPU (1) and CUDA (2) are supported",
                                problem->name, (int)x->device.device_type);
     return NORMFUSE_OK;
 }
@@ -537,9 +536,8 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
     const uint32_t flags = settings->flags;
     if ((flags & ~settings->known_flags) != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
-                               "%s: options.flags has bits 0x%" PRIx32 " that this operator does "
-                               "not know",
-                               name, flags & ~settings->known_flags);
+                               "%s: options.flags has bits 0x%" PRIx32 " that this operator does not know", name,
+                               flags & ~settings->known_flags);
     if (settings->reserved != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.reserved is %" PRId32 ", must be 0", name,
                                settings->reserved);
@@ -548,14 +546,10 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
                                name, settings->activation, NORMFUSE_ACTIVATIONS - 1);
     if ((flags & NORMFUSE_ACCUMULATE) != 0 && !calls[settings->call].accumulates)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
-                               "%s: options.flags has NORMFUSE_ACCUMULATE, which this call does "
-                               "not take",
-                               name);
+                               "%s: options.flags has NORMFUSE_ACCUMULATE, which this call does not take", name);
     if ((flags & NORMFUSE_EVALUATE) != 0 && calls[settings->call].sharded)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
-                               "%s: options.flags has NORMFUSE_EVALUATE, where there are no "
-                               "statistics to share",
-                               name);
+                               "%s: options.flags has NORMFUSE_EVALUATE, where there are no statistics to share", name);
     if ((flags & NORMFUSE_CUMULATIVE) != 0 && settings->batches_seen < 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.batches_seen is %" PRId64 ", must not be negative",
                                name, settings->batches_seen);
@@ -844,7 +838,7 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
         break;
     case NORMFUSE_CALL_APPLY:
         counted = "tensors.stats";
-        is_one = problem->stats != NULL && problem->device.device_type == NORMFUSE_CPU && problem->stats[0] == 1.0;
+        is_one = c != 0 && (batch || n != 0) && problem->device.device_type == NORMFUSE_CPU && problem->stats[0] == 1.0;
         break;
     default: return NORMFUSE_OK;
     }

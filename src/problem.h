@@ -37,7 +37,8 @@ struct normfuse_view {
     ptrdiff_t batch, channel, position;
 };
 
-/* A parameter: element (n, c) is at data[n*batch + c*channel]; batch is 0 when it has no N axis. data NULL: absent. */
+/* A parameter: element (n, c) is at data[n*batch + c*channel]; batch is 0 when it has no N axis. data NULL: absent or
+ * without elements. */
 struct normfuse_parameter {
     char *data;
     ptrdiff_t batch, channel;

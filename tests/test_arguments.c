@@ -242,6 +242,17 @@ static void expect_accepted(int line)
         expect_accepted(__LINE__);                                                                                     \
     } while (0)
 
+static struct normfuse_problem problem_of_fixture(void)
+{
+    struct normfuse_problem problem;
+    const normfuse_status status =
+        f.operator == GROUP   ? normfuse_group_norm_problem(&problem, (enum normfuse_call)f.call, &f.group, &f.tensors)
+        : f.operator == BATCH ? normfuse_batch_norm_problem(&problem, (enum normfuse_call)f.call, &f.batch, &f.tensors)
+                              : normfuse_affine_problem(&problem, (enum normfuse_call)f.call, &f.affine, &f.tensors);
+    CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
+    return problem;
+}
+
 static void test_structs(void)
 {
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options is NULL", f.no_options = true);
@@ -463,9 +474,37 @@ static void test_shapes(void)
     poison();
     memcpy(before, arena, sizeof arena);
     CHECK(call_it() == NORMFUSE_OK, "an empty batch: %s", normfuse_last_error());
+    CHECK(!problem_of_fixture().has_running_momentum, "an empty batch is to update the running statistics");
     CHECK(memcmp(arena[RUNNING_MEAN], before[RUNNING_MEAN], SLOT_BYTES) == 0 &&
               memcmp(arena[RUNNING_VAR], before[RUNNING_VAR], SLOT_BYTES) == 0,
           "an empty batch changed the running statistics");
+
+    /* Sums over nothing are 0; nothing is added to what a call continues. */
+    static const struct {
+        enum operator operator;
+        enum call call;
+        enum slot slot;
+        size_t bytes;
+    } sums[] = {{GROUP, BACKWARD, DWEIGHT, C * 4},  {GROUP, BACKWARD, DBIAS, C * 4},
+                {BATCH, BACKWARD, DWEIGHT, C * 4},  {AFFINE, BACKWARD, DBIAS, C * 4},
+                {BATCH, STATISTICS, STATS, C * 24}, {BATCH, BACKWARD_SUMS, SUMS, C * 16}};
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            fresh_of(sums[i].operator, sums[i].call, NORMFUSE_F32, 0, C, H, W, GROUPS);
+            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            poison();
+            memset(before, accumulate ? 0x3d : 0, sizeof before);
+            CHECK(call_it() == NORMFUSE_OK && memcmp(arena[sums[i].slot], before, sums[i].bytes) == 0,
+                  "sums over an empty batch, row %zu, accumulate %d: %s", i, accumulate, normfuse_last_error());
+        }
+    fresh_of(BATCH, APPLY, NORMFUSE_F32, 0, C, H, W, GROUPS);
+    add_running();
+    f.batch.momentum = 1;
+    for (int c = 0; c < C; c++)
+        memcpy(arena[STATS] + c * 24, (double[]){4, 1.5, 1}, 24);
+    CHECK(call_it() == NORMFUSE_OK && ((float *)(void *)arena[MEAN])[C - 1] == 1.5f &&
+              ((float *)(void *)arena[RUNNING_MEAN])[0] == 1.5f,
+          "an empty shard takes the merged statistics");
 }
 
 static void test_types_and_devices(void)
@@ -525,6 +564,7 @@ static void test_pointers(void)
     }
     REFUSED(GROUP, FORWARD, BAD_POINTER, "tensors.y.data", f.t[Y].data = NULL; f.t[Y].byte_offset = 64);
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.y reach", f.t[Y].byte_offset = UINT64_MAX - 63);
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.y reach", f.t[Y].data = (void *)(UINTPTR_MAX - 63));
     REFUSED(GROUP, STATISTICS, BAD_POINTER, "tensors.stats", f.t[STATS].byte_offset = 4);
     REFUSED(BATCH, BACKWARD_APPLY, BAD_POINTER, "tensors.sums", f.t[SUMS].data = NULL);
     fresh_of(GROUP, FORWARD, NORMFUSE_F64, N, C, H, W, GROUPS);
@@ -584,6 +624,8 @@ static void test_strides(void)
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, INT64_MIN, S, W, 1));
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, -(INT64_C(1) << 60), S, W, 1));
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, C * S, INT64_MAX / 4, W, 1));
+    /* 3 * stride is 2 modulo 2^64. */
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.x", strides(X, C * S, INT64_C(6148914691236517206), W, 1));
     REFUSED(GROUP, FORWARD, UNSUPPORTED, "tensors.mean is not row-major", f.axes[MEAN].strides[1] = 2);
     REFUSED(BATCH, APPLY, UNSUPPORTED, "tensors.stats is not row-major", f.axes[STATS].strides[0] = 4);
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "strides of tensors.weight", f.axes[WEIGHT].strides[0] = INT64_MAX / 2);
@@ -713,17 +755,6 @@ static void test_overlap_exhaustively(void)
 }
 
 /* ---- the picture of a problem ---------------------------------------------------------------------------------- */
-
-static struct normfuse_problem problem_of_fixture(void)
-{
-    struct normfuse_problem problem;
-    const normfuse_status status =
-        f.operator == GROUP   ? normfuse_group_norm_problem(&problem, (enum normfuse_call)f.call, &f.group, &f.tensors)
-        : f.operator == BATCH ? normfuse_batch_norm_problem(&problem, (enum normfuse_call)f.call, &f.batch, &f.tensors)
-                              : normfuse_affine_problem(&problem, (enum normfuse_call)f.call, &f.affine, &f.tensors);
-    CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
-    return problem;
-}
 
 static bool is_view(const struct normfuse_view *view, enum slot slot, ptrdiff_t batch, ptrdiff_t channel,
                     ptrdiff_t position)
@@ -881,18 +912,31 @@ static void test_small_functions(void)
 
 /* ---- values of every dtype ------------------------------------------------------------------------------------- */
 
+/* Room for the widest type: the compiler does not see that 16-bit types alone get here. */
+static double load_16(uint16_t bits, int32_t type)
+{
+    const uint16_t room[4] = {bits};
+    return normfuse_load(room, type);
+}
+
+static uint16_t store_16(int32_t type, double value)
+{
+    uint16_t room[4] = {0};
+    normfuse_store(room, type, value);
+    return room[0];
+}
+
 static void test_scalar(void)
 {
-    static const normfuse_type types[] = {NORMFUSE_F16, NORMFUSE_BF16};
+    static const int32_t types[] = {NORMFUSE_F16, NORMFUSE_BF16};
     for (int t = 0; t < 2; t++) {
         const int32_t type = types[t];
         const uint16_t infinity = type == NORMFUSE_F16 ? 0x7c00 : 0x7f80;
         int wrong = 0;
         for (uint32_t bits = 0; bits < 0x10000; bits++) {
             const uint16_t in = (uint16_t)bits, magnitude = in & 0x7fff;
-            uint16_t out;
-            const double value = normfuse_load(&in, type);
-            normfuse_store(&out, type, value);
+            const double value = load_16(in, type);
+            uint16_t out = store_16(type, value);
             if (magnitude > infinity) {
                 wrong += value == value || (out & 0x7fff) <= infinity;
                 continue;
@@ -906,20 +950,19 @@ static void test_scalar(void)
             const int precision = type == NORMFUSE_F16 ? 11 : 8;
             const double above = (next & 0x7fff) == infinity
                                      ? value + step * ldexp(1.0, (type == NORMFUSE_F16 ? 15 : 127) - precision + 1)
-                                     : normfuse_load(&next, type);
+                                     : load_16(next, type);
             const double middle = value + (above - value) / 2;
-            normfuse_store(&out, type, middle);
+            out = store_16(type, middle);
             wrong += out != (in % 2 == 0 ? in : next);
-            normfuse_store(&out, type, nextafter(middle, value));
+            out = store_16(type, nextafter(middle, value));
             wrong += out != in;
-            normfuse_store(&out, type, nextafter(middle, above));
+            out = store_16(type, nextafter(middle, above));
             wrong += out != next;
         }
         CHECK(wrong == 0, "%d wrong conversions of %s", wrong, type == NORMFUSE_F16 ? "f16" : "bf16");
-        uint16_t out;
-        normfuse_store(&out, type, -DBL_MAX);
+        uint16_t out = store_16(type, -DBL_MAX);
         CHECK(out == (infinity | 0x8000), "-DBL_MAX is -infinity, got %04x", out);
-        normfuse_store(&out, type, -DBL_TRUE_MIN);
+        out = store_16(type, -DBL_TRUE_MIN);
         CHECK(out == 0x8000, "the least double is -0, got %04x", out);
     }
     float out;
@@ -1055,15 +1098,17 @@ static void test_fold(void)
     enum { O = 6, I = 3, K = 4 };
     static _Alignas(64) char w[O * I * K * 8], new_w[O * I * K * 8], b[O * 8], new_b[O * 8], parameter[4][O * 8];
     for (int round = 0; round < 64; round++) {
-        const normfuse_type type = (normfuse_type)(round % 4), other = (normfuse_type)(round / 4 % 4);
+        const int32_t type = round % 4, other = round / 4 % 4;
         const bool transposed = round & 16, with_bias = round & 32, in_place = type == other;
         const double eps = 1e-5;
         normfuse_axes axes[8];
         const int64_t sizes[] = {transposed ? I : O, transposed ? O : I, 2, 2}, channels = O;
-        normfuse_tensor t_w = normfuse_tensor_contiguous(w, type, 4, sizes, &axes[0]);
-        normfuse_tensor t_new_w = normfuse_tensor_contiguous(in_place ? w : new_w, other, 4, sizes, &axes[1]);
-        normfuse_tensor t_b = normfuse_tensor_contiguous(b, type, 1, &channels, &axes[2]);
-        normfuse_tensor t_new_b = normfuse_tensor_contiguous(in_place ? b : new_b, other, 1, &channels, &axes[3]);
+        normfuse_tensor t_w = normfuse_tensor_contiguous(w, (normfuse_type)type, 4, sizes, &axes[0]);
+        normfuse_tensor t_new_w =
+            normfuse_tensor_contiguous(in_place ? w : new_w, (normfuse_type)other, 4, sizes, &axes[1]);
+        normfuse_tensor t_b = normfuse_tensor_contiguous(b, (normfuse_type)type, 1, &channels, &axes[2]);
+        normfuse_tensor t_new_b =
+            normfuse_tensor_contiguous(in_place ? b : new_b, (normfuse_type)other, 1, &channels, &axes[3]);
         normfuse_tensor t_p[4];
         double old_w[O * I * K], old_b[O], p[4][O];
         for (int i = 0; i < 4; i++) {

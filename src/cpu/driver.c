@@ -25,17 +25,22 @@
 #include "problem.h"
 
 enum {
-    CHUNK_VALUES = 2048,      /* longest f32 sum under runs: 64 additions a lane */
+    CHUNK_VALUES = 4096,      /* longest f32 sum under runs: 128 additions a lane */
     CHUNK_ROWS = 128,         /* longest f32 sum under columns */
     SHIFT_VALUES = 64,        /* a piece's first shift is the mean of so many values, */
     SHIFT_ROWS = 8,           /* or rows */
-    PIECE_VALUES = 32768,     /* one piece: small enough that a sample feeds all cores, */
-    BATCH_PIECE_VALUES = 131072, /* but a column's partial sums stay below 1/32 of what was read */
-    STAGE_VALUES = 2048,      /* tiles that go through a copy */
+    PIECE_VALUES = 32768,     /* one piece under runs: small enough that a sample feeds all cores */
+    COLUMN_PIECE_VALUES = 65536, /* under columns, where each piece costs a join of all channels */
+    BATCH_PIECE_VALUES = 131072, /* under columns without groups: partial sums stay below 1/32 of what was read */
+    STAGE_VALUES = 4096,      /* tiles that go through a copy */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
+    TILE_BYTES = 8192,        /* tiles that two passes share through the L1 cache */
     BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
+    TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
     STACK_BYTES = 12288,      /* scratch of small problems */
-    ALIGNMENT = 64
+    ALIGNMENT = 64,
+    COLOUR = 1344 /* between arrays: a store and a load that agree in the low 12 bits of their addresses wait for each
+                     other, and arrays of 1024 channels would all agree (moments_columns: 4.3 against 2.9 ns for 16) */
 };
 
 /* ---- the plan: shape first, machine second ---------------------------------------------------------------------- */
@@ -74,6 +79,7 @@ struct plan {
     const struct normfuse_problem *p;
     const struct normfuse_table *table;
     const struct normfuse_passes *pass;
+    const struct normfuse_column_functions *column;
     bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
     bool batch, none, wide_type;             /* sets are channels; there are no sets; compute type is double */
     bool add;                                /* u = x + pre_add */
@@ -107,7 +113,9 @@ struct plan {
     _Atomic int64_t next_task;
     int32_t threads;
     bool teams_of_one;
-    int64_t tasks, sets_per_task, group_ranges;
+    bool ahead; /* the apply part asks for the next set's values */
+    bool back_and_forth; /* a set outgrows the cache: every step walks it the other way, from what was read last */
+    int64_t tasks, sets_per_task, group_ranges, blocks_per_task;
 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -210,6 +218,7 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     plan->p = p;
     plan->table = normfuse_table_chosen();
     plan->pass = &plan->table->of[p->type];
+    plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->type_bytes = normfuse_type_bytes(p->type);
     plan->wide_type = p->type == NORMFUSE_F64;
     plan->real_bytes = plan->wide_type ? 8 : 4;
@@ -217,7 +226,7 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     plan->none = p->sets == NORMFUSE_SETS_NONE;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL;
-    plan->constant = plan->none && !p->weight.batch && !p->bias.batch;
+    plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
     plan->set_values = p->set_values;
     if (plan->backward) {
@@ -244,7 +253,7 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
         plan->length = p->s;
         plan->chunk_rows = rows_of_chunk(p->c, plan->widen);
         plan->coefficients = p->c * plan->widen;
-        cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : PIECE_VALUES, larger(p->c, 1)),
+        cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(p->c, 1)),
             plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
         plan->partial_doubles = plan->pieces * (plan->backward || plan->batch ? 2 * p->c : 2 * plan->groups);
     } else {
@@ -280,9 +289,10 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     plan->stream = bytes > 2 * l2 && !in_place;
 
     const int64_t set_bytes = plan->sets ? bytes / plan->sets * (plan->backward ? 2 : 1) : 0;
-    const int64_t share = l2 / 2;
+    /* each thread holds the set that it applies and the next one */
+    const int64_t share = larger(l2 / 2, machine->llc_bytes / (4 * plan->threads));
     if (plan->batch) {
-        plan->sets_per_task = p->columns ? 1 : larger(1, BLOCK_VALUES / larger(1, p->n * p->s));
+        plan->sets_per_task = p->columns ? 1 : larger(larger(1, BLOCK_VALUES / larger(1, p->n * p->s)), plan->sets / TASKS_PER_THREAD / plan->threads);
         plan->group_ranges = 1;
         plan->tasks = divide_up(plan->sets, plan->sets_per_task);
     } else {
@@ -292,8 +302,11 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
         plan->group_ranges = larger(1, smaller(groups, wanted));
         plan->sets_per_task = divide_up(groups, plan->group_ranges);
         plan->group_ranges = divide_up(groups, plan->sets_per_task);
-        plan->tasks = plan->blocks * plan->group_ranges;
+        plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
+        plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
+    plan->ahead = !p->columns && (plan->batch || !plan->backward) && !plan->staged;
+    plan->back_and_forth = set_bytes > l2 * plan->threads;
     plan->teams_of_one = plan->threads == 1 || (set_bytes <= share && plan->tasks >= 2 * plan->threads);
     if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
         plan->teams_of_one = false;
@@ -311,7 +324,9 @@ struct arena {
 static void *take(struct arena *arena, int64_t count, size_t bytes)
 {
     const size_t at = arena->used;
-    arena->used += ((size_t)count * bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    arena->used += ((size_t)count * bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; /* whole vectors, for columns.inl */
+    if ((size_t)count * bytes >= 1024)
+        arena->used += COLOUR;
     return arena->base ? arena->base + at : NULL;
 }
 
@@ -607,10 +622,6 @@ static void run_tile(const struct plan *plan, normfuse_pass_function pass, const
     }
 }
 
-static int knob(const char *n, int d) { const char *e = getenv(n); return e ? atoi(e) : d; }
-#define KNOB(n, d) ({ static int v_ = -99999999; if (v_ == -99999999) v_ = knob(n, d); v_; })
-#define KNOB_M KNOB("KM", 0)
-
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 /* What a piece covers: `segments` whole segments from `segment`, or `length` of one from `start`. */
@@ -657,13 +668,17 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
     return t;
 }
 
-/* Bytes from a tile of one set to the same tile of the next. */
-static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, int64_t set, int64_t next)
+/* Bytes from a tile of a set to the same tile of the next set, which the apply part asks for while it stores; 0: none. */
+static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next)
 {
-    if (next < 0 || !v->data)
+    if (next < 0 || plan->staged)
         return 0;
-    const struct tile from = tile_at(plan, set, 0, 0, 1, 1), to = tile_at(plan, next, 0, 0, 1, 1);
-    return element(plan, v, &to) - element(plan, v, &from);
+    const struct normfuse_problem *p = plan->p;
+    struct tile to = *t;
+    to.n = p->columns || plan->none ? next : plan->batch ? t->n : next / plan->groups;
+    if (!p->columns && !plan->none)
+        to.c += ((plan->batch ? next : next % plan->groups) - (plan->batch ? next - 1 : (next - 1) % plan->groups)) * (plan->batch ? 1 : plan->group_channels);
+    return element(plan, v, &to) - element(plan, v, t);
 }
 
 /* ---- joining statistics ------------------------------------------------------------------------------------------ */
@@ -684,10 +699,11 @@ static struct moments join(struct moments a, struct moments b)
                             a.m2 + b.m2 + delta * delta * (a.count * b.count / count)};
 }
 
-/* The squares of a chunk overflowed f32, or may have lost digits below its smallest normal number. */
-static bool out_of_range(double sum, double square)
+/* The squares of a chunk overflowed f32, or may have lost digits below its smallest normal number. Sums of 0 are those of
+ * a constant unless k is so small that a neighbouring value's square would vanish too. columns.inl has the same rule. */
+static bool out_of_range(double k, double sum, double square)
 {
-    return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0));
+    return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0 || (k != 0 && fabs(k) < 0x1p-30)));
 }
 
 /* One value of u as the passes see it. */
@@ -731,6 +747,16 @@ static struct moments moments_wide(const struct plan *plan, const struct tile *t
     return m;
 }
 
+/* Rows of a tile under columns; small: it stays in the L1 cache between two passes. */
+static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise, bool small)
+{
+    const int64_t bytes = plan->p->c * (int64_t)plan->type_bytes;
+    if (!plan->staged && !small)
+        return otherwise;
+    const int64_t rows = plan->staged ? STAGE_VALUES / larger(1, plan->p->c) : TILE_BYTES / larger(1, bytes);
+    return larger(plan->widen, rows / plan->widen * plan->widen);
+}
+
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
 
 static struct moments chunk_runs(const struct plan *plan, struct worker *w, const struct tile *t, bool first, struct moments so_far)
@@ -750,33 +776,35 @@ static struct moments chunk_runs(const struct plan *plan, struct worker *w, cons
     k = get_real(plan, w->shift, 0);
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
-    s.ahead_x = KNOB_M;
     plan->pass->moments_runs(&s);
     const double sum = get_real(plan, w->sum, 0), square = get_real(plan, w->square, 0), count = (double)(s.rows * s.n);
-    if (!plan->wide_type && out_of_range(sum, square))
+    if (!plan->wide_type && out_of_range(k, sum, square))
         return moments_wide(plan, t, t->c, t->rows, t->width);
     const double m2 = square - sum * sum / count;
     return (struct moments){count, k + sum / count, m2 < 0 ? 0 : m2};
+}
+
+/* Values of a run that are summed at once: the run cut evenly into chunks. */
+static int64_t chunk_width(int64_t length)
+{
+    if (length <= CHUNK_VALUES)
+        return length;
+    return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
 }
 
 static void moments_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     struct moments all = {0, 0, 0}, last = {0, 0, 0};
-    if (piece.length > CHUNK_VALUES) {
-        const int64_t chunks = divide_up(piece.length, CHUNK_VALUES), size = round_up(divide_up(piece.length, chunks), 32);
-        for (int64_t at = 0; at < piece.length; at += size) {
-            const struct tile t = tile_at(plan, set, piece.segment, piece.start + at, 1, smaller(size, piece.length - at));
-            last = chunk_runs(plan, w, &t, true, last);
-            all = join(all, last);
-        }
-    } else if (piece.length > 0) {
-        const int64_t rows = CHUNK_VALUES / piece.length;
-        for (int64_t r = 0; r < piece.segments; r += rows) {
-            const struct tile t = tile_at(plan, set, piece.segment + r, piece.start, smaller(rows, piece.segments - r), piece.length);
-            last = chunk_runs(plan, w, &t, true, last);
-            all = join(all, last);
-        }
+    if (piece.length > 0) {
+        const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
+        for (int64_t r = 0; r < piece.segments; r += rows)
+            for (int64_t at = 0; at < piece.length; at += width) {
+                const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
+                                              smaller(width, piece.length - at));
+                last = chunk_runs(plan, w, &t, true, last);
+                all = join(all, last);
+            }
     }
     double *partial = slot->partials + 3 * index;
     partial[0] = all.count;
@@ -787,12 +815,11 @@ static void moments_of_piece_runs(const struct plan *plan, struct worker *w, str
 /* Adds the moments of the rows [offset, offset + rows) of a set, column by column, onto w->sum and w->square. */
 static void sum_rows(const struct plan *plan, struct worker *w, int64_t set, int64_t segment, int64_t offset, int64_t rows, bool first)
 {
-    const int64_t c = plan->p->c, most = plan->staged ? larger(plan->widen, STAGE_VALUES / c / plan->widen * plan->widen) : rows;
+    const int64_t c = plan->p->c, most = rows_of_tile(plan, rows, false);
     for (int64_t r = 0; r < rows; r += most) {
         const struct tile t = tile_at(plan, set, segment, offset + r, smaller(most, rows - r), c);
         struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
         s.x = input_u(plan, w, &t, first, &s.x_stride);
-        s.ahead_x = KNOB_M;
         run_tile(plan, plan->pass->moments_columns, &s);
     }
 }
@@ -844,13 +871,15 @@ static void set_shifts(const struct plan *plan, struct worker *w, const double *
 static void join_columns(const struct plan *plan, struct worker *w, const struct tile *t, double before, int64_t rows)
 {
     const int64_t channels = plan->p->c;
+    if (plan->widen == 1 && plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (double)rows, before))
+        return;
     const double n = (double)rows, inverse = 1 / n, weight = n / (before + n), cross = before * weight;
     double *restrict sum = w->sum64, *restrict square = w->square64, *restrict mean = w->mean, *restrict m2 = w->m2;
     int bad = 0;
     fold(plan, w->sum, sum);
     fold(plan, w->square, square);
     for (int64_t c = 0; c < channels; c++)
-        bad |= out_of_range(sum[c], square[c]);
+        bad |= out_of_range(get_real(plan, w->shift, c), sum[c], square[c]);
     if (plan->wide_type) {
         const double *k = w->shift;
         for (int64_t c = 0; c < channels; c++) {
@@ -861,7 +890,7 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     } else {
         const float *k = w->shift;
         for (int64_t c = 0; c < channels; c++) {
-            const bool wide = bad && out_of_range(sum[c], square[c]);
+            const bool wide = bad && out_of_range((double)k[c], sum[c], square[c]);
             const double m = square[c] - sum[c] * sum[c] * inverse;
             square[c] = m < 0 ? 0 : m;
             sum[c] = (double)k[c] + sum[c] * inverse;
@@ -974,7 +1003,7 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
 }
 
 static void dx_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i,
-                       int64_t set, int64_t next)
+                       int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = backward_pass(plan, w, c, t, i);
@@ -987,10 +1016,8 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct c
     s.stream = plan->stream && direct(plan, &p->dx);
     if (p->dpost_add.data)
         s.dpost_add = output(plan, &p->dpost_add, t, w->stage[5], &s.dpost_add_stride);
-    if (!plan->staged) {
-        s.ahead_x = ahead_of(plan, &p->x, set, next);
-        s.ahead_dy = ahead_of(plan, &p->dy, set, next);
-    }
+    s.ahead_x = ahead_of(plan, &p->x, t, next);
+    s.ahead_dy = ahead_of(plan, &p->dy, t, next);
     run_tile(plan, p->columns ? plan->pass->affine2_columns : plan->pass->affine2_runs, &s);
     scatter(plan, &p->dx, t, w->stage[4]);
     scatter(plan, &p->dpost_add, t, w->stage[5]);
@@ -1008,10 +1035,8 @@ static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct
     }
     if (piece.length == 0)
         return;
-    const int64_t width = piece.length > CHUNK_VALUES
-                              ? round_up(divide_up(piece.length, divide_up(piece.length, CHUNK_VALUES)), 32)
-                              : piece.length;
-    const int64_t rows = larger(1, CHUNK_VALUES / width);
+    const int64_t width = chunk_width(piece.length);
+    const int64_t rows = CHUNK_VALUES / width;
     for (int64_t r = 0; r < piece.segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width) {
             const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
@@ -1029,7 +1054,7 @@ static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct
                 }
             }
             if (also_apply)
-                dx_of_tile(plan, w, &slot->c, &t, i, set, -1);
+                dx_of_tile(plan, w, &slot->c, &t, i, -1);
         }
 }
 
@@ -1038,10 +1063,10 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = plan->p->c;
     const bool also_apply = plan->apply && !plan->dependent;
-    double *partial = slot->partials + index * 2 * channels;
-    memset(partial, 0, (size_t)(2 * channels) * 8);
+    memset(w->mean, 0, (size_t)channels * 8);
+    memset(w->m2, 0, (size_t)channels * 8);
     /* where dx is made from the same tile it must still be in the L1 cache */
-    const int64_t most = plan->staged || also_apply ? larger(plan->widen, STAGE_VALUES / channels / plan->widen * plan->widen) : plan->chunk_rows;
+    const int64_t most = rows_of_tile(plan, plan->chunk_rows, also_apply);
     for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
         clear_sums(plan, w);
@@ -1049,15 +1074,22 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(most, chunk - q), channels);
             sums_of_tile(plan, w, &slot->c, &t, 0);
             if (also_apply)
-                dx_of_tile(plan, w, &slot->c, &t, 0, set, -1);
+                dx_of_tile(plan, w, &slot->c, &t, 0, -1);
         }
-        fold(plan, w->sum, w->sum64);
-        fold(plan, w->square, w->square64);
-        for (int64_t c = 0; c < channels; c++) {
-            partial[c] += w->sum64[c];
-            partial[channels + c] += w->square64[c];
+        if (plan->widen == 1) {
+            plan->column->accumulate(w->sum, w->mean, (size_t)channels);
+            plan->column->accumulate(w->square, w->m2, (size_t)channels);
+        } else {
+            fold(plan, w->sum, w->sum64);
+            fold(plan, w->square, w->square64);
+            for (int64_t c = 0; c < channels; c++) {
+                w->mean[c] += w->sum64[c];
+                w->m2[c] += w->square64[c];
+            }
         }
     }
+    memcpy(slot->partials + index * 2 * channels, w->mean, (size_t)channels * 8);
+    memcpy(slot->partials + (index * 2 + 1) * channels, w->m2, (size_t)channels * 8);
 }
 
 static void reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
@@ -1071,7 +1103,7 @@ static void reduce_piece(const struct plan *plan, struct worker *w, struct slot 
 /* ---- apply ------------------------------------------------------------------------------------------------------- */
 
 static void y_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i,
-                      int64_t set, int64_t next)
+                      int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = {.rows = (size_t)t->rows,
@@ -1089,38 +1121,38 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct co
         s.post_add = input(plan, &p->post_add, t, w->stage[2], &s.post_add_stride);
     s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
     s.stream = plan->stream && direct(plan, &p->y);
-    if (!plan->staged)
-        s.ahead_x = ahead_of(plan, &p->x, set, next);
+    s.ahead_x = ahead_of(plan, &p->x, t, next);
     run_tile(plan, p->columns ? plan->pass->affine_columns : plan->pass->affine_runs, &s);
     scatter(plan, &p->y, t, w->stage[4]);
 }
 
-/* Applies a piece. next is the set whose values are asked for ahead, or -1. */
+static void apply_tile(const struct plan *plan, struct worker *w, const struct slot *slot, const struct tile *t, int64_t i,
+                       int64_t next)
+{
+    (plan->backward ? dx_of_tile : y_of_tile)(plan, w, &slot->c, t, i, next);
+}
+
+/* next: the set whose same piece is reduced afterwards, or -1. */
 static void apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next)
 {
     const struct piece piece = piece_of(plan, index);
-    const struct normfuse_problem *p = plan->p;
-    int64_t rows, width, step;
-    if (p->columns) {
-        rows = piece.segments * piece.length;
-        width = p->c;
-        step = plan->staged ? larger(plan->widen, STAGE_VALUES / larger(1, width) / plan->widen * plan->widen) : rows;
-        for (int64_t r = 0; r < rows; r += step) {
-            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(step, rows - r), width);
-            plan->backward ? dx_of_tile(plan, w, &slot->c, &t, 0, set, next) : y_of_tile(plan, w, &slot->c, &t, 0, set, next);
+    if (plan->p->columns) {
+        const int64_t rows = piece.segments * piece.length, most = rows_of_tile(plan, rows, false);
+        for (int64_t r = 0; r < rows; r += most) {
+            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(most, rows - r), plan->p->c);
+            apply_tile(plan, w, slot, &t, 0, next);
         }
         return;
     }
-    width = plan->staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
-    rows = plan->staged ? larger(1, STAGE_VALUES / larger(1, width)) : piece.segments;
-    if (width == 0)
+    if (piece.length == 0)
         return;
+    const int64_t width = plan->staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
+    const int64_t rows = plan->staged ? larger(1, STAGE_VALUES / width) : piece.segments;
     for (int64_t r = 0; r < piece.segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width) {
             const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
                                           smaller(width, piece.length - at));
-            const int64_t i = plan->batch ? 0 : piece.segment + r;
-            plan->backward ? dx_of_tile(plan, w, &slot->c, &t, i, set, next) : y_of_tile(plan, w, &slot->c, &t, i, set, next);
+            apply_tile(plan, w, slot, &t, plan->batch ? 0 : piece.segment + r, next);
         }
 }
 
@@ -1460,18 +1492,19 @@ static void finish_samples(const struct plan *plan)
 /* One thread walks sets [first, last). */
 static void walk_alone(const struct plan *plan, struct worker *w, int64_t first, int64_t last)
 {
+    const bool forward = !plan->back_and_forth;
     struct team *team = &w->own;
     for (int64_t set = first - 1; set < last; set++) {
         const bool reduces = plan->reduce && set + 1 < last, applies = plan->apply && (plan->dependent || !plan->reduce) && set >= first;
         struct slot *now = &team->slot[set & 1], *then = &team->slot[(set + 1) & 1];
-        const int64_t next = plan->dependent && set + 1 < last ? set + 1 : -1;
+        const int64_t next = reduces && plan->ahead ? set + 1 : -1;
         /* two slots: with coefficients that never change, two sets fill both */
         if (applies && !plan->reduce && !(plan->constant && set >= first + 2))
             prepare(plan, now, team->sums, set);
         if (reduces && !(plan->constant && set + 1 >= first + 2))
             prepare(plan, then, team->sums, set + 1);
         for (int64_t i = 0; i < plan->pieces; i++) {
-            const int64_t index = set & 1 ? i : plan->pieces - 1 - i; /* back and forth: what was read last is in the cache */
+            const int64_t index = forward || (set & 1) ? i : plan->pieces - 1 - i;
             if (applies)
                 apply_piece(plan, w, now, set, index, next);
             if (reduces)
@@ -1512,9 +1545,9 @@ static void walk_together(struct plan *plan, int32_t t)
                 const int64_t claimed = atomic_fetch_add_explicit(&claims[owner], 1, memory_order_relaxed);
                 if (begin + claimed >= end)
                     break;
-                const int64_t index = set & 1 ? begin + claimed : end - 1 - claimed;
+                const int64_t index = !plan->back_and_forth || (set & 1) ? begin + claimed : end - 1 - claimed;
                 if (applies)
-                    apply_piece(plan, w, now, set, index, reduces ? set + 1 : -1);
+                    apply_piece(plan, w, now, set, index, reduces && plan->ahead ? set + 1 : -1);
                 if (reduces) {
                     reduce_piece(plan, w, then, set + 1, index);
                     if (atomic_fetch_add_explicit(&plan->finished[set + 1], 1, memory_order_acq_rel) == pieces - 1) {
@@ -1571,12 +1604,13 @@ static void run_thread(void *context, int64_t t)
                 continue;
             }
             const int64_t block = task / plan->group_ranges, range = task % plan->group_ranges;
-            const int64_t last = smaller(p->n, (block + 1) * plan->block_samples);
+            const int64_t first = block * plan->blocks_per_task * plan->block_samples;
+            const int64_t last = smaller(p->n, first + plan->blocks_per_task * plan->block_samples);
             const int64_t groups = p->columns || plan->none ? 1 : p->groups;
             if (plan->group_ranges == 1) {
-                walk_alone(plan, w, block * plan->block_samples * groups, last * groups);
+                walk_alone(plan, w, first * groups, last * groups);
             } else {
-                for (int64_t n = block * plan->block_samples; n < last; n++)
+                for (int64_t n = first; n < last; n++)
                     walk_alone(plan, w, n * groups + range * plan->sets_per_task,
                                n * groups + smaller(groups, (range + 1) * plan->sets_per_task));
             }
@@ -1660,7 +1694,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
         memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
     if (!plan.reduce && !plan.backward && !plan.none)
         put_given_statistics(&plan);
-    if (!plan.reduce && plan.backward && p->sums)
+    if (plan.backward && !(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS))
         put_given_gradients(&plan);
 
     if ((plan.reduce || plan.apply) && plan.sets > 0) {

@@ -12,13 +12,6 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-#define PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
-#define UNROLL PRAGMA(unroll)
-#else
-#define UNROLL PRAGMA(GCC unroll 4)
-#endif
-
 #include "cpu/activation.inl"
 
 #define OP(name) vf_##name
@@ -50,6 +43,23 @@
 #define DT f64
 #include "cpu/passes.inl"
 
+#undef OP
+#undef R
+#undef RT
+#undef V
+#undef W
+
+#define R float
+#define REAL(name) CAT3(name, f32, ISA)
+#define FROM vd_from_f32
+#define TO vd_to_f32
+#include "cpu/columns.inl"
+#define R double
+#define REAL(name) CAT3(name, f64, ISA)
+#define FROM vd_load_f64
+#define TO vd_store_f64
+#include "cpu/columns.inl"
+
 static bool usable(void) { return USABLE; }
 static void fence(void) { vf_fence(); }
 
@@ -57,6 +67,7 @@ const struct normfuse_table CAT(normfuse_table_, ISA) = {
     .isa = TEXT(ISA),
     .usable = usable,
     .fence = fence,
+    .columns = {{CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)}, {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}},
 #define PASS(name) .name = CAT3(name, f64, ISA),
     .of[NORMFUSE_F64] = {NORMFUSE_FOR_EACH_PASS(PASS)},
 #undef PASS

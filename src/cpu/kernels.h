@@ -30,8 +30,8 @@ struct normfuse_pass {
     void *sum, *square; /* added to under columns, overwritten under runs */
     int32_t activation;
     double act_param;
-    bool stream;      /* write y past the cache */
-    ptrdiff_t ahead_x, ahead_dy; /* bytes from the value that is read to one that will be needed soon; 0: none */
+    bool stream;      /* affine passes: write y past the cache, */
+    ptrdiff_t ahead_x, ahead_dy; /* and ask for what is so many bytes from each x and dy that is read; 0: nothing */
 };
 
 /* PASS(name, what it does) */
@@ -54,10 +54,17 @@ struct normfuse_passes {
 #undef PASS
 };
 
+/* Sums per column, from the compute type to double: columns.inl. */
+struct normfuse_column_functions {
+    void (*accumulate)(const void *from, double *to, size_t columns);
+    bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, double n, double before);
+};
+
 struct normfuse_table {
     const char *isa;
     bool (*usable)(void);             /* this CPU and its OS have the instructions */
     void (*fence)(void);              /* orders streaming stores before what follows */
+    struct normfuse_column_functions columns[2]; /* compute type float, double */
     struct normfuse_passes of[4];     /* by normfuse_type */
 };
 

@@ -22,7 +22,11 @@
 #define STORE_PART_R(p, v, n) CAT(OP(store_part_), RT)(p, v, n)
 #define FN(name) CAT3(name, DT, ISA)
 #define BODY static inline __attribute__((always_inline))
-#define AHEAD(p, bytes) __builtin_prefetch((const char *)(p) + (bytes), 0, 2)
+#define AHEAD(p, bytes)                                           \
+    do {                                                          \
+        if (bytes)                                                \
+            __builtin_prefetch((const char *)(p) + (bytes), 0, 3); \
+    } while (0)
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
@@ -65,8 +69,6 @@ static void FN(moments_runs)(const struct normfuse_pass *arguments)
     for (size_t r = 0; r < s->rows; r++) {
         const T *x = ROW(const T *, x, r);
         for (size_t i = 0; i < body; i += 2 * W) {
-            AHEAD(x + i, s->ahead_x);
-            AHEAD(x + i + W, s->ahead_x);
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
             sum1 = OP(add)(sum1, d1);
@@ -89,41 +91,26 @@ static void FN(moments_runs)(const struct normfuse_pass *arguments)
     *(R *)s->square = OP(hsum)(OP(add)(square0, square1));
 }
 
-/* Four rows at a time, the sums in the L1 cache: holding 32 columns in registers over all rows instead walks memory
- * with a stride and was 5 % slower. */
-BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t row, const size_t rows, size_t c, size_t n)
+/* One row at a time, the sums in the L1 cache: the hardware then prefetches one linear stream (Zen 4, 256 columns of f32:
+ * 31 GB/s; four rows at a time 13, 64 columns in registers over 32 rows 15; docs/decisions/0003). */
+BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n)
 {
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
-    const V k = FN(coefficient)(s->k, c, n);
-    V sum = FN(coefficient)(sums, 0, n), square = FN(coefficient)(squares, 0, n);
-    UNROLL for (size_t r = 0; r < rows; r++) {
-        const T *x = ROW(const T *, x, row + r) + c;
-        AHEAD(x, s->ahead_x);
-        const V d = OP(sub)(FN(get)(x, n, k), k);
-        sum = OP(add)(sum, d);
-        square = OP(fma)(d, d, square);
-    }
-    FN(put_sum)(sums, sum, n);
-    FN(put_sum)(squares, square, n);
-}
-
-BODY void FN(moments_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows)
-{
-    size_t c = 0;
-    for (; c + W <= s->n; c += W)
-        FN(moments_columns_step)(s, row, rows, c, W);
-    if (c < s->n)
-        FN(moments_columns_step)(s, row, rows, c, s->n - c);
+    const V k = FN(coefficient)(s->k, c, n), d = OP(sub)(FN(get)(ROW(const T *, x, r) + c, n, k), k);
+    FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), d), n);
+    FN(put_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
 }
 
 static void FN(moments_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    size_t r = 0;
-    for (; r + 4 <= s->rows; r += 4)
-        FN(moments_columns_rows)(s, r, 4);
-    for (; r < s->rows; r++)
-        FN(moments_columns_rows)(s, r, 1);
+    for (size_t r = 0; r < s->rows; r++) {
+        size_t c = 0;
+        for (; c + W <= s->n; c += W)
+            FN(moments_columns_step)(s, r, c, W);
+        if (c < s->n)
+            FN(moments_columns_step)(s, r, c, s->n - c);
+    }
 }
 
 /* ---- affine ---- */
@@ -222,10 +209,6 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const bool full)
         size_t i = 0;
         V d0, d1;
         for (; i + 2 * W <= n; i += 2 * W) {
-            AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
-            AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
-            AHEAD(ROW(const T *, x, r) + i + W, s->ahead_x);
-            AHEAD(ROW(const T *, dy, r) + i + W, s->ahead_dy);
             const V g0 = FN(gradient)(s, r, i, W, k, a, b, full, &d0);
             const V g1 = FN(gradient)(s, r, i + W, W, k, a, b, full, &d1);
             sum0 = OP(add)(sum0, g0);
@@ -268,47 +251,37 @@ static void FN(dot2_runs)(const struct normfuse_pass *arguments)
         FN(dot2_runs_body)(s, false);
 }
 
-BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t row, const size_t rows, size_t c, size_t n, const bool full)
+BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n, const bool full)
 {
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
     const V zero = OP(set1)(0), k = FN(coefficient)(s->k, c, n);
     const V a = full ? FN(coefficient)(s->a, c, n) : zero, b = full ? FN(coefficient)(s->b, c, n) : zero;
-    V sum = FN(coefficient)(sums, 0, n), square = FN(coefficient)(squares, 0, n), d;
-    UNROLL for (size_t r = 0; r < rows; r++) {
-        AHEAD(ROW(const T *, x, row + r) + c, s->ahead_x);
-        AHEAD(ROW(const T *, dy, row + r) + c, s->ahead_dy);
-        const V g = FN(gradient)(s, row + r, c, n, k, a, b, full, &d);
-        sum = OP(add)(sum, g);
-        square = OP(fma)(g, d, square);
-        if (full && s->dpost_add)
-            FN(put)(ROW(T *, dpost_add, row + r) + c, g, n);
-    }
-    FN(put_sum)(sums, sum, n);
-    FN(put_sum)(squares, square, n);
+    V d;
+    const V g = FN(gradient)(s, r, c, n, k, a, b, full, &d);
+    FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
+    FN(put_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
+    if (full && s->dpost_add)
+        FN(put)(ROW(T *, dpost_add, r) + c, g, n);
 }
 
-BODY void FN(dot2_columns_rows)(const struct normfuse_pass *s, size_t row, const size_t rows, const bool full)
+BODY void FN(dot2_columns_body)(const struct normfuse_pass *s, const bool full)
 {
-    size_t c = 0;
-    for (; c + W <= s->n; c += W)
-        FN(dot2_columns_step)(s, row, rows, c, W, full);
-    if (c < s->n)
-        FN(dot2_columns_step)(s, row, rows, c, s->n - c, full);
+    for (size_t r = 0; r < s->rows; r++) {
+        size_t c = 0;
+        for (; c + W <= s->n; c += W)
+            FN(dot2_columns_step)(s, r, c, W, full);
+        if (c < s->n)
+            FN(dot2_columns_step)(s, r, c, s->n - c, full);
+    }
 }
 
 static void FN(dot2_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    size_t r = 0;
-    if (s->activation != NORMFUSE_IDENTITY || s->dpost_add) {
-        for (; r < s->rows; r++)
-            FN(dot2_columns_rows)(s, r, 1, true);
-        return;
-    }
-    for (; r + 4 <= s->rows; r += 4)
-        FN(dot2_columns_rows)(s, r, 4, false);
-    for (; r < s->rows; r++)
-        FN(dot2_columns_rows)(s, r, 1, false);
+    if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
+        FN(dot2_columns_body)(s, true);
+    else
+        FN(dot2_columns_body)(s, false);
 }
 
 BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, V p, V q, V rest,

@@ -137,6 +137,13 @@ static inline double vd_hsum4(__m256d s4)
     return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
 }
 static inline double vd_hsum(vd a) { return vd_hsum4(_mm256_add_pd(a.lo, a.hi)); }
+static inline vd vd_from_f32(const float *p) { return (vd){_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))}; }
+static inline void vd_to_f32(float *p, vd v) { _mm_storeu_ps(p, _mm256_cvtpd_ps(v.lo)); _mm_storeu_ps(p + 4, _mm256_cvtpd_ps(v.hi)); }
+static inline vd vd_select_lt(vd a, vd b, vd x, vd y)
+{
+    return (vd){_mm256_blendv_pd(y.lo, x.lo, _mm256_cmp_pd(a.lo, b.lo, _CMP_LT_OQ)),
+                _mm256_blendv_pd(y.hi, x.hi, _mm256_cmp_pd(a.hi, b.hi, _CMP_LT_OQ))};
+}
 static inline vd vd_load_f64(const double *p) { return (vd){_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
 static inline void vd_store_f64(double *p, vd v) { _mm256_storeu_pd(p, v.lo); _mm256_storeu_pd(p + 4, v.hi); }
 static inline void vd_stream_f64(double *p, vd v) { _mm256_stream_pd(p, v.lo); _mm256_stream_pd(p + 4, v.hi); }

@@ -84,6 +84,9 @@ static inline double vd_hsum(vd a)
     __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
     return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
 }
+static inline vd vd_from_f32(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+static inline void vd_to_f32(float *p, vd v) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(v)); }
+static inline vd vd_select_lt(vd a, vd b, vd x, vd y) { return _mm512_mask_mov_pd(y, _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), x); }
 static inline __mmask8 vd_first(size_t n) { return (__mmask8)((1u << n) - 1u); }
 static inline vd vd_load_f64(const double *p) { return _mm512_loadu_pd(p); }
 static inline void vd_store_f64(double *p, vd v) { _mm512_storeu_pd(p, v); }

@@ -98,6 +98,9 @@ static inline double vd_hsum(vd a)
     const float64x2_t s2 = vaddq_f64(vaddq_f64(a.q[0], a.q[2]), vaddq_f64(a.q[1], a.q[3]));
     return vgetq_lane_f64(s2, 0) + vgetq_lane_f64(s2, 1);
 }
+static inline vd vd_from_f32(const float *p) { vd r; Q4(r.q[i] = vcvt_f64_f32(vld1_f32(p + 2 * i))); return r; }
+static inline void vd_to_f32(float *p, vd v) { Q4(vst1_f32(p + 2 * i, vcvt_f32_f64(v.q[i]))); }
+static inline vd vd_select_lt(vd a, vd b, vd x, vd y) { Q4(x.q[i] = vbslq_f64(vcltq_f64(a.q[i], b.q[i]), x.q[i], y.q[i])); return x; }
 static inline vd vd_load_f64(const double *p) { vd r; Q4(r.q[i] = vld1q_f64(p + 2 * i)); return r; }
 static inline void vd_store_f64(double *p, vd v) { Q4(vst1q_f64(p + 2 * i, v.q[i])); }
 static inline void vd_stream_f64(double *p, vd v) { vd_store_f64(p, v); }

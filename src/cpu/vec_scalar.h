@@ -90,6 +90,9 @@ static inline double vd_hsum(vd a)
             a.l[i] += a.l[i + h];
     return a.l[0];
 }
+static inline vd vd_from_f32(const float *p) { vd r; VD_LANES(r.l[i] = (double)p[i]); return r; }
+static inline void vd_to_f32(float *p, vd v) { VD_LANES(p[i] = (float)v.l[i]); }
+static inline vd vd_select_lt(vd a, vd b, vd x, vd y) { VD_LANES(x.l[i] = a.l[i] < b.l[i] ? x.l[i] : y.l[i]); return x; }
 static inline vd vd_load_part_f64(const double *p, size_t n, vd fill) { for (size_t i = 0; i < n; i++) fill.l[i] = p[i]; return fill; }
 static inline void vd_store_part_f64(double *p, vd v, size_t n) { for (size_t i = 0; i < n; i++) p[i] = v.l[i]; }
 static inline vd vd_load_f64(const double *p) { return vd_load_part_f64(p, 8, vd_set1(0)); }

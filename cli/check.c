@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * check.c - `normfuse check`: problems against the double-precision reference. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "commands.h"
+#include "json.h"
+#include "problems.h"
+#include "report.h"
+#include "verify.h"
+
+enum { OPTION_SEED, OPTION_THREADS, OPTION_JSON, OPTION_COUNT };
+
+static const struct option options[OPTION_COUNT] = {
+    [OPTION_SEED] = {"seed", 's', "N", "Make the inputs from this number (default 1)."},
+    [OPTION_THREADS] = {"threads", 0, "N", "Use at most N threads. Results do not depend on it."},
+    [OPTION_JSON] = {"json", 'j', NULL, "Print one JSON object a problem, each on one line of standard output."},
+};
+
+static int check_main(const struct arguments *arguments);
+
+const struct command check_command = {
+    .name = "check",
+    .summary = "compare problems with the double-precision reference",
+    .synopsis = "check PROBLEM... [--seed N] [--threads N] [--json]\n",
+    .description = "Runs each problem on random inputs and compares every element of every output with naive\n"
+                   "loops in double precision. The error that an element may have is computed from the problem\n"
+                   "and its data (docs/numerics.md), not chosen; the line printed says which part of it the\n"
+                   "worst element used, and in which output.\n",
+    .options = options,
+    .option_count = OPTION_COUNT,
+    .sections =
+        {problem_help, "OUTPUT\n"
+                       "    A line a problem: ok or FAIL, the part of the error budget used, the output it was used\n"
+                       "    in, and the problem; a failure says which element, and how to see it again. --json rows\n"
+                       "    have the members problem, ok, budget_used (1 is all of it), tensor, index, got, want,\n"
+                       "    compared, beyond (elements), seed, isa, threads, and message (null when it is ok).\n"
+                       "\n"
+                       "EXAMPLES\n"
+                       "    normfuse check group_norm 2x320x64x64 groups=32 dtype=bf16 act=silu\n"
+                       "    normfuse check 'batch_norm 8x64x28x28' 'batch_norm 8x64x28x28 dir=bwd' --seed 7\n"
+                       "    normfuse check @problems.txt --json\n"},
+    .main = check_main,
+};
+
+static void print_json(const char *name, const struct verify_result *result, uint64_t seed, int threads,
+                       const normfuse_information *info)
+{
+    bool passed = result->outcome == VERIFY_PASSED;
+    json_open();
+    json_string("problem", name);
+    json_boolean("ok", passed);
+    json_number("budget_used", result->budget_used, 6);
+    json_string("tensor", result->tensor);
+    json_string("index", result->index);
+    json_number("got", result->got, -1);
+    json_number("want", result->want, -1);
+    json_integer("compared", result->compared);
+    json_integer("beyond", result->beyond);
+    json_integer("seed", (int64_t)seed);
+    json_string("isa", info->isa);
+    json_integer("threads", threads);
+    json_string("message", passed ? NULL : result->message);
+    json_close();
+}
+
+static void print_line(const char *name, const struct verify_result *result, uint64_t seed)
+{
+    bool passed = result->outcome == VERIFY_PASSED;
+    printf("%-4s %6.1f %% %-9s %s", passed ? "ok" : "FAIL", result->budget_used * 100, result->tensor, name);
+    if (!passed)
+        printf(": %s  repro: normfuse check %s --seed %" PRIu64, result->message, name, seed);
+    putchar('\n');
+}
+
+static int check_main(const struct arguments *arguments)
+{
+    size_t count;
+    struct problem_line *lines = problems_read(arguments, &count);
+    normfuse_information info = {.struct_bytes = sizeof info};
+    normfuse_status status = normfuse_info(&info);
+    if (status != NORMFUSE_OK)
+        report_refusal("check", "normfuse_info", status);
+    struct verify_options verify = {
+        .seed = (uint64_t)arguments_number(arguments, OPTION_SEED, 0, INT64_MAX, 1),
+        .threads = (int32_t)arguments_number(arguments, OPTION_THREADS, 1, THREADS_MAX, info.threads)};
+    int failed = 0;
+    for (size_t i = 0; i < count; i++) {
+        char name[512];
+        struct verify_result result = {.outcome = VERIFY_FAILED};
+        problem_line_name(&lines[i], name, sizeof name);
+        if (lines[i].device != NORMFUSE_CPU)
+            report_failure(name, "this program was built without CUDA");
+        (void)verify_problem(&lines[i], &verify, &result);
+        if (result.outcome != VERIFY_PASSED && result.outcome != VERIFY_FAILED)
+            report_failure(name, "%s", result.message);
+        if (arguments_has(arguments, OPTION_JSON))
+            print_json(name, &result, verify.seed, verify.threads, &info);
+        else
+            print_line(name, &result, verify.seed);
+        report_flush();
+        failed |= result.outcome == VERIFY_FAILED;
+    }
+    free(lines);
+    return failed ? CODE_CHECK_FAILED : CODE_OK;
+}

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+#
+# Completion of the program normfuse for bash; installed as bash-completion/completions/normfuse.
+
+_normfuse()
+{
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+    local word command="" operators="group_norm instance_norm batch_norm affine" words options
+    local types="f64 f32 f16 bf16"
+    COMPREPLY=()
+
+    # '=' is a word of its own in COMP_WORDS: KEY = VALUE.
+    local key=""
+    if [[ $current == "=" ]]; then
+        key=$previous current=""
+    elif [[ $previous == "=" ]]; then
+        key=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
+    case $key in
+        layout) words="nchw nhwc" ;;
+        act) words="identity relu leaky_relu silu gelu gelu_tanh hardswish elu mish" ;;
+        dtype | weight_dtype) words=$types ;;
+        mode) words="train eval" ;;
+        per) words="channel sample" ;;
+        dir) words="fwd bwd" ;;
+        device) words="cpu cuda" ;;
+        --*) previous=$key words="" ;;
+        ?*) return ;;
+    esac
+    if [[ -n $words ]]; then
+        COMPREPLY=($(compgen -W "$words" -- "$current"))
+        return
+    fi
+
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        case $word in
+            info | run | check | bench)
+                command=$word
+                break
+                ;;
+        esac
+    done
+    case $command in
+        "")
+            COMPREPLY=($(compgen -W "info run check bench --help --version" -- "$current"))
+            return
+            ;;
+        info) options="--json --help" words="" ;;
+        run)
+            options="--output --weight --bias --pre-add --sum-out --post-add --scale --shift --mean --rstd
+                --running-mean --running-var --new-running-mean --new-running-var --backward --du --dx --dweight
+                --dbias --dscale --dshift --dpost-add --threads --block-bytes --quiet --help"
+            words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype="
+            ;;
+        check) options="--seed --threads --json --help" ;;
+        bench) options="--json --warm --samples --threads --help" ;;
+    esac
+    if [[ $command == check || $command == bench ]]; then
+        words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device="
+    fi
+    case $previous in
+        --threads | --block-bytes | --samples | --seed | -n) return ;;
+        --json | --quiet | --warm | --help | -j | -q | -w) ;;
+        --* | -o | -b)
+            compopt -o filenames 2>/dev/null
+            COMPREPLY=($(compgen -f -- "$current"))
+            return
+            ;;
+    esac
+    if [[ $current == -* ]]; then
+        COMPREPLY=($(compgen -W "$options" -- "$current"))
+    elif [[ $current == @* ]]; then
+        COMPREPLY=($(compgen -P @ -f -- "${current#@}"))
+    else
+        COMPREPLY=($(compgen -W "$words" -- "$current"))
+        if [[ $command == run ]]; then
+            compopt -o filenames 2>/dev/null
+            COMPREPLY+=($(compgen -f -- "$current"))
+        fi
+    fi
+    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *= ]]; then
+        compopt -o nospace 2>/dev/null
+    fi
+}
+
+complete -F _normfuse normfuse

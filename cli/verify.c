@@ -1,0 +1,1502 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * verify.c - see verify.h. Order of work: lay out memory and fill it, call the library, then set by set (what shares
+ * statistics) run the reference, bound it and compare; last what belongs to whole channels, and the memory around the
+ * tensors. Only one set at a time (one a thread) is held in double. */
+#define _GNU_SOURCE
+#include "verify.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/ref/reference.h"
+#include "tests/ref/tolerance.h"
+
+enum {
+    GUARD_BYTES = 512,
+    UNTOUCHED = 0xA5, /* what surrounds tensors */
+    UNWRITTEN = 0xFF, /* what outputs hold before the call: a NaN in every type */
+    SHARDS = 3,
+    MOST_REFERENCE_THREADS = 16
+};
+
+/* Inputs larger than this are not compared with what they were: it doubles the time that filling takes. */
+enum { UNCHANGED_VALUES = 1 << 22 };
+
+static const double double_unit = 0x1p-53;
+
+enum tensor_name {
+    X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU,
+    DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS,
+    TENSORS
+};
+
+static const char *const tensor_names[TENSORS] = {
+    "x", "pre_add", "post_add", "weight", "bias", "scale", "shift", "y", "u", "mean", "rstd", "running_mean",
+    "running_var", "dy", "du", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "stats", "sums"
+};
+
+/* A tensor in memory of its own, with guards around it. Element (n, c, s) is at data + (n*batch + c*channel +
+ * s*position) elements. */
+struct buffer {
+    char *base;
+    size_t bytes;
+    char *data;
+    normfuse_type type;
+    int64_t n, c, s;
+    ptrdiff_t batch, channel, position;
+    bool is_big, is_sample_wise; /* has x's shape; has an axis N */
+    bool overwritten;            /* an output was put into it: what it held is known from the generator only */
+    bool is_output;
+    normfuse_tensor tensor;
+    normfuse_axes axes;
+};
+
+/* What one thread of the comparison found. */
+struct tally {
+    double budget_used, got, want;
+    const char *tensor;
+    char index[64];
+    int64_t compared, beyond, unbounded;
+    uint64_t hash;
+};
+
+/* Per set: what the reference says of its statistics, and the bounds. */
+struct set_record {
+    struct reference_statistics statistics;
+    double mean, rstd; /* what it is normalized with */
+    struct tolerance_statistics tolerance;
+};
+
+struct work {
+    const struct problem_line *line;
+    const struct verify_options *options;
+    struct verify_result *result;
+    int64_t n, c, s;
+    int64_t groups, group_channels, sets;
+    bool set_is_group;   /* of one sample; otherwise of one channel over all samples */
+    bool has_statistics; /* made of x; not given and not absent */
+    bool evaluates;
+    double parameter;
+    struct buffer buffers[TENSORS];
+    const struct buffer *at[TENSORS]; /* NULL: absent. In place: another's buffer */
+    struct set_record *records;
+    double momentum;
+    /* gradients of whole channels: value and bound, [N, C] for groups, [C] otherwise */
+    double *dweight, *dweight_error, *dbias, *dbias_error;
+    char *scratch;
+    size_t scratch_bytes;
+};
+
+static const double running_momentum = 0.125;
+static const int64_t batches_seen = 4;
+
+/* ---- data ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t h)
+{
+    h ^= h >> 30;
+    h *= 0xBF58476D1CE4E5B9u;
+    h ^= h >> 27;
+    h *= 0x94D049BB133111EBu;
+    return h ^ h >> 31;
+}
+
+/* The sum of four uniform numbers: mean 0, sigma 1, at most 3.47. */
+static double bell(uint64_t seed, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+{
+    uint64_t h = mix(seed * 0x9E3779B97F4A7C15u + (uint64_t)name + 1);
+    h = mix(h + (uint64_t)n * 0xD1B54A32D192ED03u);
+    h = mix(h + (uint64_t)c * 0x8CB92BA72F3D8DD7u + (uint64_t)s * 0x9E3779B97F4A7C15u);
+    double sum = (double)(h & 0xFFFF) + (double)(h >> 16 & 0xFFFF) + (double)(h >> 32 & 0xFFFF) + (double)(h >> 48);
+    return (sum - 131070) * 2.6429e-05;
+}
+
+static double data_scale(const struct work *work)
+{
+    bool half = work->line->type == NORMFUSE_F16;
+    switch (work->options->data) {
+    case VERIFY_HUGE: return half ? 1e4 : 1e30;
+    case VERIFY_TINY: return half ? 1e-4 : 1e-30;
+    case VERIFY_LARGE_MEAN: return 0.01;
+    default: return 1;
+    }
+}
+
+static double data_mean(const struct work *work)
+{
+    switch (work->options->data) {
+    case VERIFY_LARGE_MEAN: return 100;
+    case VERIFY_CONSTANT: return 3;
+    case VERIFY_EXACT: return 4;
+    default: return 0.25 * data_scale(work);
+    }
+}
+
+/* What the tensor holds before it is rounded to its type. */
+static double generated(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+{
+    if (work->buffers[name].is_sample_wise)
+        n += work->options->first_sample;
+    double value = bell(work->options->seed, name, n, c, s);
+    enum verify_data data = work->options->data;
+    switch (name) {
+    case X:
+        if (data == VERIFY_CONSTANT)
+            return 3;
+        if (data == VERIFY_EXACT)
+            return (work->set_is_group ? c * work->s + s : n * work->s + s) % 2 ? 4.5 : 3.5;
+        if ((data == VERIFY_NAN || data == VERIFY_INF) && n == 0 && c == 0 && s == 0)
+            return data == VERIFY_NAN ? (double)NAN : (double)INFINITY;
+        return data_mean(work) + data_scale(work) * value;
+    case PRE_ADD: return data == VERIFY_CONSTANT || data == VERIFY_EXACT ? 8 : data_scale(work) * value;
+    case RUNNING_MEAN: return data_mean(work) + 0.1 * data_scale(work) * value;
+    case RUNNING_VAR: return data_scale(work) * data_scale(work) * (0.5 + fabs(value));
+    case WEIGHT: return 1 + 0.25 * value;
+    case BIAS:
+    case SCALE:
+    case SHIFT: return 0.25 * value;
+    default: return value;
+    }
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+static char *element(const struct buffer *buffer, int64_t n, int64_t c, int64_t s)
+{
+    return buffer->data + (n * buffer->batch + c * buffer->channel + s * buffer->position) *
+                              (ptrdiff_t)reference_type_bytes(buffer->type);
+}
+
+static bool make_buffer(struct buffer *buffer, normfuse_type type, int64_t elements, bool misaligned)
+{
+    size_t element_bytes = reference_type_bytes(type);
+    buffer->type = type;
+    buffer->bytes = ((size_t)elements + (misaligned ? 1 : 0)) * element_bytes + 2 * GUARD_BYTES;
+    buffer->bytes = (buffer->bytes + 63) / 64 * 64;
+    buffer->base = aligned_alloc(64, buffer->bytes);
+    if (!buffer->base)
+        return false;
+    memset(buffer->base, UNTOUCHED, buffer->bytes);
+    buffer->data = buffer->base + GUARD_BYTES + (misaligned ? element_bytes : 0);
+    return true;
+}
+
+/* A tensor with x's shape. */
+static bool make_big(struct work *work, enum tensor_name name)
+{
+    const struct verify_options *options = work->options;
+    struct buffer *buffer = &work->buffers[name];
+    int64_t more_samples = options->slice_batch ? 2 : 0, more_channels = options->slice_channels ? 3 : 0;
+    int64_t channels = work->c + more_channels;
+    int64_t elements = (work->n + more_samples) * channels * work->s;
+    if (!make_buffer(buffer, work->line->type, elements, options->misaligned))
+        return false;
+    bool channels_last = work->line->channels_last != (options->mixed_layout && name != X);
+    buffer->n = work->n;
+    buffer->c = work->c;
+    buffer->s = work->s;
+    buffer->batch = channels * work->s;
+    buffer->channel = channels_last ? 1 : work->s;
+    buffer->position = channels_last ? channels : 1;
+    buffer->is_big = buffer->is_sample_wise = true;
+    if (elements > 0)
+        buffer->data = element(buffer, more_samples / 2, more_channels / 3, 0);
+    int32_t ndim = work->line->ndim;
+    memcpy(buffer->axes.shape, work->line->sizes, sizeof buffer->axes.shape);
+    buffer->axes.strides[0] = buffer->batch;
+    buffer->axes.strides[1] = buffer->channel;
+    ptrdiff_t stride = buffer->position;
+    for (int32_t axis = ndim - 1; axis >= 2; axis--) {
+        buffer->axes.strides[axis] = stride;
+        stride *= work->line->sizes[axis];
+    }
+    buffer->tensor = normfuse_tensor_contiguous(buffer->data, buffer->type, ndim, buffer->axes.shape, &buffer->axes);
+    ptrdiff_t strides[NORMFUSE_MAX_AXES] = { buffer->batch, buffer->channel };
+    stride = buffer->position;
+    for (int32_t axis = ndim - 1; axis >= 2; axis--) {
+        strides[axis] = stride;
+        stride *= work->line->sizes[axis];
+    }
+    for (int32_t axis = 0; axis < ndim; axis++)
+        buffer->axes.strides[axis] = strides[axis];
+    buffer->tensor.strides = buffer->axes.strides;
+    work->at[name] = buffer;
+    return true;
+}
+
+/* [rows, columns], or [columns] where rows is NO_ROWS. */
+enum { NO_ROWS = -1 };
+
+static bool make_small(struct work *work, enum tensor_name name, normfuse_type type, int64_t rows, int64_t columns,
+                       bool may_be_strided)
+{
+    struct buffer *buffer = &work->buffers[name];
+    int64_t stride = may_be_strided && work->options->strided_parameters ? 3 : 1;
+    bool has_rows = rows != NO_ROWS;
+    int64_t real_rows = has_rows ? rows : 1;
+    if (!make_buffer(buffer, type, real_rows * columns * stride, work->options->misaligned))
+        return false;
+    buffer->n = real_rows;
+    buffer->c = columns;
+    buffer->s = 1;
+    buffer->channel = stride;
+    buffer->batch = columns * stride;
+    buffer->is_sample_wise = has_rows;
+    int64_t sizes[2] = { has_rows ? rows : columns, columns };
+    buffer->tensor = normfuse_tensor_contiguous(buffer->data, type, has_rows ? 2 : 1, sizes, &buffer->axes);
+    if (stride > 1) {
+        buffer->axes.strides[0] = has_rows ? buffer->batch : stride;
+        buffer->axes.strides[1] = stride;
+        buffer->tensor.strides = buffer->axes.strides;
+    }
+    work->at[name] = buffer;
+    return true;
+}
+
+static void fill_generated(const struct work *work, enum tensor_name name)
+{
+    const struct buffer *buffer = &work->buffers[name];
+    for (int64_t n = 0; n < buffer->n; n++)
+        for (int64_t c = 0; c < buffer->c; c++)
+            for (int64_t s = 0; s < buffer->s; s++)
+                reference_store(element(buffer, n, c, s), buffer->type, generated(work, name, n, c, s));
+}
+
+static void fill_bytes(const struct buffer *buffer, int byte)
+{
+    size_t element_bytes = reference_type_bytes(buffer->type);
+    for (int64_t n = 0; n < buffer->n; n++)
+        for (int64_t c = 0; c < buffer->c; c++)
+            for (int64_t s = 0; s < buffer->s; s++)
+                memset(element(buffer, n, c, s), byte, element_bytes);
+}
+
+/* One value of a tensor as it was before the call. */
+static double value_before(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+{
+    const struct buffer *buffer = &work->buffers[name];
+    if (buffer->overwritten)
+        return reference_round(generated(work, name, n, c, s), buffer->type);
+    return reference_load(element(buffer, n, c, s), buffer->type);
+}
+
+/* A parameter's value; absent where the tensor is. */
+static double parameter_value(const struct work *work, enum tensor_name name, int64_t n, int64_t c, double absent)
+{
+    if (!work->at[name])
+        return absent;
+    const struct buffer *buffer = &work->buffers[name];
+    return value_before(work, name, buffer->is_sample_wise ? n : 0, c, 0);
+}
+
+static void free_buffers(struct work *work)
+{
+    for (int name = 0; name < TENSORS; name++)
+        free(work->buffers[name].base);
+    free(work->records);
+    free(work->dweight);
+    free(work->scratch);
+}
+
+static bool is_left_out(const struct work *work, unsigned bit)
+{
+    return (work->options->left_out & bit) != 0;
+}
+
+/* Marks `name` as living in the memory of `other`. */
+static void put_into(struct work *work, enum tensor_name name, enum tensor_name other)
+{
+    work->at[name] = &work->buffers[other];
+    work->buffers[other].overwritten = true;
+}
+
+/* Every tensor of the call, filled. */
+static bool make_tensors(struct work *work)
+{
+    const struct verify_options *options = work->options;
+    const struct problem_line *line = work->line;
+    bool backward = line->backward, good = true;
+    bool per_sample = line->op == AFFINE && line->per_sample;
+    normfuse_type statistics_type = line->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
+    normfuse_type mean_type = options->f64_mean ? NORMFUSE_F64 : statistics_type;
+    normfuse_type gradient_type = options->accumulate ? NORMFUSE_F64 : line->weight_type;
+    int64_t parameter_rows = per_sample ? work->n : NO_ROWS, statistics_rows = work->set_is_group ? work->n : NO_ROWS;
+
+    good = good && make_big(work, X);
+    if (options->pre_add)
+        good = good && make_big(work, PRE_ADD);
+    if (options->post_add)
+        good = good && make_big(work, POST_ADD);
+    if (!options->no_weight)
+        good = good && make_small(work, WEIGHT, line->weight_type, parameter_rows, work->c, true);
+    if (!options->no_bias)
+        good = good && make_small(work, BIAS, line->weight_type, parameter_rows, work->c, true);
+    if (options->scale_shift) {
+        good = good && make_small(work, SCALE, line->weight_type, work->n, work->c, true);
+        good = good && make_small(work, SHIFT, line->weight_type, work->n, work->c, true);
+    }
+    if (work->has_statistics && (backward || !is_left_out(work, VERIFY_SAVED))) {
+        good = good && make_small(work, MEAN, mean_type, statistics_rows, work->groups, false);
+        good = good && make_small(work, RSTD, statistics_type, statistics_rows, work->groups, false);
+    }
+    if (work->evaluates || options->running) {
+        good = good && make_small(work, RUNNING_MEAN, line->weight_type, NO_ROWS, work->c, true);
+        good = good && make_small(work, RUNNING_VAR, line->weight_type, NO_ROWS, work->c, true);
+    }
+    if (!good)
+        return false;
+    if (!backward) {
+        if (!is_left_out(work, VERIFY_Y)) {
+            if (options->in_place)
+                put_into(work, Y, X);
+            else
+                good = good && make_big(work, Y);
+        }
+        if (options->write_u) {
+            if (options->in_place)
+                put_into(work, U, PRE_ADD);
+            else
+                good = good && make_big(work, U);
+        }
+    } else {
+        good = good && make_big(work, DY);
+        if (options->write_u)
+            good = good && make_big(work, DU);
+        if (!is_left_out(work, VERIFY_DX)) {
+            if (options->in_place)
+                put_into(work, DX, DY);
+            else
+                good = good && make_big(work, DX);
+        }
+        if (!options->no_weight && !is_left_out(work, VERIFY_DWEIGHT))
+            good = good && make_small(work, DWEIGHT, gradient_type, parameter_rows, work->c, true);
+        if (!options->no_bias && !is_left_out(work, VERIFY_DBIAS))
+            good = good && make_small(work, DBIAS, gradient_type, parameter_rows, work->c, true);
+        if (options->scale_shift && !is_left_out(work, VERIFY_DSCALE))
+            good = good && make_small(work, DSCALE, line->weight_type, work->n, work->c, true);
+        if (options->scale_shift && !is_left_out(work, VERIFY_DSHIFT))
+            good = good && make_small(work, DSHIFT, line->weight_type, work->n, work->c, true);
+        if (options->post_add && !is_left_out(work, VERIFY_DPOST_ADD)) {
+            if (options->in_place && !work->at[DX] && !options->sharded)
+                put_into(work, DPOST_ADD, DY);
+            else
+                good = good && make_big(work, DPOST_ADD);
+        }
+    }
+    if (!good)
+        return false;
+    for (int name = 0; name < TENSORS; name++) {
+        struct buffer *buffer = &work->buffers[name];
+        if (!buffer->base)
+            continue;
+        bool is_statistics = name == MEAN || name == RSTD;
+        buffer->is_output = name == Y || name == U || name >= DX || (is_statistics && !backward);
+        if (buffer->is_output)
+            fill_bytes(buffer, options->accumulate && (name == DWEIGHT || name == DBIAS) ? 0 : UNWRITTEN);
+        else if (!is_statistics)
+            fill_generated(work, (enum tensor_name)name);
+    }
+    return true;
+}
+
+/* ---- sets ----------------------------------------------------------------------------------------------------- */
+
+/* Where a set's values are. */
+struct extent {
+    int64_t n, c, rows, channels, positions;
+};
+
+static struct extent extent_of(const struct work *work, int64_t set)
+{
+    if (work->set_is_group)
+        return (struct extent){ set / work->groups, set % work->groups * work->group_channels, 1,
+                                work->group_channels, work->s };
+    return (struct extent){ 0, set, work->n, 1, work->s };
+}
+
+/* The set's values of a big tensor, dense. */
+static void load_set(const struct work *work, enum tensor_name name, const struct extent *extent, double *values)
+{
+    const struct buffer *buffer = &work->buffers[name];
+    for (int64_t row = 0; row < extent->rows; row++)
+        for (int64_t channel = 0; channel < extent->channels; channel++) {
+            double *to = values + (row * extent->channels + channel) * extent->positions;
+            int64_t n = extent->n + row, c = extent->c + channel;
+            if (!buffer->overwritten)
+                reference_load_strided(to, element(buffer, n, c, 0), buffer->type, extent->positions,
+                                       buffer->position);
+            else
+                for (int64_t s = 0; s < extent->positions; s++)
+                    to[s] = value_before(work, name, n, c, s);
+        }
+}
+
+/* u; `more` is room for the tensor that is added. */
+static void load_u(const struct work *work, const struct extent *extent, double *u, double *more)
+{
+    load_set(work, X, extent, u);
+    if (!work->at[PRE_ADD])
+        return;
+    load_set(work, PRE_ADD, extent, more);
+    int64_t count = extent->rows * extent->channels * extent->positions;
+    for (int64_t i = 0; i < count; i++)
+        u[i] = reference_add(u[i], more[i], work->line->type);
+}
+
+static int64_t largest_set(const struct work *work)
+{
+    return work->set_is_group ? work->group_channels * work->s : work->n * work->s;
+}
+
+/* A thread's share: every threads-th set. */
+struct share {
+    struct work *work;
+    bool (*each)(struct share *share, int64_t set);
+    int index, threads;
+    double *room; /* ARRAYS arrays of the largest set, then PAIR_ARRAYS of its pairs */
+    int64_t set_values, pairs;
+    struct tally tally;
+    pthread_t thread;
+    bool started;
+};
+
+enum { ARRAYS_FORWARD = 2, ARRAYS_BACKWARD = 6, PAIR_ARRAYS = 12 };
+
+static double *array(const struct share *share, int index)
+{
+    return share->room + index * share->set_values;
+}
+
+static void *run_share(void *argument)
+{
+    struct share *share = argument;
+    for (int64_t set = share->index; set < share->work->sets; set += share->threads)
+        share->each(share, set);
+    return NULL;
+}
+
+static void join_tally(struct tally *total, const struct tally *part)
+{
+    if (part->budget_used > total->budget_used) {
+        total->budget_used = part->budget_used;
+        total->got = part->got;
+        total->want = part->want;
+        total->tensor = part->tensor;
+        memcpy(total->index, part->index, sizeof total->index);
+    }
+    total->compared += part->compared;
+    total->beyond += part->beyond;
+    total->unbounded += part->unbounded;
+    total->hash += part->hash;
+}
+
+static bool for_each_set(struct work *work, bool (*each)(struct share *, int64_t), struct tally *tally)
+{
+    struct share shares[MOST_REFERENCE_THREADS];
+    int threads = work->options->reference_threads ? work->options->reference_threads : 2;
+    if (threads > MOST_REFERENCE_THREADS)
+        threads = MOST_REFERENCE_THREADS;
+    if (threads > work->sets)
+        threads = work->sets > 1 ? (int)work->sets : 1;
+    int64_t set_values = largest_set(work), pairs = work->set_is_group ? work->group_channels : work->n;
+    if (set_values * work->sets < 4096)
+        threads = 1;
+    int arrays = work->line->backward ? ARRAYS_BACKWARD : ARRAYS_FORWARD;
+    bool good = true;
+    for (int i = 0; i < threads; i++) {
+        shares[i] = (struct share){ .work = work, .each = each, .index = i, .threads = threads };
+        shares[i].set_values = set_values;
+        shares[i].pairs = pairs;
+        shares[i].room = malloc((size_t)(arrays * set_values + PAIR_ARRAYS * pairs + 1) * sizeof(double));
+        good = good && shares[i].room;
+    }
+    for (int i = 1; i < threads && good; i++)
+        shares[i].started = pthread_create(&shares[i].thread, NULL, run_share, &shares[i]) == 0;
+    for (int i = 0; i < threads && good; i++)
+        if (!shares[i].started)
+            run_share(&shares[i]);
+    for (int i = 0; i < threads; i++) {
+        if (shares[i].started)
+            pthread_join(shares[i].thread, NULL);
+        free(shares[i].room);
+        if (tally)
+            join_tally(tally, &shares[i].tally);
+    }
+    return good;
+}
+
+/* The statistics of x, and for a backward the saved ones that the library is given. */
+static bool make_statistics(struct share *share, int64_t set)
+{
+    struct work *work = share->work;
+    struct set_record *record = &work->records[set];
+    struct extent extent = extent_of(work, set);
+    int64_t count = extent.rows * extent.channels * extent.positions;
+    double *u = array(share, 0);
+    record->mean = 0;
+    record->rstd = 1;
+    if (work->evaluates) {
+        record->mean = parameter_value(work, RUNNING_MEAN, 0, extent.c, 0);
+        record->rstd = reference_rstd(parameter_value(work, RUNNING_VAR, 0, extent.c, 1), work->line->eps);
+        record->tolerance.rstd = 4 * double_unit;
+    }
+    if (!work->has_statistics)
+        return true;
+    load_u(work, &extent, u, array(share, 1));
+    record->statistics = reference_statistics(u, extent.rows * extent.channels, extent.positions);
+    record->mean = count ? record->statistics.mean : 0;
+    double variance = count ? record->statistics.m2 / record->statistics.count : 0;
+    record->rstd = reference_rstd(variance, work->line->eps);
+    if (!work->line->backward) {
+        bool columns = work->line->channels_last;
+        struct tolerance_arithmetic arithmetic =
+            tolerance_arithmetic(work->line->type, columns, extent.rows, extent.channels, extent.positions);
+        enum verify_data data = work->options->data;
+        arithmetic.exact_sums = data == VERIFY_CONSTANT || data == VERIFY_EXACT;
+        record->tolerance = tolerance_statistics(&arithmetic, record->statistics.count, record->mean,
+                                                 record->statistics.m2, work->line->eps);
+        return true;
+    }
+    int64_t row = work->set_is_group ? extent.n : 0, column = work->set_is_group ? set % work->groups : set;
+    const struct buffer *mean = &work->buffers[MEAN], *rstd = &work->buffers[RSTD];
+    reference_store(element(mean, row, column, 0), mean->type, record->mean);
+    reference_store(element(rstd, row, column, 0), rstd->type, record->rstd);
+    record->mean = reference_round(record->mean, mean->type);
+    record->rstd = reference_round(record->rstd, rstd->type);
+    return true;
+}
+
+/* ---- the library ---------------------------------------------------------------------------------------------- */
+
+enum call { FORWARD, BACKWARD, STATS_OF, APPLY, BACKWARD_SUMS, BACKWARD_APPLY };
+
+static normfuse_status call_library(struct work *work, enum call call, const normfuse_tensors *tensors,
+                                    int64_t set_values, bool accumulate)
+{
+    const struct problem_line *line = work->line;
+    const struct verify_options *options = work->options;
+    normfuse_exec exec = { .struct_bytes = sizeof exec,
+                           .threads = options->threads,
+                           .parallel_for = options->parallel_for,
+                           .pool = options->pool };
+    uint32_t flags = (line->has_act_param ? NORMFUSE_HAS_ACT_PARAM : 0) | (accumulate ? NORMFUSE_ACCUMULATE : 0) |
+                     (work->evaluates ? NORMFUSE_EVALUATE : 0) |
+                     (options->cumulative && !work->evaluates ? NORMFUSE_CUMULATIVE : 0);
+    size_t bytes = 0;
+    bool scratch = options->own_scratch && (call == FORWARD || call == BACKWARD);
+    normfuse_status status = NORMFUSE_OK;
+#define QUERY(operator)                                                                                                \
+    (call == FORWARD ? normfuse_##operator##_forward_scratch_bytes(&own, tensors, &exec, &bytes)                       \
+                     : normfuse_##operator##_backward_scratch_bytes(&own, tensors, &exec, &bytes))
+#define TAKE_SCRATCH                                                                                                   \
+    if (status == NORMFUSE_OK && scratch) {                                                                            \
+        work->scratch_bytes = bytes;                                                                                   \
+        work->scratch = aligned_alloc(64, (bytes + GUARD_BYTES + 63) / 64 * 64);                                       \
+        if (!work->scratch)                                                                                            \
+            return NORMFUSE_OUT_OF_MEMORY;                                                                             \
+        memset(work->scratch, UNTOUCHED, bytes + GUARD_BYTES);                                                         \
+        exec.scratch = work->scratch;                                                                                  \
+        exec.scratch_bytes = bytes;                                                                                    \
+    }
+    if (line->op == AFFINE) {
+        normfuse_affine_options own = { .struct_bytes = sizeof own,
+                                        .flags = flags,
+                                        .activation = line->activation,
+                                        .act_param = line->act_param };
+        if (scratch)
+            status = QUERY(affine);
+        TAKE_SCRATCH
+        if (status != NORMFUSE_OK)
+            return status;
+        return call == FORWARD ? normfuse_affine_forward(&own, tensors, &exec)
+                               : normfuse_affine_backward(&own, tensors, &exec);
+    }
+    if (line->op == BATCH_NORM) {
+        normfuse_batch_norm_options own = { .struct_bytes = sizeof own,
+                                            .flags = flags,
+                                            .eps = line->eps,
+                                            .activation = line->activation,
+                                            .act_param = line->act_param,
+                                            .momentum = running_momentum,
+                                            .batches_seen = options->cumulative ? batches_seen : 0,
+                                            .set_values = set_values };
+        if (scratch)
+            status = QUERY(batch_norm);
+        TAKE_SCRATCH
+        if (status != NORMFUSE_OK)
+            return status;
+        switch (call) {
+        case FORWARD: return normfuse_batch_norm_forward(&own, tensors, &exec);
+        case BACKWARD: return normfuse_batch_norm_backward(&own, tensors, &exec);
+        case STATS_OF: return normfuse_batch_norm_stats(&own, tensors, &exec);
+        case APPLY: return normfuse_batch_norm_apply(&own, tensors, &exec);
+        case BACKWARD_SUMS: return normfuse_batch_norm_backward_sums(&own, tensors, &exec);
+        default: return normfuse_batch_norm_backward_apply(&own, tensors, &exec);
+        }
+    }
+    normfuse_group_norm_options own = { .struct_bytes = sizeof own,
+                                        .flags = flags,
+                                        .groups = work->groups,
+                                        .eps = line->eps,
+                                        .activation = line->activation,
+                                        .act_param = line->act_param,
+                                        .momentum = running_momentum,
+                                        .batches_seen = options->cumulative ? batches_seen : 0,
+                                        .set_values = set_values };
+    if (scratch)
+        status = QUERY(group_norm);
+    TAKE_SCRATCH
+    if (status != NORMFUSE_OK)
+        return status;
+    switch (call) {
+    case FORWARD: return normfuse_group_norm_forward(&own, tensors, &exec);
+    case BACKWARD: return normfuse_group_norm_backward(&own, tensors, &exec);
+    case STATS_OF: return normfuse_group_norm_stats(&own, tensors, &exec);
+    case APPLY: return normfuse_group_norm_apply(&own, tensors, &exec);
+    case BACKWARD_SUMS: return normfuse_group_norm_backward_sums(&own, tensors, &exec);
+    default: return normfuse_group_norm_backward_apply(&own, tensors, &exec);
+    }
+#undef QUERY
+#undef TAKE_SCRATCH
+}
+
+/* The tensors of a call; of some, a part along an axis. */
+struct arguments {
+    normfuse_tensors tensors;
+    normfuse_tensor part[TENSORS];
+    normfuse_axes axes[TENSORS];
+};
+
+static const normfuse_tensor **member(normfuse_tensors *tensors, enum tensor_name name)
+{
+    switch (name) {
+    case X: return &tensors->x;
+    case PRE_ADD: return &tensors->pre_add;
+    case POST_ADD: return &tensors->post_add;
+    case WEIGHT: return &tensors->weight;
+    case BIAS: return &tensors->bias;
+    case SCALE: return &tensors->scale;
+    case SHIFT: return &tensors->shift;
+    case Y: return &tensors->y;
+    case U: return &tensors->u;
+    case MEAN: return &tensors->mean;
+    case RSTD: return &tensors->rstd;
+    case RUNNING_MEAN: return &tensors->running_mean;
+    case RUNNING_VAR: return &tensors->running_var;
+    case DY: return &tensors->dy;
+    case DU: return &tensors->du;
+    case DX: return &tensors->dx;
+    case DWEIGHT: return &tensors->dweight;
+    case DBIAS: return &tensors->dbias;
+    case DSCALE: return &tensors->dscale;
+    case DSHIFT: return &tensors->dshift;
+    case DPOST_ADD: return &tensors->dpost_add;
+    case STATS: return &tensors->stats;
+    default: return &tensors->sums;
+    }
+}
+
+static const unsigned forward_inputs = 1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
+                                       1u << SCALE | 1u << SHIFT | 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
+static const unsigned forward_outputs = 1u << Y | 1u << U | 1u << MEAN | 1u << RSTD;
+static const unsigned running_statistics = 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
+static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
+                                        1u << SCALE | 1u << SHIFT | 1u << MEAN | 1u << RSTD | 1u << RUNNING_MEAN |
+                                        1u << RUNNING_VAR | 1u << DY;
+static const unsigned parameter_gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT;
+
+/* Takes the tensors of `names` that exist, [from, from + count) along `axis` of those that have it (axis 0: all that
+ * have samples; axis 2: big ones). axis -1: whole. */
+static void take(const struct work *work, struct arguments *arguments, unsigned names, int axis, int64_t from,
+                 int64_t count)
+{
+    memset(arguments, 0, sizeof *arguments);
+    arguments->tensors.struct_bytes = sizeof arguments->tensors;
+    for (int name = 0; name < TENSORS; name++) {
+        const struct buffer *buffer = work->at[name];
+        if (!(names >> name & 1) || !buffer)
+            continue;
+        normfuse_tensor *part = &arguments->part[name];
+        *part = buffer->tensor;
+        if ((axis == 0 && buffer->is_sample_wise) || (axis == 2 && buffer->is_big)) {
+            memcpy(&arguments->axes[name], &buffer->axes, sizeof buffer->axes);
+            arguments->axes[name].shape[axis] = count;
+            if (!part->strides) { /* row-major */
+                int64_t stride = 1;
+                for (int32_t a = part->ndim - 1; a >= 0; a--) {
+                    arguments->axes[name].strides[a] = stride;
+                    stride *= buffer->axes.shape[a];
+                }
+            }
+            part->shape = arguments->axes[name].shape;
+            part->strides = arguments->axes[name].strides;
+            part->data = (char *)part->data + from * arguments->axes[name].strides[axis] *
+                                                  (ptrdiff_t)reference_type_bytes(buffer->type);
+        }
+        *member(&arguments->tensors, (enum tensor_name)name) = part;
+    }
+}
+
+/* Sums or statistics of shards, f64, [shards, sets of values, width]. */
+struct shard_values {
+    double *values;
+    normfuse_tensor tensor;
+    normfuse_axes axes;
+};
+
+static void describe(struct shard_values *part, double *values, int64_t shards, int64_t rows, int64_t columns,
+                     int64_t width)
+{
+    int64_t sizes[4];
+    int32_t ndim = 0;
+    if (shards)
+        sizes[ndim++] = shards;
+    if (rows != NO_ROWS)
+        sizes[ndim++] = rows;
+    sizes[ndim++] = columns;
+    sizes[ndim++] = width;
+    part->values = values;
+    part->tensor = normfuse_tensor_contiguous(values, NORMFUSE_F64, ndim, sizes, &part->axes);
+}
+
+/* One call a shard, merged between. The applying call of shard 0 alone gets what belongs to the whole: the others
+ * would write the same. */
+static normfuse_status call_sharded(struct work *work)
+{
+    bool backward = work->line->backward;
+    int axis = work->set_is_group ? 2 : 0;
+    int64_t length = work->line->sizes[axis], cut[SHARDS + 1] = { 0, length / 3, length / 2, length };
+    int64_t rows = work->set_is_group ? work->n : NO_ROWS, columns = backward ? work->c : work->groups;
+    int64_t width = backward ? 2 : 3, values = (rows == NO_ROWS ? 1 : rows) * columns * width;
+    double *memory = malloc((size_t)((SHARDS + 1) * values + 1) * sizeof(double));
+    if (!memory)
+        return NORMFUSE_OUT_OF_MEMORY;
+    memset(memory, UNWRITTEN, (size_t)((SHARDS + 1) * values + 1) * sizeof(double));
+    normfuse_status status = NORMFUSE_OK;
+    struct arguments arguments;
+    struct shard_values all, merged, shard;
+    describe(&all, memory, SHARDS, rows, columns, width);
+    describe(&merged, memory + SHARDS * values, 0, rows, columns, width);
+    enum tensor_name carrier = backward ? SUMS : STATS;
+    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | 1u << PRE_ADD | 1u << U;
+    for (int i = 0; i < SHARDS && status == NORMFUSE_OK; i++) {
+        take(work, &arguments, first, axis, cut[i], cut[i + 1] - cut[i]);
+        describe(&shard, memory + i * values, 0, rows, columns, width);
+        *member(&arguments.tensors, carrier) = &shard.tensor;
+        status = call_library(work, backward ? BACKWARD_SUMS : STATS_OF, &arguments.tensors, 0, false);
+    }
+    if (status == NORMFUSE_OK)
+        status = backward ? normfuse_sums_merge(&all.tensor, &merged.tensor, NULL)
+                          : normfuse_stats_merge(&all.tensor, &merged.tensor, NULL);
+    unsigned second = backward ? backward_inputs | 1u << DU | 1u << DX : forward_inputs | 1u << Y;
+    unsigned whole = backward ? parameter_gradients : running_statistics | 1u << MEAN | 1u << RSTD;
+    for (int i = 0; i < SHARDS && status == NORMFUSE_OK; i++) {
+        unsigned names = i == 0 ? second | whole : backward ? second : second & ~running_statistics;
+        /* pre_add may hold u by now: what was written out is what is normalized */
+        bool has_u = !backward && work->at[U];
+        take(work, &arguments, has_u ? (names & ~(1u << PRE_ADD)) | 1u << U : names, axis, cut[i],
+             cut[i + 1] - cut[i]);
+        if (has_u) {
+            arguments.tensors.x = arguments.tensors.u;
+            arguments.tensors.u = NULL;
+        }
+        *member(&arguments.tensors, carrier) = &merged.tensor;
+        status = call_library(work, backward ? BACKWARD_APPLY : APPLY, &arguments.tensors, largest_set(work), false);
+    }
+    free(memory);
+    return status;
+}
+
+/* In parts of the sample quantum. Batch norm accumulates statistics or sums and applies them to the whole; the others
+ * accumulate dweight and dbias. */
+static normfuse_status call_in_parts(struct work *work)
+{
+    bool backward = work->line->backward, batch = work->line->op == BATCH_NORM && work->has_statistics;
+    int64_t quantum;
+    normfuse_status status = normfuse_sample_quantum(&work->buffers[X].tensor, &quantum);
+    if (status != NORMFUSE_OK)
+        return status;
+    int64_t width = backward ? 2 : 3;
+    double *memory = calloc((size_t)(work->c * width + 1), sizeof(double));
+    if (!memory)
+        return NORMFUSE_OUT_OF_MEMORY;
+    struct shard_values total;
+    describe(&total, memory, 0, NO_ROWS, work->c, width);
+    struct arguments arguments;
+    enum tensor_name carrier = backward ? SUMS : STATS;
+    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | 1u << PRE_ADD | 1u << U;
+    if (!batch)
+        first = backward_inputs | 1u << DU | 1u << DX | 1u << DPOST_ADD | parameter_gradients;
+    for (int64_t at = 0; at < work->n && status == NORMFUSE_OK;) {
+        int64_t count = at ? 2 * quantum : quantum;
+        if (count > work->n - at)
+            count = work->n - at;
+        take(work, &arguments, first, 0, at, count);
+        if (batch)
+            *member(&arguments.tensors, carrier) = &total.tensor;
+        status = call_library(work, !batch ? BACKWARD : backward ? BACKWARD_SUMS : STATS_OF, &arguments.tensors, 0,
+                              true);
+        at += count;
+    }
+    if (batch && status == NORMFUSE_OK) {
+        unsigned second = backward ? backward_inputs | 1u << DU | 1u << DX | parameter_gradients
+                                   : forward_inputs | 1u << Y | 1u << MEAN | 1u << RSTD;
+        bool has_u = !backward && work->at[U];
+        take(work, &arguments, has_u ? (second & ~(1u << PRE_ADD)) | 1u << U : second, -1, 0, 0);
+        if (has_u) {
+            arguments.tensors.x = arguments.tensors.u;
+            arguments.tensors.u = NULL;
+        }
+        *member(&arguments.tensors, carrier) = &total.tensor;
+        status = call_library(work, backward ? BACKWARD_APPLY : APPLY, &arguments.tensors, 0, false);
+    }
+    free(memory);
+    return status;
+}
+
+static normfuse_status call_plain(struct work *work)
+{
+    struct arguments arguments;
+    unsigned names = work->line->backward
+                         ? backward_inputs | 1u << DU | 1u << DX | 1u << DPOST_ADD | parameter_gradients
+                         : forward_inputs | forward_outputs;
+    take(work, &arguments, names, -1, 0, 0);
+    return call_library(work, work->line->backward ? BACKWARD : FORWARD, &arguments.tensors, 0, false);
+}
+
+/* ---- comparing ------------------------------------------------------------------------------------------------ */
+
+/* A value that would round past the largest one may be infinite. */
+static bool may_overflow(normfuse_type type, double want, double budget)
+{
+    double largest = tolerance_largest(type);
+    return fabs(want) + budget >= largest * (1 + tolerance_unit(type) / 2);
+}
+
+/* position -1: the element's number is c; row and hash coordinates as given. */
+static void compare(struct share *share, int64_t set, int64_t row, enum tensor_name name, int64_t n, int64_t c,
+                    int64_t s, double want, double budget)
+{
+    struct work *work = share->work;
+    struct tally *tally = &share->tally;
+    const struct buffer *buffer = work->at[name];
+    double got = reference_load(element(buffer, n, c, s), buffer->type);
+    uint64_t bits = 0x7FF8000000000000u;
+    if (!isnan(got))
+        memcpy(&bits, &got, sizeof bits);
+    uint64_t hash = mix(mix(bits + (uint64_t)name) ^ mix(((uint64_t)row * 0x9E3779B97F4A7C15u) ^
+                                                         ((uint64_t)c * 0xD1B54A32D192ED03u + (uint64_t)s)));
+    tally->hash += mix(hash + (uint64_t)n * 0x8CB92BA72F3D8DD7u);
+    if (work->options->set_hashes && set >= 0)
+        work->options->set_hashes[set] += hash;
+    if (work->options->bits_only)
+        return;
+    tally->compared++;
+    double used;
+    if (isnan(want))
+        used = isnan(got) ? 0 : (double)INFINITY;
+    else if (!(budget < (double)INFINITY)) {
+        tally->unbounded++;
+        used = 0;
+    } else if (got == want)
+        used = 0;
+    else if (isinf(got) && may_overflow(buffer->type, want, budget) && signbit(got) == signbit(want))
+        used = 0;
+    else if (isinf(want) && fabs(got) >= tolerance_largest(buffer->type) * (1 - tolerance_unit(buffer->type)) &&
+             signbit(got) == signbit(want))
+        used = 0;
+    else
+        used = isnan(got) || budget <= 0 ? (double)INFINITY : fabs(got - want) / budget;
+    if (!(used <= 1))
+        tally->beyond++;
+    if (used > tally->budget_used || !tally->tensor) {
+        tally->budget_used = used;
+        tally->tensor = tensor_names[name];
+        tally->got = got;
+        tally->want = want;
+        if (buffer->is_big)
+            snprintf(tally->index, sizeof tally->index, "%lld,%lld,%lld", (long long)n, (long long)c, (long long)s);
+        else if (buffer->is_sample_wise)
+            snprintf(tally->index, sizeof tally->index, "%lld,%lld", (long long)n, (long long)c);
+        else
+            snprintf(tally->index, sizeof tally->index, "%lld", (long long)c);
+    }
+}
+
+/* The same of a value whose error before it is stored is `error`. */
+static void compare_stored(struct share *share, int64_t set, int64_t row, enum tensor_name name, int64_t n, int64_t c,
+                           int64_t s, double want, double error)
+{
+    normfuse_type type = share->work->at[name]->type;
+    if (error == 0) /* then there is one right element */
+        compare(share, set, row, name, n, c, s, reference_round(want, type), 0);
+    else
+        compare(share, set, row, name, n, c, s, want, tolerance_stored(type, want, error));
+}
+
+/* What the loops over elements share. */
+struct view {
+    struct extent extent;
+    struct reference_set set;
+    struct tolerance_arithmetic arithmetic;
+    struct tolerance_affine affine; /* of the current pair */
+};
+
+/* Loads parameters into the pairs' arrays and sets up the reference. */
+static void open_set(struct share *share, int64_t set, struct view *view)
+{
+    struct work *work = share->work;
+    const struct set_record *record = &work->records[set];
+    view->extent = extent_of(work, set);
+    const struct extent *extent = &view->extent;
+    int arrays = work->line->backward ? ARRAYS_BACKWARD : ARRAYS_FORWARD;
+    double *pairs = array(share, arrays);
+    double *weight = pairs, *bias = pairs + share->pairs, *scale = pairs + 2 * share->pairs,
+           *shift = pairs + 3 * share->pairs;
+    for (int64_t row = 0; row < extent->rows; row++)
+        for (int64_t channel = 0; channel < extent->channels; channel++) {
+            int64_t pair = row * extent->channels + channel, n = extent->n + row, c = extent->c + channel;
+            weight[pair] = parameter_value(work, WEIGHT, n, c, 1);
+            bias[pair] = parameter_value(work, BIAS, n, c, 0);
+            scale[pair] = parameter_value(work, SCALE, n, c, 0);
+            shift[pair] = parameter_value(work, SHIFT, n, c, 0);
+        }
+    view->set = (struct reference_set){ .rows = extent->rows,
+                                        .channels = extent->channels,
+                                        .positions = extent->positions,
+                                        .activation = work->line->activation,
+                                        .parameter = work->parameter,
+                                        .u = array(share, 0),
+                                        .weight = weight,
+                                        .bias = bias,
+                                        .scale = scale,
+                                        .shift = shift,
+                                        .mean = record->mean,
+                                        .rstd = record->rstd,
+                                        .has_statistics = work->has_statistics,
+                                        .set_values = (double)(extent->rows * extent->channels * extent->positions) };
+    view->arithmetic = tolerance_arithmetic(work->line->type, work->line->channels_last, extent->rows,
+                                            extent->channels, extent->positions);
+    view->affine = (struct tolerance_affine){ .mean = record->mean,
+                                              .mean_error = record->tolerance.mean,
+                                              .gain_error = record->tolerance.rstd,
+                                              .has_post_add = work->at[POST_ADD] != NULL };
+}
+
+static void open_pair(struct view *view, int64_t pair)
+{
+    const struct reference_set *set = &view->set;
+    view->affine.gain = set->rstd * set->weight[pair] * (1 + set->scale[pair]);
+    view->affine.offset = set->bias[pair] * (1 + set->scale[pair]) + set->shift[pair];
+}
+
+static double z_error(const struct view *view, int64_t index, double z)
+{
+    double z0 = view->set.post_add ? z - view->set.post_add[index] : z;
+    return tolerance_z(&view->arithmetic, &view->affine, view->set.u[index] - view->set.mean, z0, z);
+}
+
+static bool compare_forward(struct share *share, int64_t set)
+{
+    struct work *work = share->work;
+    struct view view;
+    open_set(share, set, &view);
+    const struct extent *extent = &view.extent;
+    double *u = array(share, 0), *post_add = array(share, 1);
+    load_u(work, extent, u, post_add);
+    if (work->at[U])
+        for (int64_t row = 0; row < extent->rows; row++)
+            for (int64_t channel = 0; channel < extent->channels; channel++)
+                for (int64_t s = 0; s < extent->positions; s++)
+                    compare(share, set, row, U, extent->n + row, extent->c + channel, s,
+                            u[(row * extent->channels + channel) * extent->positions + s], 0);
+    const struct set_record *record = &work->records[set];
+    int64_t count = extent->rows * extent->channels * extent->positions;
+    if (work->at[MEAN] && count) {
+        int64_t n = work->set_is_group ? extent->n : 0, column = work->set_is_group ? set % work->groups : set;
+        compare_stored(share, set, 0, MEAN, n, column, 0, record->mean, record->tolerance.mean);
+        compare_stored(share, set, 0, RSTD, n, column, 0, record->rstd,
+                       fabs(record->rstd) * record->tolerance.rstd);
+    }
+    if (!work->at[Y])
+        return true;
+    if (work->at[POST_ADD]) {
+        load_set(work, POST_ADD, extent, post_add);
+        view.set.post_add = post_add;
+    }
+    for (int64_t row = 0; row < extent->rows; row++)
+        for (int64_t channel = 0; channel < extent->channels; channel++) {
+            int64_t pair = row * extent->channels + channel;
+            open_pair(&view, pair);
+            for (int64_t s = 0; s < extent->positions; s++) {
+                double want = 0, error = 0;
+                if (!work->options->bits_only) {
+                    double z = reference_z(&view.set, row, channel, s);
+                    want = reference_activation(work->line->activation, work->parameter, z);
+                    error = tolerance_activation(&view.arithmetic, work->line->activation, work->parameter, z,
+                                                 z_error(&view, pair * extent->positions + s, z));
+                }
+                compare_stored(share, set, row, Y, extent->n + row, extent->c + channel, s, want, error);
+            }
+        }
+    return true;
+}
+
+static bool compare_backward(struct share *share, int64_t set)
+{
+    struct work *work = share->work;
+    const int32_t activation = work->line->activation;
+    struct view view;
+    open_set(share, set, &view);
+    const struct extent *extent = &view.extent;
+    struct reference_set *reference = &view.set;
+    double *u = array(share, 0), *dy = array(share, 1), *post_add = array(share, 2), *dz = array(share, 3);
+    double *dz_error = array(share, 4), *dx = array(share, 5);
+    double *pairs = array(share, ARRAYS_BACKWARD) + 4 * share->pairs;
+    double *dweight = pairs, *dbias = pairs + share->pairs, *dscale = pairs + 2 * share->pairs,
+           *dshift = pairs + 3 * share->pairs, *sum_error = pairs + 4 * share->pairs,
+           *centred_error = pairs + 5 * share->pairs, *sum_size = pairs + 6 * share->pairs,
+           *centred_size = pairs + 7 * share->pairs;
+    double unit = view.arithmetic.unit;
+    load_u(work, extent, u, dy);
+    load_set(work, DY, extent, dy);
+    reference->dy = dy;
+    if (work->at[POST_ADD]) {
+        load_set(work, POST_ADD, extent, post_add);
+        reference->post_add = post_add;
+    }
+    struct reference_gradients gradients = { dz, NULL, dweight, dbias, dscale, dshift };
+    if (!work->options->bits_only) {
+        gradients.dx = work->at[DX] ? dx : NULL;
+        reference_backward(reference, &gradients);
+    }
+    double gain_sum_error = 0, gain_centred_error = 0, mean_dz = 0, mean_dz_normalized = 0;
+    /* a chunk's sums, the product of dy and the slope, and the centring of u */
+    double growth = tolerance_growth(view.arithmetic.additions + 3, unit) + view.arithmetic.joins * double_unit;
+    double shift_error = view.arithmetic.is_double ? 0 : unit * fabs(reference->mean);
+    for (int64_t row = 0; row < extent->rows && !work->options->bits_only; row++)
+        for (int64_t channel = 0; channel < extent->channels; channel++) {
+            int64_t pair = row * extent->channels + channel;
+            open_pair(&view, pair);
+            double size = 0, size_centred = 0, error = 0, error_centred = 0;
+            for (int64_t s = 0; s < extent->positions; s++) {
+                int64_t index = pair * extent->positions + s;
+                double slope_error = 0;
+                if (activation != NORMFUSE_IDENTITY) {
+                    double z = reference_z(reference, row, channel, s);
+                    slope_error =
+                        tolerance_slope(&view.arithmetic, activation, work->parameter, z, z_error(&view, index, z)) *
+                            fabs(dy[index]) +
+                        unit * fabs(dz[index]) + view.arithmetic.tiny;
+                }
+                dz_error[index] = slope_error;
+                double shifted = tolerance_shifted(&view.arithmetic, &view.affine, u[index] - reference->mean);
+                size += fabs(dz[index]);
+                size_centred += fabs(dz[index]) * shifted;
+                error += slope_error;
+                error_centred += slope_error * shifted;
+            }
+            sum_size[pair] = size;
+            centred_size[pair] = size_centred;
+            sum_error[pair] = 1.01 * (growth * size + error);
+            centred_error[pair] = 1.01 * (growth * size_centred + error_centred) + shift_error * sum_error[pair];
+            double factor = fabs(1 + reference->scale[pair]), weight = reference->weight[pair];
+            gain_sum_error += factor * fabs(weight) * sum_error[pair];
+            gain_centred_error += factor * fabs(weight) * centred_error[pair];
+            mean_dz += dbias[pair] * weight;
+            mean_dz_normalized += dweight[pair] * weight;
+        }
+    /* dx = gain*dz + q*(u - k) + r */
+    double rstd = reference->rstd, q = 0, r = 0, q_error = 0, r_error = 0;
+    if (work->has_statistics) {
+        double count = reference->set_values;
+        double centred_mean_error = rstd * gain_centred_error / count;
+        q = rstd * rstd * fabs(mean_dz_normalized) / count;
+        q_error = rstd * rstd * centred_mean_error + unit * q;
+        r = rstd * fabs(mean_dz) / count + shift_error * q;
+        r_error = rstd * gain_sum_error / count + shift_error * rstd * rstd * centred_mean_error + unit * r;
+    }
+    double *du = post_add; /* done with */
+    if (work->at[DPOST_ADD] || work->at[DX]) {
+        if (work->at[DU])
+            load_set(work, DU, extent, du);
+        for (int64_t row = 0; row < extent->rows; row++)
+            for (int64_t channel = 0; channel < extent->channels; channel++) {
+                int64_t pair = row * extent->channels + channel, n = extent->n + row, c = extent->c + channel;
+                open_pair(&view, pair);
+                double gain = fabs(view.affine.gain);
+                for (int64_t s = 0; s < extent->positions; s++) {
+                    int64_t index = pair * extent->positions + s;
+                    if (work->at[DPOST_ADD])
+                        compare_stored(share, set, row, DPOST_ADD, n, c, s, dz[index], dz_error[index]);
+                    if (!work->at[DX])
+                        continue;
+                    double shifted = tolerance_shifted(&view.arithmetic, &view.affine, u[index] - reference->mean);
+                    double parts = gain * fabs(dz[index]) + shifted * q + r;
+                    double error = gain * (dz_error[index] + unit * fabs(dz[index])) + shifted * (q_error + 2 * unit * q) +
+                                   r_error + unit * (shifted * q + r) + unit * fabs(dx[index]);
+                    if (view.arithmetic.is_double)
+                        error += 16 * unit * parts;
+                    double want = dx[index];
+                    if (work->at[DU]) {
+                        want += du[index];
+                        error += unit * fabs(want);
+                    }
+                    error = 1.01 * error + view.arithmetic.tiny * (4 + shifted + fabs(dz[index]));
+                    compare_stored(share, set, row, DX, n, c, s, want, error);
+                }
+            }
+    }
+    for (int64_t pair = 0; pair < extent->rows * extent->channels; pair++) {
+        int64_t n = extent->n + pair / extent->channels, c = extent->c + pair % extent->channels;
+        double factor = fabs(1 + reference->scale[pair]), weight = fabs(reference->weight[pair]);
+        double bias = fabs(reference->bias[pair]);
+        double noise = 16 * double_unit;
+        double dweight_error = factor * rstd * (centred_error[pair] + noise * centred_size[pair]);
+        double dbias_error = factor * (sum_error[pair] + noise * sum_size[pair]);
+        if (work->at[DSCALE])
+            compare_stored(share, set, 0, DSCALE, n, c, 0, dscale[pair],
+                           weight * rstd * (centred_error[pair] + noise * centred_size[pair]) +
+                               bias * (sum_error[pair] + noise * sum_size[pair]));
+        if (work->at[DSHIFT])
+            compare_stored(share, set, 0, DSHIFT, n, c, 0, dshift[pair], sum_error[pair]);
+        if (work->line->op == AFFINE && work->line->per_sample) {
+            if (work->at[DWEIGHT])
+                compare_stored(share, set, 0, DWEIGHT, n, c, 0, dweight[pair], dweight_error);
+            if (work->at[DBIAS])
+                compare_stored(share, set, 0, DBIAS, n, c, 0, dbias[pair], dbias_error);
+            continue;
+        }
+        double samples = (double)work->n * double_unit;
+        int64_t at = work->set_is_group ? n * work->c + c : c;
+        work->dweight[at] += dweight[pair];
+        work->dbias[at] += dbias[pair];
+        work->dweight_error[at] += dweight_error + samples * factor * rstd * centred_size[pair];
+        work->dbias_error[at] += dbias_error + samples * factor * sum_size[pair];
+    }
+    return true;
+}
+
+/* dweight and dbias of whole channels. */
+static void compare_channel_gradients(struct share *share)
+{
+    struct work *work = share->work;
+    if (work->line->op == AFFINE && work->line->per_sample)
+        return;
+    for (int64_t c = 0; c < work->c; c++) {
+        long double dweight = 0, dbias = 0;
+        double dweight_error = 0, dbias_error = 0;
+        for (int64_t n = 0; n < (work->set_is_group ? work->n : 1); n++) {
+            dweight += work->dweight[n * work->c + c];
+            dbias += work->dbias[n * work->c + c];
+            dweight_error += work->dweight_error[n * work->c + c];
+            dbias_error += work->dbias_error[n * work->c + c];
+        }
+        if (work->at[DWEIGHT])
+            compare_stored(share, -1, 0, DWEIGHT, 0, c, 0, (double)dweight, dweight_error);
+        if (work->at[DBIAS])
+            compare_stored(share, -1, 0, DBIAS, 0, c, 0, (double)dbias, dbias_error);
+    }
+}
+
+/* Running statistics: batch norm's channel, or the mean over the samples of instance norm's. */
+static void compare_running(struct share *share)
+{
+    struct work *work = share->work;
+    double momentum = work->options->cumulative ? 1 / (double)(batches_seen + 1) : running_momentum;
+    int64_t samples = work->set_is_group ? work->n : 1;
+    for (int64_t c = 0; c < work->c; c++) {
+        long double mean = 0, variance = 0;
+        double mean_error = 0, variance_error = 0, mean_size = 0;
+        for (int64_t n = 0; n < samples; n++) {
+            const struct set_record *record = &work->records[work->set_is_group ? n * work->groups + c : c];
+            double divisor = record->statistics.count - 1;
+            mean += record->statistics.mean;
+            mean_size += fabs(record->statistics.mean);
+            variance += record->statistics.m2 / divisor;
+            mean_error += record->tolerance.mean;
+            variance_error += record->tolerance.m2 / divisor;
+        }
+        double new_mean = (double)(mean / samples), new_variance = (double)(variance / samples);
+        mean_error = (mean_error + (double)samples * double_unit * mean_size) / (double)samples;
+        variance_error = variance_error / (double)samples + (double)samples * double_unit * new_variance;
+        struct {
+            enum tensor_name name;
+            double value, error;
+        } both[] = { { RUNNING_MEAN, new_mean, mean_error }, { RUNNING_VAR, new_variance, variance_error } };
+        for (int i = 0; i < 2; i++) {
+            double old = reference_round(generated(work, both[i].name, 0, c, 0), work->at[both[i].name]->type);
+            double want = reference_running(old, both[i].value, momentum);
+            double unit = work->line->type == NORMFUSE_F64 ? double_unit : 0x1p-24;
+            double steps = 4 * unit * ((1 - momentum) * fabs(old) + momentum * fabs(both[i].value));
+            compare_stored(share, -1, 0, both[i].name, 0, c, 0, want, momentum * both[i].error + steps);
+        }
+    }
+}
+
+/* ---- memory around tensors ------------------------------------------------------------------------------------ */
+
+static bool is_untouched(const char *bytes, size_t count)
+{
+    return !count || ((unsigned char)bytes[0] == UNTOUCHED && memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
+/* The name of a tensor whose surroundings, or which itself though an input, were changed; NULL when all is well.
+ * Destroys the tensors. */
+static const char *find_changed(struct work *work)
+{
+    bool unchanged_checked = work->n * work->c * work->s <= UNCHANGED_VALUES;
+    for (int name = 0; name < TENSORS; name++) {
+        struct buffer *buffer = &work->buffers[name];
+        if (!buffer->base)
+            continue;
+        bool is_running = (name == RUNNING_MEAN || name == RUNNING_VAR) && work->options->running;
+        bool is_given = name == MEAN || name == RSTD;
+        if (unchanged_checked && !buffer->is_output && !buffer->overwritten && !is_running && !is_given) {
+            size_t bytes = reference_type_bytes(buffer->type);
+            for (int64_t n = 0; n < buffer->n; n++)
+                for (int64_t c = 0; c < buffer->c; c++)
+                    for (int64_t s = 0; s < buffer->s; s++) {
+                        char want[8];
+                        reference_store(want, buffer->type, generated(work, (enum tensor_name)name, n, c, s));
+                        if (memcmp(element(buffer, n, c, s), want, bytes) != 0)
+                            return tensor_names[name];
+                    }
+        }
+        fill_bytes(buffer, UNTOUCHED);
+        if (!is_untouched(buffer->base, buffer->bytes))
+            return tensor_names[name];
+    }
+    if (work->scratch && !is_untouched(work->scratch + work->scratch_bytes, GUARD_BYTES))
+        return "scratch";
+    return NULL;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------------------ */
+
+__attribute__((format(printf, 3, 4))) static enum verify_outcome conclude(struct verify_result *result,
+                                                                          enum verify_outcome outcome,
+                                                                          const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(result->message, sizeof result->message, format, arguments);
+    va_end(arguments);
+    return result->outcome = outcome;
+}
+
+static const char *impossible(const struct problem_line *line, const struct verify_options *options)
+{
+    bool grouped = line->op == GROUP_NORM || line->op == INSTANCE_NORM;
+    bool evaluates = line->evaluate || options->evaluate;
+    if (line->device != NORMFUSE_CPU)
+        return "only device=cpu can be checked";
+    if (options->pre_add && line->op == AFFINE)
+        return "affine has nothing between +pre_add and its own addition";
+    if (options->write_u && !options->pre_add)
+        return "+u needs +pre_add";
+    if (!line->backward && (options->left_out & VERIFY_Y) && (line->op == AFFINE || evaluates))
+        return "+no_y leaves nothing to write";
+    if (options->scale_shift && !grouped)
+        return "+adagn is group norm's";
+    if (options->evaluate && line->op != INSTANCE_NORM)
+        return "+evaluate is instance norm's";
+    if (options->running && (line->backward || evaluates || (line->op != INSTANCE_NORM && line->op != BATCH_NORM)))
+        return "+running is a training forward's of batch and instance norm";
+    if (options->cumulative && !options->running)
+        return "+cumulative needs +running";
+    if (options->in_place && options->mixed_layout)
+        return "+inplace needs one layout";
+    if (options->sharded && (line->op == AFFINE || evaluates || (grouped && line->ndim < 3)))
+        return "+sharded is of statistics, and of group norm with a spatial axis";
+    if (options->accumulate && !line->backward && (line->op != BATCH_NORM || evaluates))
+        return "+accumulate is backward's, and batch norm's in training";
+    if (options->accumulate && (line->per_sample || options->sharded))
+        return "+accumulate goes with neither per=sample nor +sharded";
+    return NULL;
+}
+
+int64_t verify_sets(const struct problem_line *line)
+{
+    bool grouped = line->op == GROUP_NORM || line->op == INSTANCE_NORM;
+    return grouped ? line->sizes[0] * line->groups : line->sizes[1];
+}
+
+static enum verify_outcome verify_work(struct work *work)
+{
+    struct verify_result *result = work->result;
+    const struct verify_options *options = work->options;
+    bool backward = work->line->backward;
+    work->records = calloc((size_t)work->sets + 1, sizeof *work->records);
+    if (!work->records || !make_tensors(work))
+        return conclude(result, VERIFY_NO_MEMORY, "no memory for the tensors");
+    if (backward) {
+        int64_t entries = work->set_is_group ? work->n * work->c : work->c;
+        work->dweight = calloc((size_t)(4 * entries) + 1, sizeof(double));
+        if (!work->dweight)
+            return conclude(result, VERIFY_NO_MEMORY, "no memory for the gradients");
+        work->dweight_error = work->dweight + entries;
+        work->dbias = work->dweight_error + entries;
+        work->dbias_error = work->dbias + entries;
+    }
+    if ((backward || !options->bits_only) && !for_each_set(work, make_statistics, NULL))
+        return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
+    result->status = options->sharded ? call_sharded(work) : options->accumulate ? call_in_parts(work) : call_plain(work);
+    if (result->status != NORMFUSE_OK)
+        return conclude(result, VERIFY_REFUSED, "%s: %s", normfuse_status_text(result->status), normfuse_last_error());
+    struct share last = { .work = work };
+    if (!for_each_set(work, backward ? compare_backward : compare_forward, &last.tally))
+        return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
+    if (backward)
+        compare_channel_gradients(&last);
+    if (options->running && work->n * work->s > 0)
+        compare_running(&last);
+    const struct tally *tally = &last.tally;
+    result->budget_used = tally->budget_used;
+    result->got = tally->got;
+    result->want = tally->want;
+    result->compared = tally->compared;
+    result->beyond = tally->beyond;
+    result->unbounded = tally->unbounded;
+    result->hash = tally->hash;
+    snprintf(result->tensor, sizeof result->tensor, "%s", tally->tensor ? tally->tensor : "");
+    snprintf(result->index, sizeof result->index, "%s", tally->index);
+    const char *changed = find_changed(work);
+    if (changed)
+        return conclude(result, VERIFY_FAILED, "%s: memory that is not an output was changed", changed);
+    if (tally->beyond)
+        return conclude(result, VERIFY_FAILED, "%s[%s] got %.9g want %.9g budget used %.3g %%", result->tensor,
+                        result->index, tally->got, tally->want, 100 * tally->budget_used);
+    return result->outcome = VERIFY_PASSED;
+}
+
+enum verify_outcome verify_problem(const struct problem_line *line, const struct verify_options *options,
+                                   struct verify_result *result)
+{
+    *result = (struct verify_result){ .status = NORMFUSE_OK };
+    const char *reason = impossible(line, options);
+    if (reason)
+        return conclude(result, VERIFY_IMPOSSIBLE, "%s", reason);
+    struct work work = { .line = line, .options = options, .result = result, .n = line->sizes[0], .c = line->sizes[1] };
+    work.s = 1;
+    for (int32_t axis = 2; axis < line->ndim; axis++)
+        work.s *= line->sizes[axis];
+    work.set_is_group = line->op == GROUP_NORM || line->op == INSTANCE_NORM;
+    work.groups = work.set_is_group ? line->groups : work.c;
+    if (work.groups < 1 && work.c > 0)
+        return conclude(result, VERIFY_IMPOSSIBLE, "groups is missing");
+    work.group_channels = work.set_is_group && work.groups ? work.c / work.groups : 1;
+    work.sets = verify_sets(line);
+    work.evaluates = line->evaluate || options->evaluate;
+    work.has_statistics = line->op != AFFINE && !work.evaluates;
+    work.parameter = line->has_act_param ? line->act_param : reference_default_parameter(line->activation);
+    if (line->type != NORMFUSE_F64)
+        work.parameter = (double)(float)work.parameter;
+    if (options->set_hashes)
+        memset(options->set_hashes, 0, (size_t)work.sets * sizeof *options->set_hashes);
+    enum verify_outcome outcome = verify_work(&work);
+    free_buffers(&work);
+    return outcome;
+}
+
+/* ---- words ---------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *word;
+    size_t offset;
+} flag_words[] = {
+    { "+pre_add", offsetof(struct verify_options, pre_add) },
+    { "+u", offsetof(struct verify_options, write_u) },
+    { "+post_add", offsetof(struct verify_options, post_add) },
+    { "+adagn", offsetof(struct verify_options, scale_shift) },
+    { "+no_weight", offsetof(struct verify_options, no_weight) },
+    { "+no_bias", offsetof(struct verify_options, no_bias) },
+    { "+inplace", offsetof(struct verify_options, in_place) },
+    { "+slice_c", offsetof(struct verify_options, slice_channels) },
+    { "+slice_n", offsetof(struct verify_options, slice_batch) },
+    { "+mixed", offsetof(struct verify_options, mixed_layout) },
+    { "+misaligned", offsetof(struct verify_options, misaligned) },
+    { "+strided", offsetof(struct verify_options, strided_parameters) },
+    { "+f64_mean", offsetof(struct verify_options, f64_mean) },
+    { "+running", offsetof(struct verify_options, running) },
+    { "+cumulative", offsetof(struct verify_options, cumulative) },
+    { "+evaluate", offsetof(struct verify_options, evaluate) },
+    { "+scratch", offsetof(struct verify_options, own_scratch) },
+    { "+sharded", offsetof(struct verify_options, sharded) },
+    { "+accumulate", offsetof(struct verify_options, accumulate) },
+};
+
+static const struct {
+    const char *word;
+    unsigned bit;
+} output_words[] = {
+    { "+no_y", VERIFY_Y },           { "+no_saved", VERIFY_SAVED },   { "+no_dx", VERIFY_DX },
+    { "+no_dweight", VERIFY_DWEIGHT }, { "+no_dbias", VERIFY_DBIAS }, { "+no_dscale", VERIFY_DSCALE },
+    { "+no_dshift", VERIFY_DSHIFT }, { "+no_dpost_add", VERIFY_DPOST_ADD },
+};
+
+static const char *const data_words[] = { "random", "large_mean", "constant", "exact", "nan", "inf", "huge", "tiny" };
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+bool verify_option(struct verify_options *options, const char *word)
+{
+    for (size_t i = 0; i < COUNT(flag_words); i++)
+        if (strcmp(word, flag_words[i].word) == 0) {
+            *(bool *)((char *)options + flag_words[i].offset) = true;
+            return true;
+        }
+    for (size_t i = 0; i < COUNT(output_words); i++)
+        if (strcmp(word, output_words[i].word) == 0) {
+            options->left_out |= output_words[i].bit;
+            return true;
+        }
+    char *end;
+    if (strncmp(word, "+data=", 6) == 0) {
+        for (size_t i = 0; i < COUNT(data_words); i++)
+            if (strcmp(word + 6, data_words[i]) == 0) {
+                options->data = (enum verify_data)i;
+                return true;
+            }
+        return false;
+    }
+    if (strncmp(word, "+seed=", 6) == 0) {
+        options->seed = strtoull(word + 6, &end, 10);
+        return word[6] && !*end;
+    }
+    if (strncmp(word, "+threads=", 9) == 0) {
+        options->threads = (int32_t)strtol(word + 9, &end, 10);
+        return word[9] && !*end;
+    }
+    return false;
+}
+
+void verify_options_name(const struct verify_options *options, char *name, size_t bytes)
+{
+    size_t length = 0;
+    if (bytes)
+        name[0] = 0;
+#define APPEND(...)                                                                                                    \
+    do {                                                                                                               \
+        int more = snprintf(length < bytes ? name + length : NULL, length < bytes ? bytes - length : 0, __VA_ARGS__);  \
+        length += more > 0 ? (size_t)more : 0;                                                                         \
+    } while (0)
+    for (size_t i = 0; i < COUNT(flag_words); i++)
+        if (*(const bool *)((const char *)options + flag_words[i].offset))
+            APPEND(" %s", flag_words[i].word);
+    for (size_t i = 0; i < COUNT(output_words); i++)
+        if (options->left_out & output_words[i].bit)
+            APPEND(" %s", output_words[i].word);
+    if (options->data != VERIFY_RANDOM)
+        APPEND(" +data=%s", data_words[options->data]);
+    if (options->threads)
+        APPEND(" +threads=%d", (int)options->threads);
+    if (options->seed)
+        APPEND(" +seed=%llu", (unsigned long long)options->seed);
+#undef APPEND
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * columns.inl - sums per column, from the compute type to double. Included once per compute type with
+ *   R            float or double
+ *   REAL(name)   name_f32 or name_f64
+ *   FROM, TO     8 doubles from and to an array of R
+ * The arrays are padded to whole vectors: entries past the last column may be read and written. */
+
+/* to[c] += from[c] */
+static void REAL(accumulate)(const void *from, double *to, size_t columns)
+{
+    const R *in = from;
+    for (size_t c = 0; c < columns; c += 8)
+        vd_store_f64(to + c, vd_add(vd_load_f64(to + c), FROM(in + c)));
+}
+
+/* Joins the sums of n rows onto moments of `before` rows, column by column (Chan, Golub and LeVeque 1979); the shifts
+ * become the means of the n rows. False, and nothing changed, where sums overflowed or may have lost digits. */
+static bool REAL(join_columns)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, double n,
+                               double before)
+{
+    const R *sums = sum, *squares = square;
+    R *shifts = shift;
+    const vd zero = vd_set1(0), one = vd_set1(1), inverse = vd_set1(1 / n), minus_inverse = vd_set1(-1 / n);
+    if (sizeof(R) == sizeof(float)) {
+        vd bad = zero;
+        for (size_t c = 0; c < columns; c += 8) {
+            const vd s = FROM(sums + c), q = FROM(squares + c), k = FROM(shifts + c), kk = vd_mul(k, k);
+            const vd tiny = vd_select_lt(kk, vd_set1(0x1p-60), vd_select_lt(zero, kk, one, zero), zero);
+            const vd small = vd_select_lt(zero, vd_fma(s, s, q), one, tiny);
+            bad = vd_add(bad, vd_select_lt(q, vd_set1(0x1p-90), small, zero));
+            bad = vd_add(bad, vd_select_lt(q, vd_set1(3e38), zero, one));
+        }
+        if (vd_hsum(bad) != 0)
+            return false;
+    }
+    const vd weight = vd_set1(n / (before + n)), cross = vd_set1(before * (n / (before + n)));
+    for (size_t c = 0; c < columns; c += 8) {
+        const vd s = FROM(sums + c), q = FROM(squares + c);
+        const vd chunk_mean = vd_fma(s, inverse, FROM(shifts + c));
+        const vd exact = vd_fma(vd_mul(s, s), minus_inverse, q), chunk_m2 = vd_select_lt(exact, zero, zero, exact);
+        if (before > 0) {
+            const vd old = vd_load_f64(mean + c), delta = vd_sub(chunk_mean, old);
+            vd_store_f64(mean + c, vd_fma(delta, weight, old));
+            vd_store_f64(m2 + c, vd_add(vd_load_f64(m2 + c), vd_fma(vd_mul(delta, delta), cross, chunk_m2)));
+        } else {
+            vd_store_f64(mean + c, chunk_mean);
+            vd_store_f64(m2 + c, chunk_m2);
+        }
+        TO(shifts + c, chunk_mean);
+    }
+    return true;
+}
+
+#undef R
+#undef REAL
+#undef FROM
+#undef TO

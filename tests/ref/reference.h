@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * reference.h - what normalization layers are, in double precision and naive loops. It shares nothing with the library
+ * but the public header's enums; tests/test_reference.c checks its gradients by finite differences.
+ *
+ * The unit is one set: the values that share statistics, dense, as [rows, channels, positions].
+ *
+ *   group norm   one sample and one group: rows 1, channels C/groups, positions S
+ *   batch norm   one channel: rows N, channels 1, positions S
+ *   affine       one channel, likewise, without statistics */
+#ifndef NORMFUSE_TEST_REFERENCE_H
+#define NORMFUSE_TEST_REFERENCE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "normfuse.h"
+
+/* ---- elements ------------------------------------------------------------------------------------------------- */
+
+size_t reference_type_bytes(normfuse_type type);
+/* The value of one element, and the element nearest to a value (ties to even, overflow to infinity). */
+double reference_load(const void *element, normfuse_type type);
+void reference_store(void *element, normfuse_type type, double value);
+/* What a value becomes when it is stored and loaded. */
+double reference_round(double value, normfuse_type type);
+/* u = x + pre_add: the sum in the arithmetic of the type (float for 16 and 32 bits), rounded to the type. */
+double reference_add(double x, double pre_add, normfuse_type type);
+
+/* count values at element stride `stride` from `data`, to and from dense doubles. */
+void reference_load_strided(double *values, const void *data, normfuse_type type, int64_t count, ptrdiff_t stride);
+void reference_store_strided(void *data, normfuse_type type, const double *values, int64_t count, ptrdiff_t stride);
+
+/* ---- activations ---------------------------------------------------------------------------------------------- */
+
+/* parameter: leaky_relu's slope, elu's alpha; others ignore it. */
+double reference_default_parameter(int activation);
+double reference_activation(int activation, double parameter, double z);
+/* The derivative; at kinks PyTorch's choice. */
+double reference_slope(int activation, double parameter, double z);
+
+/* ---- one set -------------------------------------------------------------------------------------------------- */
+
+struct reference_set {
+    int64_t rows, channels, positions;
+    int activation;
+    double parameter;
+    /* [rows, channels, positions]; u is x + pre_add. NULL: 0 */
+    const double *u, *post_add, *dy, *du;
+    /* [rows, channels]; NULL: 1, 0, 0, 0 */
+    const double *weight, *bias, *scale, *shift;
+    /* Normalization is (u - mean) * rstd; affine: mean 0, rstd 1. */
+    double mean, rstd;
+    /* Whether mean and rstd depend on u: false for given (running) statistics and for affine. */
+    bool has_statistics;
+    /* What the means of the backward divide by; a shard's is the count of all shards. */
+    double set_values;
+};
+
+struct reference_statistics {
+    double count, mean, m2; /* m2: sum of (u - mean)^2 */
+};
+
+/* Two passes: the mean first, centred squares second. */
+struct reference_statistics reference_statistics(const double *u, int64_t rows, int64_t positions);
+double reference_rstd(double variance, double eps);
+/* (1 - momentum) * old + momentum * new. */
+double reference_running(double old, double new_value, double momentum);
+
+/* z before the activation, of the value at (row, channel, position). */
+double reference_z(const struct reference_set *set, int64_t row, int64_t channel, int64_t position);
+
+/* y [rows, channels, positions]. */
+void reference_forward(const struct reference_set *set, double *y);
+
+/* Gradients; each may be NULL but dz, which is dy through the activation (= the gradient of post_add).
+ * dz, dx [rows, channels, positions]; the others [rows, channels], to be summed over rows (batch norm) or samples. */
+struct reference_gradients {
+    double *dz, *dx;
+    double *dweight, *dbias, *dscale, *dshift;
+};
+void reference_backward(const struct reference_set *set, const struct reference_gradients *gradients);
+
+#endif

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tolerance.c - see tolerance.h; every line is derived in docs/numerics.md. */
+#include "tolerance.h"
+
+#include <math.h>
+
+#include "reference.h"
+
+static const double second_order = 1.01;
+static const double double_unit = 0x1p-53;
+
+double tolerance_growth(double roundings, double unit)
+{
+    return roundings * unit / (1 - roundings * unit);
+}
+
+double tolerance_unit(normfuse_type type)
+{
+    switch (type) {
+    case NORMFUSE_F64: return 0x1p-53;
+    case NORMFUSE_F32: return 0x1p-24;
+    case NORMFUSE_F16: return 0x1p-11;
+    default: return 0x1p-8;
+    }
+}
+
+double tolerance_largest(normfuse_type type)
+{
+    switch (type) {
+    case NORMFUSE_F64: return 0x1.fffffffffffffp+1023;
+    case NORMFUSE_F32: return 0x1.fffffep+127;
+    case NORMFUSE_F16: return 65504;
+    default: return 0x1.fep+127;
+    }
+}
+
+static double smallest_step(normfuse_type type)
+{
+    switch (type) {
+    case NORMFUSE_F64: return 0x1p-1074;
+    case NORMFUSE_F32: return 0x1p-149;
+    case NORMFUSE_F16: return 0x1p-24;
+    default: return 0x1p-133;
+    }
+}
+
+double tolerance_stored(normfuse_type type, double value, double error)
+{
+    return error + tolerance_unit(type) * (fabs(value) + error) + smallest_step(type) / 2;
+}
+
+/* ---- statistics ----------------------------------------------------------------------------------------------- */
+
+/* numerics.md, "chunks". */
+struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, int64_t rows, int64_t channels,
+                                                 int64_t positions)
+{
+    enum { CHUNK_VALUES = 2048, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5 };
+    struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64 };
+    arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
+    arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
+    double run = (double)positions;
+    double per_channel = (double)rows * run, count = per_channel * (double)channels;
+    if (columns) {
+        arithmetic.additions = fmin(CHUNK_ROWS, per_channel);
+        arithmetic.shift_additions = SHIFT_ROWS;
+        arithmetic.shift_ratio =
+            per_channel <= SHIFT_ROWS ? 1 : fmin(per_channel, CHUNK_ROWS) / SHIFT_ROWS;
+        arithmetic.joins = 16 + per_channel / 16 + (double)channels;
+    } else {
+        /* Runs shorter than the lanes fill only some of them. */
+        double per_lane = run < LANES ? CHUNK_VALUES / fmax(run, 1) : CHUNK_VALUES / LANES + CHUNK_VALUES / run;
+        arithmetic.additions = fmin(per_lane, count) + TREE;
+        arithmetic.shift_additions = SHIFT_VALUES + TREE;
+        arithmetic.shift_ratio = count <= SHIFT_VALUES ? 1 : fmin(count, CHUNK_VALUES) / SHIFT_VALUES;
+        arithmetic.joins = 16 + count / 256;
+    }
+    return arithmetic;
+}
+
+/* numerics.md, "mean and variance". */
+struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmetic *arithmetic, double count,
+                                                 double mean, double m2, double eps)
+{
+    struct tolerance_statistics tolerance = { 0, 0, 4 * double_unit };
+    double joins = arithmetic->joins * double_unit, spread = m2;
+    if (!arithmetic->exact_sums) {
+        double growth = tolerance_growth(arithmetic->additions + 2, arithmetic->unit);
+        double shift_error = second_order * tolerance_growth(arithmetic->shift_additions + 1, arithmetic->unit) * fabs(mean);
+        double factor = arithmetic->shift_ratio > 1 ? 1 + fmax(2 * arithmetic->shift_ratio, 8) : 1;
+        spread = factor * m2 + 2 * count * shift_error * shift_error;
+        tolerance.m2 = growth * (3 * spread + 2 * sqrt(m2 * spread)) * second_order +
+                       joins * double_unit * count * mean * mean;
+        tolerance.mean = growth * sqrt(spread / count) + 2 * joins * fabs(mean);
+    }
+    tolerance.m2 += 8 * joins * m2 + 8 * fabs(mean) * double_unit * sqrt(count * arithmetic->joins * m2);
+    tolerance.mean += 2 * joins * sqrt(spread / count);
+    double variance = m2 / count + eps, below = (m2 - tolerance.m2) / count + eps;
+    if (variance > 0 && tolerance.m2 > 0)
+        tolerance.rstd += below > 0 ? sqrt(variance / below) - 1 : (double)INFINITY;
+    else if (tolerance.m2 > 0 && (m2 + tolerance.m2) / count + eps >= 0)
+        tolerance.rstd = (double)INFINITY;
+    return tolerance;
+}
+
+/* ---- elements ------------------------------------------------------------------------------------------------- */
+
+/* How far k may be from the mean that it stands for. */
+static double shift_rounding(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine)
+{
+    return arithmetic->is_double ? 0 : arithmetic->unit * fabs(affine->mean);
+}
+
+double tolerance_shifted(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine,
+                         double centred)
+{
+    return fabs(centred) + affine->mean_error + shift_rounding(arithmetic, affine);
+}
+
+/* numerics.md, "affine". */
+double tolerance_z(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine, double centred,
+                   double z0, double z)
+{
+    double gain = fabs(affine->gain), unit = arithmetic->unit;
+    double shifted = tolerance_shifted(arithmetic, affine, centred);
+    double error = gain * (affine->mean_error + fabs(centred) * affine->gain_error); /* statistics */
+    error += 2 * unit * gain * shifted;                                              /* u - k, a */
+    error += unit * (fabs(affine->offset) + gain * shift_rounding(arithmetic, affine)); /* b */
+    error += unit * fabs(z0);                                                        /* the fma */
+    if (affine->has_post_add)
+        error += unit * fabs(z);
+    if (arithmetic->is_double) /* the double coefficients' own steps, which f32 does not see; and the reference's */
+        error += 8 * unit * (gain * fabs(centred) + fabs(affine->offset) + fabs(z));
+    return second_order * error + arithmetic->tiny * (2 + shifted);
+}
+
+/* numerics.md, "activations": relative roundings of each, the steepest slope, the steepest change of the slope away from
+ * kinks, kinks and the slope's jump there. */
+static double logistic(double z)
+{
+    return 1 / (1 + exp(-z));
+}
+
+static double gelu_tanh_argument(double z)
+{
+    return 1.59576912160573071176 * (z + 0.044715 * z * z * z);
+}
+
+static double computed_activation(int activation, double z, double y)
+{
+    double size = fabs(y), t;
+    switch (activation) {
+    case NORMFUSE_LEAKY_RELU: return 2 * size;
+    case NORMFUSE_SILU: return 6 * size;
+    case NORMFUSE_GELU: return 20 * size;
+    case NORMFUSE_GELU_TANH:
+        t = gelu_tanh_argument(z);
+        return (6 + 5 * fabs(t) * logistic(-t)) * size;
+    case NORMFUSE_HARDSWISH: return fabs(z) < 3.01 ? z * z / 6 + 2 * size : 0;
+    case NORMFUSE_ELU: return z > 0 ? 0 : 11 * size;
+    case NORMFUSE_MISH: return 9 * size;
+    default: return 0;
+    }
+}
+
+static double computed_slope(int activation, double z, double slope)
+{
+    double size = fabs(slope), s, t, density;
+    switch (activation) {
+    case NORMFUSE_LEAKY_RELU: return size;
+    case NORMFUSE_SILU:
+        s = logistic(z);
+        return 11 * fabs(z) * s * logistic(-z) + 5 * s + size;
+    case NORMFUSE_GELU:
+        density = 0.39894228040143267794 * exp(-0.5 * z * z);
+        return 19 * 0.5 * erfc(-z * 0.70710678118654752440) + 8 * fabs(z) * density + size;
+    case NORMFUSE_GELU_TANH:
+        t = gelu_tanh_argument(z);
+        s = logistic(t);
+        density = s * logistic(-t);
+        return (5 + 5 * fabs(t) * logistic(-t)) * s +
+               (17 + 5 * fabs(t)) * (density > 0 ? fabs(z) * density * 1.5957691216 * (1 + 0.134145 * z * z) : 0) + size;
+    case NORMFUSE_HARDSWISH: return fabs(z) < 3.01 ? fabs(z) / 3 + size : 0;
+    case NORMFUSE_ELU: return z > 0 ? 0 : 4 * size;
+    case NORMFUSE_MISH:
+        t = reference_activation(NORMFUSE_MISH, 0, z) / (z == 0 ? 1 : z);
+        return 8 * fabs(t) + 26 * fabs(slope - t) + size;
+    default: return 0;
+    }
+}
+
+static double steepest(int activation, double parameter)
+{
+    switch (activation) {
+    case NORMFUSE_SILU: return 1.0999;
+    case NORMFUSE_GELU: return 1.1290;
+    case NORMFUSE_GELU_TANH: return 1.1292;
+    case NORMFUSE_HARDSWISH: return 1.5;
+    case NORMFUSE_MISH: return 1.0886;
+    case NORMFUSE_LEAKY_RELU:
+    case NORMFUSE_ELU: return fmax(1, fabs(parameter));
+    default: return 1;
+    }
+}
+
+static double steepest_change(int activation, double parameter)
+{
+    switch (activation) {
+    case NORMFUSE_SILU: return 0.5;
+    case NORMFUSE_GELU: return 0.7979;
+    case NORMFUSE_GELU_TANH: return 0.7979;
+    case NORMFUSE_HARDSWISH: return 1.0 / 3;
+    case NORMFUSE_MISH: return 0.641;
+    case NORMFUSE_ELU: return fabs(parameter);
+    default: return 0;
+    }
+}
+
+static double jump_nearby(int activation, double parameter, double z, double z_error)
+{
+    switch (activation) {
+    case NORMFUSE_RELU: return fabs(z) <= z_error ? 1 : 0;
+    case NORMFUSE_LEAKY_RELU:
+    case NORMFUSE_ELU: return fabs(z) <= z_error ? fabs(1 - parameter) : 0;
+    case NORMFUSE_HARDSWISH: return fabs(fabs(z) - 3) <= z_error ? 0.5 : 0;
+    default: return 0;
+    }
+}
+
+/* exp is flushed to 0 where its result would be subnormal. */
+static double flushed(const struct tolerance_arithmetic *arithmetic, double z)
+{
+    return arithmetic->is_double ? 0x1p-1060 : 0x1p-124 * (1 + fabs(z));
+}
+
+double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
+                            double z_error)
+{
+    double slope = fabs(reference_slope(activation, parameter, z)) +
+                   steepest_change(activation, parameter) * z_error + jump_nearby(activation, parameter, z, z_error);
+    double error = fmin(slope, steepest(activation, parameter)) * z_error;
+    if (activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU)
+        return error;
+    double y = reference_activation(activation, parameter, z);
+    double computed = computed_activation(activation, z, y);
+    if (arithmetic->is_double) /* libm's and the reference's own */
+        computed = 2 * computed + (8 + 4 * z * z) * fabs(y);
+    return error + second_order * arithmetic->unit * computed + flushed(arithmetic, z);
+}
+
+double tolerance_slope(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
+                       double z_error)
+{
+    if (activation == NORMFUSE_IDENTITY)
+        return 0;
+    double error =
+        steepest_change(activation, parameter) * z_error + jump_nearby(activation, parameter, z, z_error);
+    if (activation == NORMFUSE_RELU)
+        return error;
+    double computed = computed_slope(activation, z, reference_slope(activation, parameter, z));
+    if (arithmetic->is_double)
+        computed = 2 * computed + 8 * (1 + fabs(z));
+    return error + second_order * arithmetic->unit * computed + flushed(arithmetic, z);
+}

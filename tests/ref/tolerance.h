@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tolerance.h - how far a right result may be from the exact one. Each function is a bound of docs/numerics.md, computed
+ * from the data; nothing here is fitted to what the library gives. Bounds are worst cases over all roundings; products of
+ * two of them are covered by a factor of 1.01. */
+#ifndef NORMFUSE_TEST_TOLERANCE_H
+#define NORMFUSE_TEST_TOLERANCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "normfuse.h"
+
+/* The arithmetic that a set's values go through. */
+struct tolerance_arithmetic {
+    double unit;            /* half an ulp of 1 in the compute type */
+    double tiny;            /* its smallest subnormal */
+    double additions;       /* most roundings that a value meets on its way into a chunk's sum */
+    double shift_additions; /* the same of the first shift */
+    double shift_ratio;     /* values of a piece's first chunk, divided by those that its shift is the mean of */
+    double joins;           /* most chunks and pieces of a set, which are joined in double */
+    bool is_double;
+    bool exact_sums; /* the data are such that every sum is exact */
+};
+
+/* A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. */
+struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, int64_t rows, int64_t channels,
+                                                 int64_t positions);
+
+struct tolerance_statistics {
+    double mean, m2; /* absolute */
+    double rstd;     /* relative */
+};
+struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmetic *arithmetic, double count,
+                                                 double mean, double m2, double eps);
+
+/* The affine of one channel of one sample: z = gain * (u - mean) + offset [+ post_add]. */
+struct tolerance_affine {
+    double gain, offset;
+    double mean;                      /* what is subtracted */
+    double mean_error, gain_error;    /* of mean, absolute, and of rstd, relative; 0 where both are given */
+    bool has_post_add;
+};
+/* z0: z before post_add. */
+double tolerance_z(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine, double centred,
+                   double z0, double z);
+/* |u - k| where k is the shift that passes subtract: the mean, in the compute type. */
+double tolerance_shifted(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine,
+                         double centred);
+
+/* act(z + error of z) as it is computed, against act(z). */
+double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
+                            double z_error);
+/* The same of the derivative. Where z is so near a kink that the other side may be taken, the jump is part of it. */
+double tolerance_slope(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
+                       double z_error);
+
+/* Sums over one channel of one sample or over one channel: what a value adds. */
+double tolerance_growth(double roundings, double unit);
+
+/* `error` of a value, and storing it in a type. */
+double tolerance_stored(normfuse_type type, double value, double error);
+/* The largest finite value of a type, and half an ulp of 1. */
+double tolerance_largest(normfuse_type type);
+double tolerance_unit(normfuse_type type);
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_problem_line.c - the spelling of problems: what is taken, what is refused and in which words, and that a name
+ * reads back as the problem it names. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../cli/problem_line.h"
+
+static int passed, failed;
+
+static void check(bool good, const char *what, const char *detail)
+{
+    if (good) {
+        passed++;
+    } else {
+        failed++;
+        printf("FAIL %s: %s\n", what, detail);
+    }
+}
+
+/* Text that must be taken, and the name that it gives. */
+static const struct {
+    const char *text, *name;
+} good_lines[] = {
+    { "group_norm 2x320x64x64 groups=32", "group_norm 2x320x64x64 groups=32" },
+    { "group_norm 128x256x28x28 groups=32 dtype=f32 layout=nchw act=silu dir=fwd",
+      "group_norm 128x256x28x28 groups=32 act=silu" },
+    { "group_norm 2x6 groups=1 weight_dtype=f32 dtype=bf16", "group_norm 2x6 groups=1 dtype=bf16 weight_dtype=f32" },
+    { "  group_norm\t1x6x5  groups=3 weight_dtype=f16 ", "group_norm 1x6x5 groups=3 weight_dtype=f16" },
+    { "instance_norm 2x32x64x96x96 act=leaky_relu", "instance_norm 2x32x64x96x96 act=leaky_relu" },
+    { "instance_norm 2x3x4 act_param=0.2 act=leaky_relu", "instance_norm 2x3x4 act=leaky_relu act_param=0.2" },
+    { "instance_norm 2x3x4 act_param=1 act=elu", "instance_norm 2x3x4 act=elu" },
+    { "batch_norm 2x3x4 mode=eval eps=1e-3 dir=bwd device=cuda",
+      "batch_norm 2x3x4 mode=eval eps=0.001 dir=bwd device=cuda" },
+    { "batch_norm 2x3x4 mode=train eps=0.1 layout=nhwc", "batch_norm 2x3x4 layout=nhwc eps=0.1" },
+    { "affine 2x3x4 per=sample act=mish dtype=f64", "affine 2x3x4 dtype=f64 act=mish per=sample" },
+    { "affine 0x3x0 per=channel", "affine 0x3x0" },
+    { "group_norm 3x0x5 groups=4 eps=0", "group_norm 3x0x5 groups=4 eps=0" },
+    { "group_norm 3x8x5 groups=4 eps=-0.25", "group_norm 3x8x5 groups=4 eps=-0.25" },
+};
+
+/* Text that must be refused, and the words that the message must hold. */
+static const struct {
+    const char *text, *word, *rule;
+} bad_lines[] = {
+    { "", "operator", "must start" },
+    { "grup_norm 2x3", "'grup_norm'", "must start with an operator" },
+    { "2x3x4", "'2x3x4'", "must start with an operator" },
+    { "group_norm", "'group_norm'", "sizes are missing" },
+    { "group_norm groups=4", "'groups=4'", "sizes must be" },
+    { "group_norm 5 groups=4", "'5'", "sizes must be" },
+    { "group_norm 1x2x3x4x5x6 groups=2", "'1x2x3x4x5x6'", "at most 3 spatial" },
+    { "group_norm 2x-8x3 groups=4", "'2x-8x3'", "sizes must be" },
+    { "group_norm 2xx3 groups=4", "'2xx3'", "sizes must be" },
+    { "group_norm 2x8x groups=4", "'2x8x'", "sizes must be" },
+    { "group_norm x8 groups=4", "'x8'", "sizes must be" },
+    { "group_norm 2x+8 groups=4", "'2x+8'", "sizes must be" },
+    { "affine 99999999999999999999x2", "'99999999999999999999x2'", "overflow" },
+    { "affine 4294967296x4294967296", "'4294967296x4294967296'", "overflow" },
+    { "affine 0x4294967296x4294967296", "'0x4294967296x4294967296'", "overflow" },
+    { "affine 9223372036854775807x1", "'9223372036854775807x1'", "overflow" },
+    { "group_norm 2x8x3", "'group_norm'", "groups=N is required" },
+    { "group_norm 2x10x3 groups=4", "'groups=4'", "must divide C" },
+    { "group_norm 2x8x3 groups=0", "'groups=0'", "above 0" },
+    { "group_norm 2x8x3 groups=-2", "'groups=-2'", "above 0" },
+    { "group_norm 2x8x3 groups=2.0", "'groups=2.0'", "above 0" },
+    { "group_norm 2x8x3 groups=", "'groups='", "above 0" },
+    { "group_norm 2x8x3 groups=2 groups=4", "'groups=4'", "given twice" },
+    { "batch_norm 2x8x3 groups=2", "'groups=2'", "does not take" },
+    { "instance_norm 2x8x3 groups=8", "'groups=8'", "does not take" },
+    { "affine 2x8x3 eps=1", "'eps=1'", "does not take" },
+    { "affine 2x8x3 mode=eval", "'mode=eval'", "does not take" },
+    { "batch_norm 2x8x3 per=sample", "'per=sample'", "does not take" },
+    { "batch_norm 2x8x3 mode=test", "'mode=test'", "train, eval" },
+    { "affine 2x8x3 per=batch", "'per=batch'", "channel, sample" },
+    { "affine 2x8x3 dtype=fp32", "'dtype=fp32'", "f64, f32, f16, bf16" },
+    { "affine 2x8x3 weight_dtype=int8", "'weight_dtype=int8'", "f64, f32, f16, bf16" },
+    { "affine 2x8x3 layout=NHWC", "'layout=NHWC'", "nchw, nhwc" },
+    { "affine 2x8x3 act=swish", "'act=swish'", "silu" },
+    { "affine 2x8x3 act_param=0.1", "'act_param'", "only leaky_relu and elu" },
+    { "affine 2x8x3 act=elu act_param=x", "'act_param=x'", "finite number" },
+    { "batch_norm 2x8x3 eps=1e-5x", "'eps=1e-5x'", "finite number" },
+    { "batch_norm 2x8x3 eps=", "'eps='", "finite number" },
+    { "batch_norm 2x8x3 eps=nan", "'eps=nan'", "finite number" },
+    { "affine 2x8x3 dir=forward", "'dir=forward'", "fwd, bwd" },
+    { "affine 2x8x3 device=gpu", "'device=gpu'", "cpu, cuda" },
+    { "affine 2x8x3 colour=red", "'colour=red'", "not a key" },
+    { "affine 2x8x3 +pre_add", "'+pre_add'", "key=value" },
+    { "affine 2x8x3 affine 2x8x3", "'affine'", "one problem only" },
+};
+
+static void test_good_lines(void)
+{
+    for (size_t i = 0; i < sizeof good_lines / sizeof *good_lines; i++) {
+        char error[400] = "", name[200] = "";
+        struct problem_line line, again;
+        char *words[] = { (char *)(uintptr_t)good_lines[i].text };
+        check(problem_line_parse(words, 1, &line, error, sizeof error) == 1, good_lines[i].text, error);
+        size_t length = problem_line_name(&line, name, sizeof name);
+        check(strcmp(name, good_lines[i].name) == 0 && length == strlen(name), good_lines[i].text, name);
+        words[0] = name;
+        check(problem_line_parse(words, 1, &again, error, sizeof error) == 1, name, error);
+        char second[200];
+        problem_line_name(&again, second, sizeof second);
+        check(strcmp(name, second) == 0, name, second);
+        char tight[8];
+        check(problem_line_name(&line, tight, sizeof tight) == length && strlen(tight) == 7, name, "a short buffer");
+    }
+}
+
+static void test_bad_lines(void)
+{
+    for (size_t i = 0; i < sizeof bad_lines / sizeof *bad_lines; i++) {
+        char error[400] = "";
+        struct problem_line line;
+        char *words[] = { (char *)(uintptr_t)bad_lines[i].text };
+        size_t taken = problem_line_parse(words, 1, &line, error, sizeof error);
+        check(taken == 0 && strstr(error, bad_lines[i].word) && strstr(error, bad_lines[i].rule), bad_lines[i].text,
+              taken ? "was taken" : error);
+    }
+    static char long_word[5000];
+    memset(long_word, 'a', sizeof long_word - 1);
+    char error[400] = "";
+    struct problem_line line;
+    char *words[] = { long_word };
+    check(problem_line_parse(words, 1, &line, error, sizeof error) == 0 && strstr(error, "too long"), "long word",
+          error);
+}
+
+static void test_fields(void)
+{
+    struct problem_line line;
+    char error[400] = "";
+    char *words[] = { "instance_norm", "2x3x4x5", "dtype=f16", "weight_dtype=f32", "layout=nhwc", "act=elu",
+                      "act_param=0.5", "eps=0.25", "dir=bwd", "affine", "1x2" };
+    check(problem_line_parse(words, 11, &line, error, sizeof error) == 9, "words up to the next operator", error);
+    check(line.op == INSTANCE_NORM && line.ndim == 4 && line.sizes[0] == 2 && line.sizes[3] == 5 && line.groups == 3 &&
+              line.type == NORMFUSE_F16 && line.weight_type == NORMFUSE_F32 && line.channels_last &&
+              line.activation == NORMFUSE_ELU && line.has_act_param && line.act_param == 0.5 && line.eps == 0.25 &&
+              line.backward && line.device == NORMFUSE_CPU,
+          "fields", "differ");
+    char *mixed[] = { "group_norm 2x8x3", "groups=4 act=relu", "dtype=f64" };
+    check(problem_line_parse(mixed, 3, &line, error, sizeof error) == 3 && line.groups == 4 &&
+              line.activation == NORMFUSE_RELU && line.type == NORMFUSE_F64,
+          "a problem in several quoted words", error);
+    line = problem_line_default(AFFINE);
+    check(problem_line_key(&line, "per=sample", error, sizeof error) == 0 && line.per_sample, "key", error);
+    check(problem_line_key(&line, "momentum=1", error, sizeof error) == 1, "unknown key", error);
+    check(problem_line_key(&line, "per=x", error, sizeof error) == 2, "bad value", error);
+    check(problem_line_key(&line, "per", error, sizeof error) == 1, "no key", error);
+}
+
+static void test_lists(void)
+{
+    char path[] = "/tmp/normfuse_problems_XXXXXX";
+    int descriptor = mkstemp(path);
+    FILE *file = descriptor >= 0 ? fdopen(descriptor, "w") : NULL;
+    if (!file) {
+        check(false, "temporary file", path);
+        return;
+    }
+    fputs("# problems\n\n  affine 1x2 # a comment\nbatch_norm 2x3x4", file);
+    fclose(file);
+    char at[64];
+    snprintf(at, sizeof at, "@%s", path);
+    struct problem_line *lines;
+    size_t count;
+    char *arguments[] = { "group_norm", "2x8x3", "groups=2", at, "affine 7x7", "affine", "8x8", at };
+    const char *failure = problem_lines_read(8, arguments, &lines, &count);
+    check(!failure && count == 7 && lines[0].groups == 2 && lines[1].op == AFFINE && lines[2].op == BATCH_NORM &&
+              lines[3].sizes[0] == 7 && lines[4].sizes[0] == 8 && lines[6].ndim == 3,
+          "a list", failure ? failure : "differs");
+    free(lines);
+    file = fopen(path, "w");
+    if (file) {
+        fputs("affine 1x2\n\naffine 1x2 dtype=q\n", file);
+        fclose(file);
+    }
+    failure = problem_lines_read(1, &arguments[3], &lines, &count);
+    check(failure && strstr(failure, ":3: 'dtype=q'") && !lines && !count, "file and line of an error",
+          failure ? failure : "was taken");
+    unlink(path);
+    failure = problem_lines_read(1, &arguments[3], &lines, &count);
+    check(failure && strstr(failure, path), "a file that is not there", failure ? failure : "was taken");
+    char *directory[] = { "@/tmp" };
+    failure = problem_lines_read(1, directory, &lines, &count);
+    check(failure && strstr(failure, "/tmp"), "a directory", failure ? failure : "was taken");
+    check(!problem_lines_read(0, NULL, &lines, &count) && count == 0, "no arguments", "");
+    char *stray[] = { "affine", "1x2", "@nowhere", "dtype=f64" };
+    failure = problem_lines_read(4, stray, &lines, &count);
+    check(failure != NULL, "words after a file", "was taken");
+}
+
+int main(void)
+{
+    test_good_lines();
+    test_bad_lines();
+    test_fields();
+    test_lists();
+    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,1056 @@
+# SPDX-License-Identifier: MIT
+"""The program `normfuse` from outside: what it computes against a NumPy float64 reference of its own, the files that it
+takes and refuses, and how it ends. NORMFUSE_PROGRAM names the binary; build/normfuse is the default.
+
+Tolerances. A sum of 4096 values runs over 64 lanes, so no value goes through more than 64 + 6 additions in the
+computing precision (u = 2^-24; 2^-53 for f64), and longer sums are joined in f64. With sum |x - k| over the set, k
+near its mean, the mean is off by at most 70 u mean|x - mean|, in units of 1/rstd at most 70 u; the variance by 2 * 70 u
+of itself, so rstd by 70 u. STATISTICS_U = 160 covers both with the roundings of the formula itself, for each unit of
+|weight| * (1 + |xhat|); every further operation adds one u of what it yields, FORMULA_U = 12 with the activation's own
+error of a few ulp. Storing adds half an ulp of the stored type. Backward sums have the same 70 additions."""
+
+import ctypes
+import json
+import math
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAM = os.path.abspath(os.environ.get("NORMFUSE_PROGRAM", os.path.join(ROOT, "build", "normfuse")))
+
+STATISTICS_U = 160
+FORMULA_U = 12
+# The largest slope of any of the activations (hardswish's 1.5) and the largest curvature (gelu's 0.8, doubled).
+SLOPE = 1.5
+CURVATURE = 1.6
+
+
+def run(*words, **options):
+    options.setdefault("timeout", 50)
+    return subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True, **options)
+
+
+def succeed(*words, **options):
+    result = run(*words, **options)
+    assert result.returncode == 0, f"{words}: {result.stderr}"
+    return result.stdout
+
+
+def refuse(code, pattern, *words, **options):
+    result = run(*words, **options)
+    assert result.returncode == code, f"{words}: {result.returncode}, {result.stderr}"
+    assert re.search(pattern, result.stderr), f"{words}: {result.stderr}"
+    assert result.stderr.startswith("normfuse")
+    return result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+def to_bf16(values):
+    """float64 to the 16 bits of bf16, rounded once, to nearest even."""
+    values = np.asarray(values, np.float64)
+    mantissa, exponent = np.frexp(values)
+    exponent = np.maximum(exponent - 1, -126)
+    rounded = np.ldexp(np.rint(np.ldexp(values, 7 - exponent)), exponent - 7)
+    return (rounded.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits):
+    return (np.ascontiguousarray(bits).view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+SMALLEST = {"f64": 2.0**-1074, "f32": 2.0**-149, "f16": 2.0**-24, "bf16": 2.0**-133}
+NUMPY_TYPE = {"f64": "<f8", "f32": "<f4", "f16": "<f2", "bf16": "<u2"}
+
+
+def pack(values, dtype):
+    return to_bf16(values) if dtype == "bf16" else np.asarray(values).astype(NUMPY_TYPE[dtype])
+
+
+def unpack(array, dtype):
+    return from_bf16(array) if dtype == "bf16" else array.astype(np.float64)
+
+
+def compute_roundoff(dtype):
+    return ROUNDOFF["f64" if dtype == "f64" else "f32"]
+
+
+# ---- the reference ---------------------------------------------------------------------------------------------------
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def activation(name, z):
+    """y and dy/dz."""
+    if name == "identity":
+        return z, np.ones_like(z)
+    if name == "relu":
+        return np.maximum(z, 0), (z > 0) * 1.0
+    if name == "leaky_relu":
+        return np.where(z > 0, z, 0.01 * z), np.where(z > 0, 1, 0.01)
+    if name == "silu":
+        s = 1 / (1 + np.exp(-z))
+        return z * s, s * (1 + z * (1 - s))
+    if name == "gelu":
+        cdf = 0.5 * (1 + erf(z / math.sqrt(2)))
+        return z * cdf, cdf + z * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    if name == "gelu_tanh":
+        t = np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
+        return 0.5 * z * (1 + t), 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 0.134145 * z * z)
+    if name == "hardswish":
+        return z * np.clip(z + 3, 0, 6) / 6, np.where(z <= -3, 0, np.where(z >= 3, 1, (2 * z + 3) / 6))
+    if name == "elu":
+        return np.where(z > 0, z, np.expm1(np.minimum(z, 0))), np.where(z > 0, 1, np.exp(np.minimum(z, 0)))
+    t = np.tanh(np.log1p(np.exp(z)))  # mish
+    return z * t, t + z * (1 - t * t) / (1 + np.exp(-z))
+
+
+class Reference:
+    """Every operator in float64 on arrays [N, C, S]; absent arrays are None. Results are (value, tolerance) pairs."""
+
+    def __init__(self, op, x, dtype, groups=1, act="identity", eps=1e-5, weight=None, bias=None, scale=None, shift=None,
+                 post_add=None, running=None):
+        n, c, s = x.shape
+        self.dtype, self.u = dtype, compute_roundoff(dtype)
+        per_channel = lambda p, default: np.full((1, c, 1), default) if p is None else p.reshape(-1, c, 1)
+        w, b = per_channel(weight, 1.0), per_channel(bias, 0.0)
+        if op == "affine":
+            mean, rstd = np.zeros((1, 1, 1)), np.ones((1, 1, 1))
+            self.axes = None
+        elif running is not None:
+            mean, rstd = running[0].reshape(1, c, 1), 1 / np.sqrt(running[1].reshape(1, c, 1) + eps)
+            self.axes = None
+        else:
+            if op == "batch_norm":
+                self.shape, self.axes = (n, c, s), (0, 2)
+            else:
+                self.shape, self.axes = (n, groups, c // groups * s), (2,)
+            sets = x.reshape(self.shape)
+            self.count = x.size // max(1, np.prod([k for i, k in enumerate(self.shape) if i not in self.axes]))
+            mean = sets.mean(self.axes, keepdims=True)
+            self.var = ((sets - mean) ** 2).mean(self.axes, keepdims=True)
+            rstd = 1 / np.sqrt(self.var + eps)
+            self.mean, self.rstd = mean, rstd
+            mean, rstd = self.spread(mean), self.spread(rstd)
+        self.xhat = (x - mean) * rstd
+        self.w, self.rstd_of = w, rstd
+        self.has_statistics = self.axes is not None
+        zero = np.zeros((1, 1, 1))
+        self.factor = zero + 1 if scale is None else 1 + scale[:, :, None]
+        shift = zero if shift is None else shift[:, :, None]
+        post = zero if post_add is None else post_add
+        self.affine = self.xhat * w + b
+        self.z = self.affine * self.factor + shift + post
+        statistics = STATISTICS_U * np.abs(w * self.factor) * (1 + np.abs(self.xhat)) if self.has_statistics else 0
+        # Without statistics x - mean is rounded as x and mean are.
+        inputs = 0 if self.has_statistics else np.abs(w * self.factor * rstd) * (np.abs(x) + np.abs(mean))
+        formula = np.abs(self.xhat * w * self.factor) + np.abs(b * self.factor) + np.abs(shift) + np.abs(post) + inputs
+        self.z_tolerance = self.u * (statistics + FORMULA_U * formula)
+        y, self.slope = activation(act, self.z)
+        self.curved = 0.0 if act in ("identity", "relu", "leaky_relu") else 1.0
+        self.y = y, SLOPE * self.z_tolerance + self.stored(y) + FORMULA_U * self.u * np.abs(self.z)
+
+    def spread(self, statistics):
+        sets = np.broadcast_to(statistics, self.shape)
+        return sets.reshape(self.xhat.shape if hasattr(self, "xhat") else self.full_shape())
+
+    def full_shape(self):
+        return self._full
+
+    def stored(self, values, dtype=None):
+        dtype = dtype or self.dtype
+        return (ROUNDOFF[dtype] + 4 * self.u) * np.abs(values) + SMALLEST[dtype]
+
+    def sets_mean(self, values):
+        return self.spread(values.reshape(self.shape).mean(self.axes, keepdims=True))
+
+    def backward(self, dy, du=None, weight_dtype=None, per_sample=False):
+        g = dy * self.slope
+        size = np.abs(g) + np.abs(dy) * CURVATURE * self.curved * self.z_tolerance / (STATISTICS_U * self.u)
+        # size carries the error of dy' in units of STATISTICS_U u, beside those of the sums.
+        size = size + np.abs(g)
+        out = {"dpost_add": (g, STATISTICS_U * self.u * size + self.stored(g))}
+        axes = 2 if per_sample else (0, 2)
+        weight_dtype = weight_dtype or self.dtype
+        centred = g * self.factor
+        for name, term, weight in (("dweight", centred * self.xhat, np.abs(self.factor * self.xhat) + np.abs(self.factor)),
+                                   ("dbias", centred, np.abs(self.factor) + 0 * self.xhat)):
+            value = term.sum(axes)
+            out[name] = value, STATISTICS_U * self.u * (size * weight).sum(axes) + self.stored(value, weight_dtype)
+        value = (g * self.affine).sum(2)
+        affine_size = np.abs(self.affine) + np.abs(self.w) * (1 + np.abs(self.xhat))
+        out["dscale"] = value, STATISTICS_U * self.u * (size * affine_size).sum(2) + self.stored(value)
+        value = g.sum(2)
+        out["dshift"] = value, STATISTICS_U * self.u * size.sum(2) + self.stored(value)
+        h = g * self.factor * self.w
+        h_size = size * np.abs(self.factor * self.w)
+        dx, dx_size = h, h_size
+        if self.has_statistics:
+            first, second = self.sets_mean(h), self.sets_mean(h * self.xhat)
+            dx = h - first - self.xhat * second
+            dx_size = (h_size + self.sets_mean(h_size)
+                       + (1 + np.abs(self.xhat)) * self.sets_mean(h_size * (1 + np.abs(self.xhat))))
+        dx = dx * self.rstd_of
+        dx_size = dx_size * self.rstd_of
+        extra = 0 if du is None else du
+        dx = dx + extra
+        out["dx"] = dx, STATISTICS_U * self.u * (dx_size + np.abs(extra)) + self.stored(dx)
+        return out
+
+
+def make_reference(op, x, dtype, **options):
+    reference = Reference.__new__(Reference)
+    reference._full = x.shape
+    reference.__init__(op, x, dtype, **options)
+    return reference
+
+
+def check(name, got, expected):
+    value, tolerance = expected
+    got = got.reshape(np.shape(value))
+    assert got.shape == np.shape(value), name
+    used = np.max(np.abs(got - value) / tolerance) if got.size else 0
+    assert used <= 1, f"{name}: {used * 100:.0f} % of the error budget"
+
+
+def to_ncs(array, layout):
+    if layout == "nhwc" and array.ndim > 2:
+        array = np.moveaxis(array, -1, 1)
+    return array.reshape(array.shape[0], array.shape[1], -1)
+
+
+def file_shape(sizes, layout):
+    n, c, *spatial = sizes
+    return (n, *spatial, c) if layout == "nhwc" else tuple(sizes)
+
+
+class Case:
+    """Files of one problem in the current folder, and what the program should make of them."""
+
+    def __init__(self, op, sizes, dtype="f32", layout="nchw", weight_dtype=None, seed=0, mean=0.5):
+        random = np.random.default_rng(seed)
+        self.op, self.dtype, self.layout, self.sizes = op, dtype, layout, sizes
+        self.weight_dtype = weight_dtype or dtype
+        n, c, s = sizes[0], sizes[1], int(np.prod(sizes[2:]))
+        self.values = {}
+        for name in ("x", "dy", "du", "pre_add", "post_add"):
+            raw = random.standard_normal(file_shape(sizes, layout)) + (mean if name == "x" else 0)
+            array = pack(raw, dtype)
+            np.save(f"{name}.npy", array)
+            self.values[name] = to_ncs(unpack(array, dtype), layout)
+        small = {"weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c)}
+        if op == "affine_sample":
+            small.update(weight=(n, c), bias=(n, c))
+        for name, shape in small.items():
+            array = pack(random.uniform(0.5, 1.5, shape), self.weight_dtype)
+            np.save(f"{name}.npy", array)
+            self.values[name] = unpack(array, self.weight_dtype)
+        for name in ("running_mean", "running_var"):
+            array = random.uniform(0.5, 1.5, c).astype("<f4")
+            np.save(f"{name}.npy", array)
+            self.values[name] = array.astype(np.float64)
+        self.words = ["run", op.split("_sample")[0], "x.npy", f"layout={layout}"]
+        if op == "affine_sample":
+            self.words.append("per=sample")
+        if dtype == "bf16":
+            self.words.append("dtype=bf16")
+        if self.weight_dtype != dtype:
+            self.words.append(f"weight_dtype={self.weight_dtype}")
+
+    def load(self, name, dtype=None):
+        array = np.load(f"{name}.npy")
+        dtype = dtype or self.dtype
+        assert array.dtype == np.dtype(NUMPY_TYPE[dtype]), (name, array.dtype)
+        return unpack(array, dtype)
+
+    def load_big(self, name):
+        array = self.load(name)
+        assert array.shape == file_shape(self.sizes, self.layout), (name, array.shape)
+        return to_ncs(array, self.layout)
+
+
+ALL_BACKWARD = ["--backward", "dy.npy", "--dx", "dx.npy", "--dweight", "dweight.npy", "--dbias", "dbias.npy"]
+PARAMETERS = ["--weight", "weight.npy", "--bias", "bias.npy"]
+
+
+def check_plain(case, words, act, groups=1, running=None):
+    """Forward and backward with weight and bias."""
+    v = case.values
+    op = case.op.split("_sample")[0]
+    succeed(*case.words, *words, f"act={act}", "-o", "y.npy", *PARAMETERS, *ALL_BACKWARD)
+    reference = make_reference(op, v["x"], case.dtype, groups=groups, act=act, weight=v["weight"], bias=v["bias"],
+                               running=running)
+    backward = reference.backward(v["dy"], weight_dtype=case.weight_dtype, per_sample=case.op == "affine_sample")
+    check("y", case.load_big("y"), reference.y)
+    check("dx", case.load_big("dx"), backward["dx"])
+    for name in ("dweight", "dbias"):
+        check(name, case.load(name, case.weight_dtype), backward[name])
+    return reference
+
+
+ACTIVATIONS = ["identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish"]
+SIZES = {2: (5, 12), 3: (3, 12, 17), 4: (2, 12, 5, 7), 5: (2, 12, 3, 2, 5)}
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm", "batch_norm eval", "affine", "affine_sample"])
+def test_operators_forward_and_backward(folder, op, layout, dtype):
+    op, *evaluate = op.split()
+    for rank, sizes in SIZES.items():
+        if op == "instance_norm" and rank == 2:
+            continue  # one value a set: covered by test_a_group_of_one_value
+        act = ACTIVATIONS[(rank * 7 + len(op) + len(layout + dtype) * 3) % len(ACTIVATIONS)]
+        case = Case(op, sizes, dtype, layout, seed=rank)
+        v = case.values
+        words, running = [], None
+        groups = 4 if op == "group_norm" else sizes[1]
+        if op == "group_norm":
+            words = ["groups=4"]
+        if evaluate:
+            words = ["mode=eval", "--running-mean", "running_mean.npy", "--running-var", "running_var.npy"]
+            running = v["running_mean"], v["running_var"]
+        check_plain(case, words, act, groups, running)
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_activations(folder, act):
+    for dtype in ("f64", "f32"):
+        case = Case("group_norm", (3, 8, 40), dtype, seed=3)
+        check_plain(case, ["groups=2"], act, 2)
+
+
+def test_act_param_is_taken(folder):
+    case = Case("affine", (2, 4, 9))
+    succeed(*case.words, "act=leaky_relu", "act_param=0.25", "-o", "y.npy")
+    x = case.values["x"]
+    assert np.array_equal(case.load_big("y"), np.where(x > 0, x, 0.25 * x))
+
+
+def test_weight_dtypes_may_differ(folder):
+    check_plain(Case("group_norm", (2, 8, 33), "bf16", weight_dtype="f32"), ["groups=2"], "silu", 2)
+    check_plain(Case("batch_norm", (4, 8, 33), "f32", weight_dtype="bf16"), [], "relu")
+    check_plain(Case("affine", (4, 8, 33), "f16", weight_dtype="f32"), [], "identity")
+
+
+def test_gradients_of_absent_parameters(folder):
+    case = Case("group_norm", (2, 8, 33))
+    succeed(*case.words, "groups=2", *ALL_BACKWARD)
+    backward = make_reference("group_norm", case.values["x"], "f32", groups=2).backward(case.values["dy"])
+    for name in ("dweight", "dbias"):
+        check(name, case.load(name), backward[name])
+    succeed(*case.words, "groups=2", "weight_dtype=f64", "--backward", "dy.npy", "--dbias", "db.npy")
+    assert np.load("db.npy").dtype == np.float64
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm"])
+def test_everything_fused(folder, op, dtype, layout):
+    case = Case(op, (4, 8, 5, 6), dtype, layout)
+    v = case.values
+    adagn = op != "batch_norm"
+    words = ["groups=4"] if op == "group_norm" else []
+    words += ["act=silu", "-o", "y.npy", "--pre-add", "pre_add.npy", "--sum-out", "u.npy", "--post-add", "post_add.npy",
+              "--du", "du.npy", "--dpost-add", "dpost_add.npy", *PARAMETERS, *ALL_BACKWARD]
+    if adagn:
+        words += ["--scale", "scale.npy", "--shift", "shift.npy", "--dscale", "dscale.npy", "--dshift", "dshift.npy"]
+    succeed(*case.words, *words)
+    # f32 sums of f32 values are exact in f64 before their one rounding; so are bf16 ones.
+    u = unpack(pack(v["x"] + v["pre_add"], dtype), dtype)
+    assert np.array_equal(case.load_big("u"), u)
+    reference = make_reference(op, u, dtype, groups=4 if op == "group_norm" else 8, act="silu", weight=v["weight"],
+                               bias=v["bias"], scale=v["scale"] if adagn else None,
+                               shift=v["shift"] if adagn else None, post_add=v["post_add"])
+    backward = reference.backward(v["dy"], du=v["du"])
+    check("y", case.load_big("y"), reference.y)
+    for name in ("dx", "dpost_add"):
+        check(name, case.load_big(name), backward[name])
+    for name in ("dweight", "dbias") + (("dscale", "dshift") if adagn else ()):
+        check(name, case.load(name), backward[name])
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
+def test_statistics_are_written(folder, dtype):
+    case = Case("group_norm", (3, 8, 50), dtype, mean=100.0)
+    stored = "f64" if dtype == "f64" else "f32"
+    u = compute_roundoff(dtype)
+    for op, groups, shape in (("group_norm", 4, (3, 4)), ("instance_norm", 8, (3, 8)), ("batch_norm", 8, (8,))):
+        words = ["groups=4"] if op == "group_norm" else []
+        key = ["dtype=bf16"] if dtype == "bf16" else []
+        succeed("run", op, "x.npy", *key, *words, "--mean", "mean.npy", "--rstd", "rstd.npy")
+        reference = make_reference(op, case.values["x"], dtype, groups=groups)
+        mean, rstd = case.load("mean", stored), case.load("rstd", stored)
+        assert mean.shape == rstd.shape == shape
+        deviation = (1 / reference.rstd).reshape(shape)
+        expected = reference.mean.reshape(shape)
+        check("mean", mean, (expected, STATISTICS_U * u * deviation + 2 * u * np.abs(expected)))
+        expected = reference.rstd.reshape(shape)
+        check("rstd", rstd, (expected, STATISTICS_U * u * expected))
+
+
+def test_running_statistics(folder):
+    case = Case("batch_norm", (6, 8, 20))
+    v = case.values
+    x = v["x"]
+    batch = x.mean((0, 2)), x.var((0, 2), ddof=1)
+    sample = x.mean(2).mean(0), x.var(2, ddof=1).mean(0)
+    for op, new in (("batch_norm", batch), ("instance_norm", sample)):
+        for keys, momentum in ((["momentum=0.1"], 0.1), ([], 1.0), (["seen=4"], 0.2)):
+            for block in ([], ["--block-bytes", "1"]):
+                succeed("run", op, "x.npy", *keys, *block, "--running-mean", "running_mean.npy", "--running-var",
+                        "running_var.npy", "--new-running-mean", "new_mean.npy", "--new-running-var", "new_var.npy", "-o",
+                        "y.npy")
+                for name, old, value in (("new_mean", v["running_mean"], new[0]), ("new_var", v["running_var"], new[1])):
+                    expected = (1 - momentum) * old + momentum * value
+                    check(f"{op} {name}", case.load(name, "f32"), (expected, STATISTICS_U * 2.0**-24 * (1 + np.abs(expected))))
+    # In place of the old ones, and one of the two alone.
+    succeed("run", "batch_norm", "x.npy", "momentum=1", "--running-mean", "running_mean.npy", "--running-var",
+            "running_var.npy", "--new-running-mean", "running_mean.npy")
+    check("in place", case.load("running_mean", "f32"), (batch[0], STATISTICS_U * 2.0**-24 * (1 + np.abs(batch[0]))))
+    assert np.array_equal(np.load("running_var.npy"), v["running_var"].astype("<f4"))
+
+
+def test_instance_norm_evaluation(folder):
+    case = Case("instance_norm", (3, 8, 20))
+    v = case.values
+    check_plain(case, ["mode=eval", "--running-mean", "running_mean.npy", "--running-var", "running_var.npy"], "relu", 8,
+                (v["running_mean"], v["running_var"]))
+
+
+def test_large_mean_keeps_its_digits(folder):
+    # x is as f32 holds it: the reference starts from the same numbers, 10^4 standard deviations from 0.
+    case = Case("group_norm", (2, 4, 5000), mean=1e4)
+    check_plain(case, ["groups=2"], "identity", 2)
+
+
+def test_a_group_of_one_value(folder):
+    case = Case("instance_norm", (3, 4))
+    succeed(*case.words, "-o", "y.npy", "--bias", "bias.npy")
+    assert np.array_equal(np.load("y.npy"), np.broadcast_to(case.values["bias"], (3, 4)))
+
+
+def test_nan_stays_in_its_group(folder):
+    case = Case("group_norm", (2, 4, 9))
+    x = np.load("x.npy")
+    succeed(*case.words, "groups=2", "-o", "clean.npy")
+    x[1, 3, 2] = np.nan
+    np.save("x.npy", x)
+    succeed(*case.words, "groups=2", "-o", "y.npy")
+    clean, y = np.load("clean.npy"), np.load("y.npy")
+    assert np.isnan(y[1, 2:]).all()
+    assert np.array_equal(y[0], clean[0]) and np.array_equal(y[1, :2], clean[1, :2])
+
+
+@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "affine"])
+def test_empty_batch(folder, op):
+    np.save("x.npy", np.zeros((0, 4, 3), np.float32))
+    words = ["groups=2"] if op == "group_norm" else []
+    succeed("run", op, "x.npy", *words, "-o", "y.npy", "--backward", "x.npy", "--dweight", "dw.npy", "--dx", "dx.npy")
+    assert np.load("y.npy").shape == np.load("dx.npy").shape == (0, 4, 3)
+    assert np.array_equal(np.load("dw.npy"), np.zeros(4, np.float32))
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("fortran", [False, True])
+def test_memory_order_and_byte_order(folder, layout, order, fortran):
+    for dtype in ("f64", "f32", "f16", "bf16"):
+        case = Case("batch_norm", (4, 6, 3, 5), dtype, layout)
+        plain = [*case.words, *PARAMETERS, *ALL_BACKWARD, "--post-add", "post_add.npy"]
+        succeed(*plain, "-o", "y.npy")
+        names = ["y", "dx", "dweight", "dbias"]
+        expected = {name: np.load(f"{name}.npy") for name in names}
+        for name in ("x", "dy", "post_add", "weight"):
+            array = np.load(f"{name}.npy")
+            array = array.astype(array.dtype.newbyteorder(order))
+            np.save(f"{name}.npy", np.asfortranarray(array) if fortran else array)
+        for block in ([], ["--block-bytes", "1"]):
+            succeed(*plain, "-o", "y.npy", *block)
+            for name in names:
+                got = np.load(f"{name}.npy")
+                model = {"dweight": "weight", "dbias": "bias"}.get(name, "x")
+                assert got.dtype == np.load(f"{model}.npy").dtype
+                assert got.flags.c_contiguous
+                assert np.array_equal(got, expected[name]), (dtype, name)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_header_versions(folder, version):
+    case = Case("affine", (2, 4, 3))
+    with open("v.npy", "wb") as file:
+        np.lib.format.write_array(file, np.load("x.npy"), version=version)
+    succeed("run", "affine", "v.npy", "-o", "y.npy")
+    assert np.array_equal(np.load("y.npy"), np.load("x.npy"))
+
+
+@pytest.mark.parametrize("descr", ["<u2", "<i2", "|V2", "<V2", ">u2", ">i2"])
+def test_bf16_spellings(folder, descr):
+    case = Case("affine", (2, 4, 3), "bf16")
+    x = np.load("x.npy")
+    data = x.astype(">u2").tobytes() if descr[0] == ">" else x.tobytes()
+    write_npy("x.npy", f"{{'descr': '{descr}', 'fortran_order': False, 'shape': (2, 4, 3), }}", data)
+    succeed("run", "affine", "x.npy", "dtype=bf16", "-o", "y.npy")
+    written = open("y.npy", "rb").read()
+    assert f"'descr': '{descr}'".encode() in written
+    assert written.endswith(data)
+    refuse(3, "x.npy: x: .*dtype=bf16", "run", "affine", "x.npy", "-o", "y.npy")
+
+
+def test_written_header_is_numpys(folder):
+    for shape in ((2, 3), (1, 2, 3, 4, 5)):
+        np.save("x.npy", np.ones(shape, np.float32))
+        succeed("run", "affine", "x.npy", "-o", "y.npy")
+        raw = open("y.npy", "rb").read()
+        assert raw[:8] == b"\x93NUMPY\x01\x00"
+        assert (10 + int.from_bytes(raw[8:10], "little")) % 64 == 0
+        assert raw == open("x.npy", "rb").read()
+
+
+def write_npy(path, header, data=b"", version=1, length=None):
+    header = header.encode("latin1") if isinstance(header, str) else header
+    length = len(header) if length is None else length
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY" + bytes([version, 0]))
+        file.write(length.to_bytes(2 if version == 1 else 4, "little"))
+        file.write(header + data)
+
+
+GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n"
+
+HOSTILE = [
+    ("structured", GOOD.replace("'<f4'", "[('a', '<f4'), ('b', '<i4')]"), "structured"),
+    ("object", GOOD.replace("<f4", "|O"), "Python objects"),
+    ("complex", GOOD.replace("<f4", "<c8"), "dtype '<c8' is not read"),
+    ("long double", GOOD.replace("<f4", "<f16"), "dtype '<f16' is not read"),
+    ("string", GOOD.replace("<f4", "<U7"), "dtype '<U7' is not read"),
+    ("int32", GOOD.replace("<f4", "<i4"), "dtype '<i4' is not read"),
+    ("empty descr", GOOD.replace("<f4", ""), "is not read"),
+    ("long descr", GOOD.replace("<f4", "<f4" * 40), "longer than any"),
+    ("escape", GOOD.replace("<f4", "\\x3cf4"), "0x5c"),
+    ("negative", GOOD.replace("(2, 3)", "(2, -3)"), "-3 is negative"),
+    ("overflow of a size", GOOD.replace("(2, 3)", "(2, 99999999999999999999)"), "63 bits"),
+    ("overflow of the product", GOOD.replace("(2, 3)", "(4294967296, 4294967296)"), "overflows"),
+    ("overflow of the bytes", GOOD.replace("(2, 3)", "(2305843009213693952, 3)"), "overflows"),
+    ("overflow behind a zero", GOOD.replace("(2, 3)", "(0, 4294967296, 4294967296)"), "overflows"),
+    ("more than the file", GOOD.replace("(2, 3)", "(2000000, 3)"), "truncated"),
+    ("one byte short", GOOD.replace("(2, 3)", "(5, 5)"), "truncated"),
+    ("float sizes", GOOD.replace("(2, 3)", "(2.0, 3)"), "tuple of whole numbers"),
+    ("no tuple", GOOD.replace("(2, 3)", "(6)"), "tuple of whole numbers"),
+    ("list", GOOD.replace("(2, 3)", "[2, 3]"), "tuple of whole numbers"),
+    ("many axes", GOOD.replace("(2, 3)", "(" + "1, " * 65 + ")"), "more than 64 axes"),
+    ("rank 0", GOOD.replace("(2, 3)", "()"), "rank 0"),
+    ("rank 1", GOOD.replace("(2, 3)", "(6,)"), "rank 1"),
+    ("rank 6", GOOD.replace("(2, 3)", "(1, 1, 1, 1, 2, 3)"), "rank 6"),
+    ("no shape", "{'descr': '<f4', 'fortran_order': False}\n", "'shape' is missing"),
+    ("no descr", "{'fortran_order': False, 'shape': (2, 3)}\n", "'descr' is missing"),
+    ("empty dict", "{}\n", "'descr' is missing"),
+    ("another key", GOOD.replace("'descr'", "'dtype'"), "unknown key 'dtype'"),
+    ("a key twice", GOOD.replace("{", "{'shape': (2, 3), "), "'shape' twice"),
+    ("order 1", GOOD.replace("False", "1"), "neither True nor False"),
+    ("code", "__import__('os').system('touch hacked')\n", "not a dict"),
+    ("unclosed dict", GOOD.replace("}", ""), "bad .npy header"),
+    ("unclosed string", "{'descr': '<f4", "does not end"),
+    ("unclosed tuple", "{'shape': (2, 3", "tuple of whole numbers"),
+    ("a dict and more", GOOD + "{}", "follows the dict"),
+    ("nothing", "", "not a dict"),
+    ("zeros", b"\0" * 70, "not a dict"),
+    ("nested", "{" * 200, "string was expected"),
+]
+
+
+@pytest.mark.parametrize("name,header,message", HOSTILE, ids=[row[0] for row in HOSTILE])
+def test_hostile_headers(folder, name, header, message):
+    for version in (1, 2):
+        write_npy("x.npy", header, bytes(99 if name == "one byte short" else 24), version)
+        error = refuse(3, re.escape(message), "run", "affine", "x.npy", "-o", "y.npy")
+        assert error.startswith("normfuse: x.npy: x: ")
+    assert sorted(os.listdir()) == ["x.npy"]
+
+
+def test_hostile_beginnings(folder):
+    write_npy("long1.npy", GOOD, length=65535)
+    write_npy("long2.npy", GOOD, version=2, length=0xFFFFFFFF)
+    write_npy("version.npy", GOOD, version=4)
+    with open("big_header.npy", "wb") as file:
+        header = GOOD.encode().rstrip() + b" " * 3_000_000 + b"\n"
+        file.write(b"\x93NUMPY\2\0" + len(header).to_bytes(4, "little") + header + bytes(24))
+    open("empty.npy", "wb").close()
+    open("short.npy", "wb").write(b"\x93NUM")
+    open("prefix.npy", "wb").write(b"\x93NUMPY\1\0\x10")
+    open("text.npy", "w").write("hello world, this is text")
+    np.savez("archive.npz", a=np.ones(3))
+    np.save("object.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    os.mkdir("folder.npy")
+    os.mkfifo("pipe.npy")
+    for path, message in [("long1.npy", "past the end"), ("long2.npy", "past the end"), ("version.npy", "version 4.0"),
+                          ("big_header.npy", "longer than"), ("empty.npy", "not a .npy"), ("short.npy", "not a .npy"),
+                          ("prefix.npy", "truncated"), ("text.npy", "not a .npy"), ("archive.npz", "archive"),
+                          ("object.npy", "Python objects"), ("folder.npy", "directory"), ("pipe.npy", "regular file"),
+                          ("absent.npy", "No such file"), ("/dev/null", "regular file")]:
+        refuse(3, f"^normfuse: {path}: x: .*{message}", "run", "affine", path, "-o", "y.npy")
+        assert not os.path.exists("y.npy")
+
+
+def test_odd_headers_that_numpy_reads(folder):
+    for header in ('{"shape":(2,3),"fortran_order":False,"descr":"<f4"}', GOOD.replace("(2, 3)", "(2L, 3L,)"),
+                   GOOD.replace("<f4", "=f4"), "  {  'descr' : '<f4' , 'fortran_order':False,\n'shape':( 2 , 3 ) } \n\n"):
+        data = np.arange(6, dtype="<f4").tobytes()
+        write_npy("x.npy", header, data)
+        succeed("run", "affine", "x.npy", "-o", "y.npy")
+        assert np.array_equal(np.load("y.npy"), np.arange(6, dtype="<f4").reshape(2, 3))
+
+
+def test_mutated_headers_never_crash(folder):
+    """What the fuzzer does at length, here for a moment: any of the documented codes, never a signal."""
+    random = np.random.default_rng(7)
+    good = bytearray(b"\x93NUMPY\1\0" + len(GOOD).to_bytes(2, "little") + GOOD.encode() + bytes(24))
+    for _ in range(150):
+        mutated = bytearray(good)
+        for _ in range(random.integers(1, 4)):
+            mutated[random.integers(0, len(mutated) - 24)] = random.integers(0, 256)
+        open("x.npy", "wb").write(mutated)
+        result = run("run", "affine", "x.npy", "-o", "y.npy")
+        assert result.returncode in (0, 3), (bytes(mutated), result)
+
+
+def test_shapes_that_contradict(folder):
+    case = Case("group_norm", (2, 6, 5))
+    np.save("wrong.npy", np.zeros((2, 6, 4), np.float32))
+    np.save("vector.npy", np.zeros(5, np.float32))
+    np.save("double.npy", np.zeros((2, 6, 5)))
+    words = ["run", "group_norm", "x.npy", "groups=3", "-o", "y.npy"]
+    refuse(3, r"wrong.npy: --pre-add: the shape is \(2, 6, 4\), it must be \(2, 6, 5\)", *words, "--pre-add", "wrong.npy")
+    refuse(3, r"vector.npy: --weight: the shape is \(5,\), it must be \(6,\)", *words, "--weight", "vector.npy")
+    refuse(3, r"vector.npy: --scale: the shape is \(5,\), it must be \(2, 6\)", *words, "--scale", "vector.npy")
+    refuse(3, "double.npy: --post-add: the file holds f64, x holds f32", *words, "--post-add", "double.npy")
+    refuse(3, "wrong.npy: --backward: the shape", *words, "--backward", "wrong.npy", "--dx", "dx.npy")
+    refuse(3, "x.npy: x: C = 6 is not divisible by groups=4", "run", "group_norm", "x.npy", "groups=4", "-o", "y.npy")
+    refuse(3, "x.npy: x: the file holds f32 .*, dtype=f64", *words, "dtype=f64")
+    refuse(3, "weight.npy: --weight: the file holds f32 .*, weight_dtype=f16", *words, "weight_dtype=f16", *PARAMETERS)
+    np.save("one.npy", np.zeros((1, 4), np.float32))
+    refuse(3, "one.npy: x: batch_norm in training needs more than one value", "run", "batch_norm", "one.npy", "-o", "y.npy")
+    refuse(2, "eps=0: batch_norm in training needs eps above 0", "run", "batch_norm", "x.npy", "eps=0", "-o", "y.npy")
+    assert not os.path.exists("y.npy")
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def outputs_of(names):
+    return {name: open(f"{name}.npy", "rb").read() for name in names}
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm", "batch_norm eval", "affine", "affine_sample"])
+def test_blocks_and_threads_give_the_same_bits(folder, op, layout):
+    op, *evaluate = op.split()
+    # 128 * 128 positions are so many that sums over samples may be cut after every few of them; with fewer positions
+    # normfuse_sample_quantum allows no cut and only the operators without such sums are.
+    for dtype, sizes in (("f32", (9, 4, 128, 128)), ("bf16", (37, 6, 70)), ("f64", (29, 6))):
+        if op == "instance_norm" and len(sizes) == 2:
+            continue
+        case = Case(op, sizes, dtype, layout)
+        names = ["y", "dx", "dweight", "dbias", "dpost_add"]
+        words = [*case.words, *PARAMETERS, *ALL_BACKWARD, "-o", "y.npy", "--post-add", "post_add.npy", "--dpost-add",
+                 "dpost_add.npy", "act=silu"]
+        if op == "group_norm":
+            words += ["groups=2", "--scale", "scale.npy", "--dscale", "dscale.npy"]
+            names += ["dscale"]
+        if not op.startswith("affine"):
+            words += ["--pre-add", "pre_add.npy"]
+        if op in ("batch_norm", "instance_norm"):
+            words += ["--running-mean", "running_mean.npy", "--running-var", "running_var.npy"]
+        if evaluate:
+            words += ["mode=eval"]
+        elif not op.startswith("affine"):
+            words += ["--mean", "mean.npy", "--rstd", "rstd.npy", "--sum-out", "u.npy"]
+            names += ["mean", "rstd", "u"]
+            if op != "group_norm":
+                words += ["--new-running-mean", "new_mean.npy", "--new-running-var", "new_var.npy"]
+                names += ["new_mean", "new_var"]
+        succeed(*words)
+        whole = outputs_of(names)
+        for block, threads in (("1", "3"), ("20K", "1"), ("100K", "2"), ("2M", "3")):
+            succeed(*words, "--block-bytes", block, "--threads", threads)
+            got = outputs_of(names)
+            different = [name for name in names if got[name] != whole[name]]
+            assert not different, (dtype, block, threads, different)
+
+
+def test_a_file_larger_than_the_address_space(folder):
+    """32 samples of 8 MiB under a limit of 160 MiB: neither x nor y fits. The file is sparse: its values are 0."""
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (32, 8, 512, 512), }"
+    write_npy("x.npy", header.ljust(117) + "\n")
+    with open("x.npy", "r+b") as file:
+        file.truncate(128 + 32 * 8 * 512 * 512 * 4)
+    np.save("bias.npy", np.arange(8, dtype=np.float32))
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (160 << 20, 160 << 20))
+
+    started = subprocess.run([PROGRAM, "--version"], capture_output=True, preexec_fn=limit)
+    if started.returncode != 0:
+        pytest.skip("the program does not even start in this address space (a sanitizer's shadow memory)")
+    for op in (["group_norm", "groups=2"], ["batch_norm"]):
+        succeed("run", *op, "x.npy", "--bias", "bias.npy", "-o", "y.npy", "--threads", "2", preexec_fn=limit)
+        y = np.load("y.npy", mmap_mode="r")
+        assert np.array_equal(y[::31, :, ::511, 0], np.broadcast_to(np.arange(8.0)[None, :, None], (2, 8, 2)))
+
+
+# ---- outputs ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_output_may_replace_an_input(folder):
+    case = Case("affine", (9, 4, 100))
+    succeed(*case.words, "-o", "once.npy", "--bias", "bias.npy")
+    os.chmod("x.npy", 0o640)
+    succeed(*case.words, "-o", "x.npy", "--bias", "bias.npy", "--block-bytes", "1")
+    assert open("x.npy", "rb").read() == open("once.npy", "rb").read()
+    assert os.stat("x.npy").st_mode & 0o777 == 0o640
+
+
+def test_a_symbolic_link_is_followed(folder):
+    Case("affine", (2, 4, 3))
+    os.mkdir("there")
+    os.symlink("there/y.npy", "link.npy")
+    open("there/y.npy", "w").close()
+    succeed("run", "affine", "x.npy", "-o", "link.npy")
+    assert os.path.islink("link.npy")
+    assert np.load("there/y.npy").shape == (2, 4, 3)
+
+
+def test_an_output_to_a_pipe(folder):
+    Case("affine", (2, 4, 3))
+    result = subprocess.run([PROGRAM, "run", "affine", "x.npy", "-o", "/dev/stdout"], stdout=subprocess.PIPE, timeout=20)
+    assert result.returncode == 0
+    assert result.stdout == open("x.npy", "rb").read()
+
+
+def test_outputs_appear_whole_or_not_at_all(folder):
+    case = Case("group_norm", (4, 4, 50))
+    os.mkdir("full")
+    before = sorted(os.listdir())
+    words = ["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy"]
+    refuse(3, "nowhere/dx.npy: cannot be written: No such file", *words, "--backward", "dy.npy", "--dx", "nowhere/dx.npy")
+    refuse(3, "full: cannot be written: is a directory", *words, "--mean", "full")
+    refuse(3, "/dev/full: cannot be written: No space left", *words, "--mean", "/dev/full")
+    refuse(3, "post_add", *words, "--post-add", "absent_post_add.npy")
+    assert sorted(os.listdir()) == before
+    open("y.npy", "w").write("old")
+    refuse(3, "No space left", *words, "--rstd", "/dev/full")
+    assert open("y.npy").read() == "old"
+
+
+def test_a_file_size_limit(folder):
+    case = Case("affine", (64, 4, 500))
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    refuse(3, "y.npy: cannot be written: File too large", *case.words, "-o", "y.npy", preexec_fn=limit)
+    assert not [name for name in os.listdir() if "y.npy" == name or "normfuse" in name]
+
+
+def test_a_full_disk(folder):
+    os.mkdir("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", "disk"], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        case = Case("affine", (64, 4, 500))
+        refuse(3, "disk/y.npy: cannot be written: No space left", *case.words, "-o", "disk/y.npy")
+        refuse(3, "disk/y.npy: cannot be written: No space left", *case.words, "-o", "disk/y.npy", "--block-bytes", "1")
+        assert os.listdir("disk") == []
+    finally:
+        subprocess.run(["umount", "disk"], check=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(folder, number):
+    case = Case("batch_norm", (4, 4, 50))
+    os.mkfifo("mean.npy")
+    before = sorted(os.listdir())
+    # It waits in the middle, y's temporary open, until somebody reads the pipe.
+    child = subprocess.Popen([PROGRAM, *case.words, "-o", "y.npy", "--mean", "mean.npy"])
+    while sorted(os.listdir()) == before and child.poll() is None:
+        time.sleep(0.001)
+    assert any(name.startswith(".normfuse-") for name in os.listdir())
+    child.send_signal(number)
+    assert child.wait(10) == -number
+    assert sorted(os.listdir()) == before
+
+
+def test_an_input_that_shrinks(folder):
+    np.save("x.npy", np.zeros((100, 16, 4000), np.float32))
+    os.mkfifo("y.npy")
+    before = sorted(os.listdir())
+    child = subprocess.Popen([PROGRAM, "run", "group_norm", "x.npy", "groups=4", "-o", "y.npy", "--mean", "mean.npy",
+                              "--block-bytes", "1"], stderr=subprocess.PIPE)
+    with open("y.npy", "rb") as pipe:
+        # A pipe holds less than one sample: the program stays behind what is read here.
+        assert pipe.read(8) == b"\x93NUMPY\1\0"
+        os.truncate("x.npy", 1000)
+        while pipe.read(1 << 16):
+            pass
+    _, error = child.communicate(timeout=20)
+    assert child.returncode == 3, error
+    assert b"became shorter" in error
+    assert sorted(os.listdir()) == before
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_options_and_words_in_any_order(folder):
+    case = Case("group_norm", (4, 4, 50))
+    succeed("run", "group_norm", "x.npy", "groups=2", "act=silu", "-o", "y.npy", "--weight", "weight.npy")
+    expected = open("y.npy", "rb").read()
+    for words in (["run", "--weight=weight.npy", "act=silu", "x.npy", "-oz.npy", "groups=2", "group_norm"],
+                  ["--output=z.npy", "run", "groups=2", "--wei", "weight.npy", "group_norm", "act=silu", "--", "x.npy"],
+                  ["run", "-w", "weight.npy", "-o", "z.npy", "--threads=2", "--", "group_norm", "x.npy", "groups=2", "act=silu"],
+                  ["run", "group_norm", "./x.npy", "groups=2", "act=silu", "--output", "z.npy", "--weight", "weight.npy", "-q"]):
+        if os.path.exists("z.npy"):
+            os.remove("z.npy")
+        succeed(*words)
+        assert open("z.npy", "rb").read() == expected, words
+
+
+USAGE = [
+    (["run"], "no operator"),
+    (["run", "group_norm"], "no input file"),
+    (["run", "x.npy", "-o", "y.npy"], "no operator"),
+    (["run", "layer_norm", "x.npy", "-o", "y.npy"], "one operator and one file"),
+    (["run", "group_norm", "x.npy", "-o", "y.npy"], "groups"),
+    (["run", "group_norm", "x.npy", "groups=2"], "no output"),
+    (["run", "group_norm", "x.npy", "groups=0", "-o", "y.npy"], "groups"),
+    (["run", "group_norm", "x.npy", "groups=-2", "-o", "y.npy"], "groups"),
+    (["run", "group_norm", "x.npy", "groups=2", "groups=4", "-o", "y.npy"], "twice"),
+    (["run", "group_norm", "x.npy", "x.npy", "groups=2", "-o", "y.npy"], "one operator and one file"),
+    (["run", "group_norm", "x.npy", "groups=2", "colour=red", "-o", "y.npy"], "colour"),
+    (["run", "group_norm", "x.npy", "groups=2", "act=swish2", "-o", "y.npy"], "act=swish2"),
+    (["run", "group_norm", "x.npy", "groups=2", "dtype=f8", "-o", "y.npy"], "dtype=f8"),
+    (["run", "group_norm", "x.npy", "groups=2", "layout=chwn", "-o", "y.npy"], "layout"),
+    (["run", "group_norm", "x.npy", "groups=2", "eps=abc", "-o", "y.npy"], "eps"),
+    (["run", "group_norm", "x.npy", "groups=2", "momentum=0.1", "-o", "y.npy"], "momentum"),
+    (["run", "group_norm", "x.npy", "groups=2", "dir=bwd", "-o", "y.npy"], "dir=bwd"),
+    (["run", "group_norm", "x.npy", "groups=2", "act_param=1", "-o", "y.npy"], "act_param"),
+    (["run", "batch_norm", "x.npy", "momentum=big", "-o", "y.npy"], "momentum"),
+    (["run", "batch_norm", "x.npy", "momentum=0.1", "seen=3", "-o", "y.npy"], "seen"),
+    (["run", "batch_norm", "x.npy", "seen=-1", "-o", "y.npy"], "seen"),
+    (["run", "batch_norm", "x.npy", "mode=eval", "-o", "y.npy"], "--running-mean"),
+    (["run", "batch_norm", "x.npy", "-o", "y.npy", "--running-mean", "m.npy"], "go together"),
+    (["run", "batch_norm", "x.npy", "--new-running-mean", "m.npy"], "--running-mean"),
+    (["run", "batch_norm", "x.npy", "-o", "y.npy", "--scale", "s.npy"], "does not take"),
+    (["run", "affine", "x.npy", "--mean", "m.npy"], "does not take"),
+    (["run", "affine", "x.npy", "-o", "y.npy", "--dx", "dx.npy"], "--backward"),
+    (["run", "affine", "x.npy", "-o", "y.npy", "--backward", "dy.npy"], "no gradient"),
+    (["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy", "--sum-out", "u.npy"], "--pre-add"),
+    (["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy", "--mean", "./y.npy"], "same file"),
+    (["run", "affine", "x.npy", "-o"], "needs a value"),
+    (["run", "affine", "x.npy", "--output="], "empty"),
+    (["run", "affine", "x.npy", "--nonsense"], "unknown option '--nonsense'"),
+    (["run", "affine", "x.npy", "-z"], "unknown option '-z'"),
+    (["run", "affine", "x.npy", "--quiet=1", "-o", "y.npy"], "takes no value"),
+    (["run", "affine", "x.npy", "--d", "y.npy"], "ambiguous"),
+    (["run", "affine", "x.npy", "-o", "y.npy", "--threads", "0"], "between 1 and"),
+    (["run", "affine", "x.npy", "-o", "y.npy", "--threads", "two"], "not a number"),
+    (["run", "affine", "x.npy", "-o", "y.npy", "--block-bytes", "12Q"], "not a number of bytes"),
+    (["run", "affine", "x.npy", "-o", "y.npy", "--block-bytes", "0"], "between"),
+    ([], "no command"),
+    (["walk"], "unknown command 'walk'"),
+    (["--walk"], "unknown option '--walk'"),
+    (["info", "group_norm"], "takes no words"),
+    (["check"], "no problem"),
+    (["bench"], "no problem"),
+    (["bench", "group_norm", "1x4", "groups=3"], "divide"),
+    (["bench", "layer_norm", "1x4"], "layer_norm"),
+    (["bench", "group_norm", "4", "groups=2"], "2 to 5"),
+    (["bench", "group_norm", "1x-4", "groups=2"], "1x-4"),
+    (["bench", "group_norm", "99999999999x99999999999", "groups=1"], "overflow"),
+    (["bench", "group_norm", "1x4", "groups=2", "wibble=3"], "wibble"),
+    (["bench", "group_norm", "1x4", "groups=2", "--samples", "0"], "between"),
+    (["check", "batch_norm", "1x4", "mode=maybe"], "mode"),
+]
+
+
+@pytest.mark.parametrize("words,message", USAGE, ids=[" ".join(row[0]) or "nothing" for row in USAGE])
+def test_usage_errors(folder, words, message):
+    Case("group_norm", (2, 4, 3))
+    before = sorted(os.listdir())
+    error = refuse(2, re.escape(message), *words)
+    assert "--help" in error
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("command", ["info", "run", "check", "bench"])
+def test_help(command):
+    text = succeed(command, "--help")
+    assert text == succeed(command, "some", "words", "-h") == succeed("--help", command)
+    for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS"):
+        assert f"\n{heading}\n" in "\n" + text, heading
+    assert max(map(len, text.splitlines())) <= 96
+    # Every long option is in the manual page and the completion too.
+    manual = open(os.path.join(ROOT, "docs", "normfuse.1")).read().replace("\\-", "-")
+    completion = open(os.path.join(ROOT, "cli", "completion", "normfuse.bash")).read()
+    for option in set(re.findall(r"--[a-z][a-z-]+", text.split("\nOPTIONS\n")[1].split("\nEXIT STATUS\n")[0])):
+        assert option in manual, option
+        assert option in completion, option
+
+
+def test_main_help_and_version():
+    text = succeed("--help")
+    for word in ("info", "run", "check", "bench", "EXIT STATUS", "groups=G", "@FILE"):
+        assert word in text
+    header = open(os.path.join(ROOT, "include", "normfuse.h")).read()
+    version = ".".join(re.search(rf"VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+    assert succeed("--version") == f"normfuse {version}\n"
+
+
+# ---- info, check, bench ----------------------------------------------------------------------------------------------
+
+
+def test_info():
+    row = json.loads(succeed("info", "--json"))
+    assert set(row) == {"version", "commit", "isas_built", "isas_usable", "isa", "threads", "l1_bytes", "l2_bytes",
+                        "llc_bytes", "cpu", "compiler", "cuda"}
+    assert row["isa"] in row["isas_usable"] and set(row["isas_usable"]) <= set(row["isas_built"])
+    assert "scalar" in row["isas_built"]
+    text = succeed("info")
+    assert row["version"] in text and row["cuda"] in text
+    environment = {**os.environ, "NORMFUSE_MAX_ISA": "scalar", "NORMFUSE_NUM_THREADS": "3"}
+    row = json.loads(succeed("info", "--json", env=environment))
+    assert row["isa"] == "scalar" and row["threads"] == 3
+
+
+FIELDS = ["problem", "op", "shape", "groups", "dtype", "layout", "act", "dir", "device", "isa", "threads", "cache",
+          "samples", "median_us", "p10_us", "p90_us", "floor_us", "ratio", "bytes", "gbps", "version", "commit",
+          "compiler", "cpu", "date"]
+
+
+def test_bench_rows(folder):
+    open("problems.txt", "w").write("# comment\n\nbatch_norm 4x8x10 dir=bwd dtype=bf16 # and\n")
+    lines = succeed("bench", "group_norm", "2x8x4x4", "groups=2", "act=silu", "affine 2x8x5 per=sample layout=nhwc",
+                    "@problems.txt", "instance_norm", "2x4x6", "batch_norm 4x8x10 mode=eval dtype=f16", "--json",
+                    "--samples=5", "--threads", "2").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["problem"] for row in rows] == [
+        "group_norm 2x8x4x4 groups=2 act=silu", "affine 2x8x5 layout=nhwc per=sample",
+        "batch_norm 4x8x10 dtype=bf16 dir=bwd", "instance_norm 2x4x6", "batch_norm 4x8x10 dtype=f16 mode=eval"]
+    for row in rows:
+        assert list(row) == FIELDS
+        assert row["samples"] == 5 and row["threads"] == 2 and row["cache"] == "cold" and row["device"] == "cpu"
+        assert row["p10_us"] <= row["median_us"] <= row["p90_us"]
+        assert row["ratio"] == pytest.approx(row["median_us"] / row["floor_us"], rel=0.1)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["date"])
+    assert rows[0] | {"op": "group_norm", "shape": "2x8x4x4", "groups": 2, "act": "silu", "dir": "fwd"} == rows[0]
+    assert rows[0]["bytes"] == 2 * 2 * 8 * 16 * 4
+    assert rows[2]["bytes"] == 3 * 4 * 8 * 10 * 2 and rows[2]["dir"] == "bwd" and rows[2]["dtype"] == "bf16"
+    row = json.loads(succeed("bench", "group_norm", "2x8x4x4", "groups=2", "--warm", "--json", "--samples", "3"))
+    assert row["cache"] == "warm"
+    table = succeed("bench", "group_norm", "2x8x4x4", "groups=2", "--samples", "3").splitlines()
+    assert len(table) == 2 and "median us" in table[0] and table[1].endswith("group_norm 2x8x4x4 groups=2")
+
+
+CHECK_FIELDS = ["problem", "ok", "budget_used", "tensor", "index", "got", "want", "compared", "beyond", "seed", "isa",
+                "threads", "message"]
+
+
+def test_check(folder):
+    problems = ["group_norm 2x8x5x5 groups=2 act=silu", "batch_norm 4x8x10 dtype=bf16 dir=bwd",
+                "instance_norm 2x8x30 layout=nhwc", "affine 3x8x7 dtype=f16 per=sample act=relu",
+                "batch_norm 4x8x10 mode=eval"]
+    lines = succeed("check", *problems, "--seed", "3", "--threads", "2").splitlines()
+    assert len(lines) == len(problems)
+    for line in lines:
+        assert re.match(r"ok +\d+\.\d % ", line), line
+    rows = [json.loads(line) for line in succeed("check", *problems, "--json").splitlines()]
+    for row in rows:
+        assert list(row) == CHECK_FIELDS
+        assert row["ok"] is True and 0 < row["budget_used"] <= 1 and row["compared"] > 0 and row["message"] is None
+    assert rows[0]["problem"] == problems[0]
+
+
+def test_problem_files(folder):
+    open("bad.txt", "w").write("group_norm 1x4 groups=2\ngroup_norm 1x4 groups=3\n")
+    open("empty.txt", "w").write("# nothing\n")
+    refuse(3, "^normfuse: bad.txt: line 2: .*divide", "bench", "@bad.txt")
+    refuse(3, "^normfuse: empty.txt: the file holds no problem", "check", "@empty.txt")
+    refuse(3, "^normfuse: absent.txt: No such file", "check", "@absent.txt")
+
+
+def test_cuda_is_refused_where_it_is_not_built(folder):
+    if "not built" not in json.loads(succeed("info", "--json"))["cuda"]:
+        pytest.skip("this program was built with CUDA")
+    np.save("x.npy", np.zeros((1, 4), np.float32))
+    refuse(3, "CUDA", "bench", "group_norm", "1x4", "groups=2", "device=cuda")
+    refuse(3, "CUDA", "check", "group_norm", "1x4", "groups=2", "device=cuda")
+    refuse(3, "CUDA", "run", "group_norm", "x.npy", "groups=2", "device=cuda", "-o", "y.npy")
+
+
+@pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["--help"], ["--version"], ["run", "--help"],
+                                   ["bench", "group_norm", "1x4", "groups=2", "--samples", "3"],
+                                   ["check", "group_norm", "1x4", "groups=2"]], ids=" ".join)
+def test_closed_and_full_outputs(words):
+    read, write = os.pipe()
+    os.close(read)
+    for stdout, message in ((write, "Broken pipe"), (os.open("/dev/full", os.O_WRONLY), "No space left")):
+        result = subprocess.run([PROGRAM, *words], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=20)
+        os.close(stdout)
+        assert result.returncode == 3, result
+        assert f"normfuse: standard output: {message}" in result.stderr
+
+
+def test_a_closed_pipe_as_an_output_file(folder):
+    case = Case("affine", (64, 4, 500))
+    read, write = os.pipe()
+    os.close(read)
+    result = subprocess.run([PROGRAM, *case.words, "-o", "/dev/stdout"], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert result.returncode == 3
+    assert "/dev/stdout: cannot be written: Broken pipe" in result.stderr
+
+
+def test_progress_is_shown_on_a_terminal_only(folder):
+    np.save("x.npy", np.zeros((1500, 16, 400), np.float32))
+    words = [PROGRAM, "run", "batch_norm", "x.npy", "-o", "y.npy", "--block-bytes", "1K", "act=mish", "--threads", "1"]
+    for quiet in ([], ["--quiet"]):
+        master, slave = os.openpty()
+        child = subprocess.Popen(words + quiet, stderr=slave)
+        os.close(slave)
+        shown = b""
+        while True:
+            try:
+                part = os.read(master, 4096)
+            except OSError:
+                break
+            if not part:
+                break
+            shown += part
+        assert child.wait(30) == 0
+        os.close(master)
+        assert (b"[" in shown and b" %" in shown) == (not quiet), shown
+    assert run(*words[1:]).stderr == ""
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))
