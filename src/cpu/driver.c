@@ -34,7 +34,8 @@ enum {
     BATCH_PIECE_VALUES = 131072, /* under columns without groups: partial sums stay below 1/32 of what was read */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
-    TILE_BYTES = 8192,        /* tiles that two passes share through the L1 cache */
+    BUNDLE_BYTES = 8192,      /* of one sample that a set of batch norm should have */
+    MOST_BUNDLED = 16,
     BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
     TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
     STACK_BYTES = 12288,      /* scratch of small problems */
@@ -71,6 +72,7 @@ struct worker {
 
 struct tile {
     int64_t n, c, s;    /* where it starts */
+    bool across;        /* batch norm under runs: rows are the channels of one sample, not one channel's samples */
     int64_t rows, width; /* rows: runs, or positions; width: values of a run, or channels */
     int64_t flat;       /* columns: index of the first row over all samples of the set */
 };
@@ -95,6 +97,8 @@ struct plan {
     int64_t unit;              /* values of one of `length`: 1, or channels of a row */
     int64_t parts, part, segments_per_piece, pieces;
     int64_t widen;             /* rows taken as one */
+    int64_t bundle;            /* batch norm under runs: adjacent channels that are one set, so that memory is walked in long stretches */
+    int64_t entries;           /* statistics of a set */
     int64_t chunk_rows;
     int64_t coefficients;      /* entries of each array of struct coefficients */
     int64_t coefficient_step;
@@ -203,11 +207,11 @@ static bool direct(const struct plan *plan, const struct normfuse_view *v)
     return true;
 }
 
-static ptrdiff_t row_stride(const struct plan *plan, const struct normfuse_view *v)
+static ptrdiff_t row_stride(const struct plan *plan, const struct normfuse_view *v, const struct tile *t)
 {
     const struct normfuse_problem *p = plan->p;
     if (!p->columns)
-        return plan->batch ? v->batch : v->channel;
+        return plan->batch && !t->across ? v->batch : v->channel;
     return p->s > 1 ? v->position : v->batch;
 }
 
@@ -255,16 +259,20 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
         plan->coefficients = p->c * plan->widen;
         cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(p->c, 1)),
             plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
-        plan->partial_doubles = plan->pieces * (plan->backward || plan->batch ? 2 * p->c : 2 * plan->groups);
+        plan->bundle = 1;
+        plan->entries = plan->batch || plan->backward ? p->c : plan->groups;
+        plan->partial_doubles = 2 * plan->entries * plan->pieces;
     } else {
-        plan->sets = plan->batch ? p->c : plan->none ? p->n : p->n * p->groups;
+        plan->bundle = plan->batch ? larger(1, smaller(smaller(MOST_BUNDLED, p->c), BUNDLE_BYTES / larger(1, p->s * (int64_t)plan->type_bytes))) : 1;
+        plan->entries = plan->bundle;
+        plan->sets = plan->batch ? divide_up(p->c, plan->bundle) : plan->none ? p->n : p->n * p->groups;
         plan->segments = plan->batch ? p->n : plan->group_channels;
         plan->length = p->s;
-        plan->coefficients = plan->batch ? 1 : plan->segments;
+        plan->coefficients = plan->batch ? plan->bundle : plan->segments;
         plan->coefficient_step = plan->batch ? 0 : 1;
         cut(plan->segments, plan->length, PIECE_VALUES, 64, &plan->parts, &plan->part, &plan->segments_per_piece,
             &plan->pieces);
-        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->segments * plan->parts : 3 * plan->pieces;
+        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->segments * plan->parts : 2 * plan->entries * plan->pieces;
     }
     plan->block_samples = samples_of_block(p->c, p->s);
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
@@ -292,7 +300,7 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     /* each thread holds the set that it applies and the next one */
     const int64_t share = larger(l2 / 2, machine->llc_bytes / (4 * plan->threads));
     if (plan->batch) {
-        plan->sets_per_task = p->columns ? 1 : larger(larger(1, BLOCK_VALUES / larger(1, p->n * p->s)), plan->sets / TASKS_PER_THREAD / plan->threads);
+        plan->sets_per_task = p->columns ? 1 : larger(larger(1, BLOCK_VALUES / larger(1, p->n * p->s * plan->bundle)), plan->sets / TASKS_PER_THREAD / plan->threads);
         plan->group_ranges = 1;
         plan->tasks = divide_up(plan->sets, plan->sets_per_task);
     } else {
@@ -339,7 +347,7 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
             *arrays[j] = take(arena, plan->coefficients, plan->real_bytes);
     }
-    team->sums = take(arena, plan->p->columns ? 2 * plan->p->c : 2 * plan->segments * (plan->batch ? 0 : 1) + 3, 8);
+    team->sums = take(arena, 2 * (plan->p->columns ? plan->p->c : larger(plan->entries, plan->batch ? 1 : plan->segments)), 8);
 }
 
 /* Lays everything out in scratch; returns the bytes. */
@@ -468,7 +476,7 @@ static char *row_address(const struct plan *plan, const struct normfuse_view *v,
 {
     const struct normfuse_problem *p = plan->p;
     if (!p->columns)
-        return element(plan, v, t) + r * row_stride(plan, v) * (ptrdiff_t)plan->type_bytes;
+        return element(plan, v, t) + r * row_stride(plan, v, t) * (ptrdiff_t)plan->type_bytes;
     const int64_t flat = t->s + r;
     const struct tile at = {.n = t->n + flat / p->s, .c = t->c, .s = flat % p->s};
     return element(plan, v, &at);
@@ -500,7 +508,7 @@ static const void *input(const struct plan *plan, const struct normfuse_view *v,
                          ptrdiff_t *stride)
 {
     if (direct(plan, v)) {
-        *stride = row_stride(plan, v);
+        *stride = row_stride(plan, v, t);
         return element(plan, v, t);
     }
     for (int64_t r = 0; r < t->rows; r++)
@@ -514,7 +522,7 @@ static const void *input(const struct plan *plan, const struct normfuse_view *v,
 static void *output(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, char *stage, ptrdiff_t *stride)
 {
     if (direct(plan, v)) {
-        *stride = row_stride(plan, v);
+        *stride = row_stride(plan, v, t);
         return element(plan, v, t);
     }
     *stride = t->width;
@@ -646,7 +654,7 @@ static int64_t sample_of(const struct plan *plan, int64_t set)
 
 static int64_t group_of(const struct plan *plan, int64_t set)
 {
-    return plan->batch ? (plan->p->columns ? 0 : set) : plan->p->columns || plan->none ? 0 : set % plan->groups;
+    return plan->batch ? (plan->p->columns ? 0 : set * plan->bundle) : plan->p->columns || plan->none ? 0 : set % plan->groups;
 }
 
 /* The tile at (segment, offset) of a set: under runs `rows` segments of `width` values, under columns `rows` rows. */
@@ -658,7 +666,7 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
         t.s = plan->batch ? offset % larger(1, plan->length) : offset;
     } else if (plan->batch) {
         t.n = segment;
-        t.c = set;
+        t.c = set * plan->bundle;
         t.s = offset;
     } else {
         t.n = sample_of(plan, set);
@@ -666,6 +674,12 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
         t.s = offset;
     }
     return t;
+}
+
+/* Channels of a set of batch norm under runs; 1 for other sets under runs. */
+static int64_t bundled(const struct plan *plan, int64_t set)
+{
+    return plan->batch ? smaller(plan->bundle, plan->p->c - set * plan->bundle) : 1;
 }
 
 /* Bytes from a tile of a set to the same tile of the next set, which the apply part asks for while it stores; 0: none. */
@@ -677,7 +691,7 @@ static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v
     struct tile to = *t;
     to.n = p->columns || plan->none ? next : plan->batch ? t->n : next / plan->groups;
     if (!p->columns && !plan->none)
-        to.c += ((plan->batch ? next : next % plan->groups) - (plan->batch ? next - 1 : (next - 1) % plan->groups)) * (plan->batch ? 1 : plan->group_channels);
+        to.c += ((plan->batch ? next : next % plan->groups) - (plan->batch ? next - 1 : (next - 1) % plan->groups)) * (plan->batch ? plan->bundle : plan->group_channels);
     return element(plan, v, &to) - element(plan, v, t);
 }
 
@@ -747,14 +761,12 @@ static struct moments moments_wide(const struct plan *plan, const struct tile *t
     return m;
 }
 
-/* Rows of a tile under columns; small: it stays in the L1 cache between two passes. */
-static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise, bool small)
+/* Rows of a tile under columns: few where it goes through a copy. */
+static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 {
-    const int64_t bytes = plan->p->c * (int64_t)plan->type_bytes;
-    if (!plan->staged && !small)
+    if (!plan->staged)
         return otherwise;
-    const int64_t rows = plan->staged ? STAGE_VALUES / larger(1, plan->p->c) : TILE_BYTES / larger(1, bytes);
-    return larger(plan->widen, rows / plan->widen * plan->widen);
+    return larger(plan->widen, STAGE_VALUES / larger(1, plan->p->c) / plan->widen * plan->widen);
 }
 
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
@@ -795,27 +807,31 @@ static int64_t chunk_width(int64_t length)
 static void moments_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    struct moments all = {0, 0, 0}, last = {0, 0, 0};
+    const int64_t channels = bundled(plan, set);
+    struct moments all[MOST_BUNDLED] = {{0, 0, 0}}, last[MOST_BUNDLED] = {{0, 0, 0}};
     if (piece.length > 0) {
         const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
         for (int64_t r = 0; r < piece.segments; r += rows)
-            for (int64_t at = 0; at < piece.length; at += width) {
-                const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
-                                              smaller(width, piece.length - at));
-                last = chunk_runs(plan, w, &t, true, last);
-                all = join(all, last);
-            }
+            for (int64_t at = 0; at < piece.length; at += width)
+                for (int64_t j = 0; j < channels; j++) {
+                    struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
+                                            smaller(width, piece.length - at));
+                    t.c += j;
+                    last[j] = chunk_runs(plan, w, &t, true, last[j]);
+                    all[j] = join(all[j], last[j]);
+                }
     }
-    double *partial = slot->partials + 3 * index;
-    partial[0] = all.count;
-    partial[1] = all.mean;
-    partial[2] = all.m2;
+    double *partial = slot->partials + index * 2 * plan->entries;
+    for (int64_t j = 0; j < channels; j++) {
+        partial[j] = all[j].mean;
+        partial[plan->entries + j] = all[j].m2;
+    }
 }
 
 /* Adds the moments of the rows [offset, offset + rows) of a set, column by column, onto w->sum and w->square. */
 static void sum_rows(const struct plan *plan, struct worker *w, int64_t set, int64_t segment, int64_t offset, int64_t rows, bool first)
 {
-    const int64_t c = plan->p->c, most = rows_of_tile(plan, rows, false);
+    const int64_t c = plan->p->c, most = rows_of_tile(plan, rows);
     for (int64_t r = 0; r < rows; r += most) {
         const struct tile t = tile_at(plan, set, segment, offset + r, smaller(most, rows - r), c);
         struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
@@ -961,8 +977,8 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
         mean /= (double)d;
         for (int64_t c = g * d; c < (g + 1) * d; c++)
             between += (w->mean[c] - mean) * (w->mean[c] - mean);
-        partial[2 * g] = mean;
-        partial[2 * g + 1] = m2 + between * (double)rows;
+        partial[g] = mean;
+        partial[plan->groups + g] = m2 + between * (double)rows;
     }
 }
 
@@ -978,7 +994,7 @@ static struct normfuse_pass backward_pass(const struct plan *plan, struct worker
                               .k = at_real(plan, c->k, i),
                               .a = at_real(plan, c->a, i),
                               .b = at_real(plan, c->b, i),
-                              .coefficient_step = (size_t)plan->coefficient_step,
+                              .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
                               .activation = p->activation,
                               .act_param = p->act_param};
     s.x = input_u(plan, w, t, true, &s.x_stride);
@@ -995,9 +1011,19 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
     s.sum = w->sum;
     s.square = w->square;
     s.sum_per_row = !plan->batch;
-    if (p->dpost_add.data && !plan->apply)
+    const bool gives_dx = plan->apply && !plan->dependent;
+    if (gives_dx) {
+        s.p = at_real(plan, c->p, i);
+        s.y = output(plan, &p->dx, t, w->stage[4], &s.y_stride);
+        s.stream = plan->stream && direct(plan, &p->dx);
+        if (p->du.data)
+            s.du = input(plan, &p->du, t, w->stage[3], &s.du_stride);
+    }
+    if (p->dpost_add.data && (gives_dx || !plan->apply))
         s.dpost_add = output(plan, &p->dpost_add, t, w->stage[5], &s.dpost_add_stride);
     run_tile(plan, p->columns ? plan->pass->dot2_columns : plan->pass->dot2_runs, &s);
+    if (s.y)
+        scatter(plan, &p->dx, t, w->stage[4]);
     if (s.dpost_add)
         scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
@@ -1026,55 +1052,44 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct c
 static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    const bool also_apply = plan->apply && !plan->dependent;
-    if (plan->batch) {
-        slot->partials[3 * index] = slot->partials[3 * index + 1] = 0;
-    } else {
-        double *partial = slot->partials + 2 * (piece.segment * plan->parts + index % plan->parts * (plan->parts > 1));
-        memset(partial, 0, (size_t)(2 * piece.segments) * 8);
-    }
+    const int64_t channels = bundled(plan, set), part = plan->parts > 1 ? index % plan->parts : 0;
+    double *partial = slot->partials + (plan->batch ? index * 2 * plan->entries : 2 * (piece.segment * plan->parts + part));
+    memset(partial, 0, (size_t)(2 * (plan->batch ? plan->entries : piece.segments)) * 8);
     if (piece.length == 0)
         return;
-    const int64_t width = chunk_width(piece.length);
-    const int64_t rows = CHUNK_VALUES / width;
+    const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
     for (int64_t r = 0; r < piece.segments; r += rows)
-        for (int64_t at = 0; at < piece.length; at += width) {
-            const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
-                                          smaller(width, piece.length - at));
-            const int64_t i = plan->batch ? 0 : piece.segment + r;
-            sums_of_tile(plan, w, &slot->c, &t, i);
-            if (plan->batch) {
-                slot->partials[3 * index] += get_real(plan, w->sum, 0);
-                slot->partials[3 * index + 1] += get_real(plan, w->square, 0);
-            } else {
-                for (int64_t j = 0; j < t.rows; j++) {
-                    double *partial = slot->partials + 2 * ((piece.segment + r + j) * plan->parts + (plan->parts > 1 ? index % plan->parts : 0));
-                    partial[0] += get_real(plan, w->sum, j);
-                    partial[1] += get_real(plan, w->square, j);
+        for (int64_t at = 0; at < piece.length; at += width)
+            for (int64_t j = 0; j < channels; j++) {
+                struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
+                                        smaller(width, piece.length - at));
+                t.c += j;
+                sums_of_tile(plan, w, &slot->c, &t, plan->batch ? j : piece.segment + r);
+                if (plan->batch) {
+                    partial[j] += get_real(plan, w->sum, 0);
+                    partial[plan->entries + j] += get_real(plan, w->square, 0);
+                    continue;
+                }
+                for (int64_t i = 0; i < t.rows; i++) {
+                    partial[2 * (r + i) * plan->parts] += get_real(plan, w->sum, i);
+                    partial[2 * (r + i) * plan->parts + 1] += get_real(plan, w->square, i);
                 }
             }
-            if (also_apply)
-                dx_of_tile(plan, w, &slot->c, &t, i, -1);
-        }
 }
 
 static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = plan->p->c;
-    const bool also_apply = plan->apply && !plan->dependent;
     memset(w->mean, 0, (size_t)channels * 8);
     memset(w->m2, 0, (size_t)channels * 8);
-    /* where dx is made from the same tile it must still be in the L1 cache */
-    const int64_t most = rows_of_tile(plan, plan->chunk_rows, also_apply);
+    const int64_t most = rows_of_tile(plan, plan->chunk_rows);
     for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
         clear_sums(plan, w);
         for (int64_t q = 0; q < chunk; q += most) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(most, chunk - q), channels);
             sums_of_tile(plan, w, &slot->c, &t, 0);
-            if (also_apply)
-                dx_of_tile(plan, w, &slot->c, &t, 0, -1);
         }
         if (plan->widen == 1) {
             plan->column->accumulate(w->sum, w->mean, (size_t)channels);
@@ -1111,7 +1126,7 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct co
                               .k = at_real(plan, c->k, i),
                               .a = at_real(plan, c->a, i),
                               .b = at_real(plan, c->b, i),
-                              .coefficient_step = (size_t)plan->coefficient_step,
+                              .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
                               .activation = p->activation,
                               .act_param = p->act_param};
     s.x = input_u(plan, w, t, !plan->reduce, &s.x_stride);
@@ -1137,7 +1152,7 @@ static void apply_piece(const struct plan *plan, struct worker *w, const struct 
 {
     const struct piece piece = piece_of(plan, index);
     if (plan->p->columns) {
-        const int64_t rows = piece.segments * piece.length, most = rows_of_tile(plan, rows, false);
+        const int64_t rows = piece.segments * piece.length, most = rows_of_tile(plan, rows);
         for (int64_t r = 0; r < rows; r += most) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(most, rows - r), plan->p->c);
             apply_tile(plan, w, slot, &t, 0, next);
@@ -1146,6 +1161,14 @@ static void apply_piece(const struct plan *plan, struct worker *w, const struct 
     }
     if (piece.length == 0)
         return;
+    if (plan->bundle > 1) { /* a bundle's runs are short: whole */
+        for (int64_t r = 0; r < piece.segments; r++) {
+            struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
+            t.across = true;
+            apply_tile(plan, w, slot, &t, 0, next);
+        }
+        return;
+    }
     const int64_t width = plan->staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
     const int64_t rows = plan->staged ? larger(1, STAGE_VALUES / width) : piece.segments;
     for (int64_t r = 0; r < piece.segments; r += rows)
@@ -1254,7 +1277,7 @@ static struct extent extent_of(const struct plan *plan, int64_t set)
     struct extent e = {.n = sample_of(plan, set), .d = d};
     e.g = plan->none || p->columns ? 0 : group_of(plan, set);
     e.first = plan->none ? 0 : e.g * d;
-    e.count = plan->none || p->columns ? p->c : d;
+    e.count = plan->none || p->columns ? p->c : plan->batch ? bundled(plan, set) : d;
     e.groups = e.count / larger(1, d);
     return e;
 }
@@ -1348,36 +1371,55 @@ static void put_statistics(const struct plan *plan, int64_t n, int64_t g, struct
     }
 }
 
-static void finish_forward(const struct plan *plan, struct slot *slot, int64_t set)
+/* Joins the moments of a set's pieces, in order, onto mean and m2, which have `before` values each; gives how many they
+ * have then. */
+static double join_pieces(const struct plan *plan, const struct slot *slot, int64_t entries, double before, double *restrict mean,
+                          double *restrict m2)
+{
+    const double values = plan->p->columns && !plan->batch ? (double)plan->group_channels : 1;
+    for (int64_t index = 0; index < plan->pieces; index++) {
+        const struct piece piece = piece_of(plan, index);
+        const double count = (double)(piece.segments * piece.length) * values;
+        const double *restrict part_mean = slot->partials + index * 2 * plan->entries, *restrict part_m2 = part_mean + plan->entries;
+        if (count == 0)
+            continue;
+        if (before == 0) {
+            memcpy(mean, part_mean, (size_t)entries * 8);
+            memcpy(m2, part_m2, (size_t)entries * 8);
+        } else {
+            const double weight = count / (before + count), cross = before * weight;
+            for (int64_t j = 0; j < entries; j++) {
+                const double delta = part_mean[j] - mean[j];
+                mean[j] += delta * weight;
+                m2[j] += part_m2[j] + delta * delta * cross;
+            }
+        }
+        before += count;
+    }
+    return before;
+}
+
+static void finish_forward(const struct plan *plan, struct team *team, struct slot *slot, int64_t set)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t n = sample_of(plan, set), groups = p->columns ? plan->groups : 1;
+    const struct extent e = extent_of(plan, set);
     const bool give_stats = p->stats && !(p->phases & NORMFUSE_PHASE_APPLY);
-    for (int64_t j = 0; j < groups; j++) {
-        const int64_t g = p->columns ? j : group_of(plan, set);
-        struct moments m = {0, 0, 0};
-        if (give_stats && p->accumulate)
-            m = given_stats(plan, n, g);
-        for (int64_t index = 0; index < plan->pieces; index++) {
-            struct moments part;
-            if (!p->columns) {
-                const double *t = slot->partials + 3 * index;
-                part = (struct moments){t[0], t[1], t[2]};
-            } else {
-                const struct piece piece = piece_of(plan, index);
-                const double rows = (double)(piece.segments * piece.length);
-                const double *t = slot->partials + index * 2 * plan->groups;
-                part = plan->batch ? (struct moments){rows, t[j], t[plan->groups + j]}
-                                   : (struct moments){rows * (double)plan->group_channels, t[2 * j], t[2 * j + 1]};
-            }
-            m = join(m, part);
+    double *mean = team->sums, *m2 = team->sums + e.groups, count = 0;
+    memset(mean, 0, (size_t)(2 * e.groups) * 8);
+    if (give_stats && p->accumulate)
+        for (int64_t j = 0; j < e.groups; j++) {
+            const struct moments m = given_stats(plan, e.n, e.g + j);
+            count = m.count;
+            mean[j] = m.mean;
+            m2[j] = m.m2;
         }
+    count = join_pieces(plan, slot, e.groups, count, mean, m2);
+    for (int64_t j = 0; j < e.groups; j++) {
+        const struct moments m = {count, mean[j], m2[j]};
         const struct statistics st = from_moments(plan, m);
-        put_statistics(plan, n, g, m, st, give_stats);
-        if (!plan->apply)
-            continue;
-        const int64_t d = plan->batch ? 1 : plan->group_channels;
-        put_forward(plan, &slot->c, p->columns ? j * d : 0, n, g * d, d, st);
+        put_statistics(plan, e.n, e.g + j, m, st, give_stats);
+        if (plan->apply)
+            put_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, st);
     }
     if (plan->apply && p->columns) {
         widen_entries(plan, slot->c.k);
@@ -1402,10 +1444,11 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
                 all[i] += partial[i];
         }
     } else if (plan->batch) {
-        for (int64_t index = 0; index < plan->pieces; index++) {
-            all[0] += slot->partials[3 * index];
-            centred[0] += slot->partials[3 * index + 1];
-        }
+        for (int64_t index = 0; index < plan->pieces; index++)
+            for (int64_t i = 0; i < e.count; i++) {
+                all[i] += slot->partials[index * 2 * plan->entries + i];
+                centred[i] += slot->partials[(index * 2 + 1) * plan->entries + i];
+            }
     } else {
         for (int64_t i = 0; i < e.count; i++)
             for (int64_t part = 0; part < plan->parts; part++) {
@@ -1458,7 +1501,7 @@ static void finish(const struct plan *plan, struct team *team, int64_t set)
     if (plan->backward)
         finish_backward(plan, team, slot, set);
     else
-        finish_forward(plan, slot, set);
+        finish_forward(plan, team, slot, set);
 }
 
 /* After all sets: the sums over samples, in order. */

@@ -40,7 +40,8 @@ struct normfuse_pass {
     PASS(moments_columns) /* the same per column */                                                                  \
     PASS(affine_runs)     /* y = act(z) */                                                                           \
     PASS(affine_columns)                                                                                             \
-    PASS(dot2_runs)       /* sum = sum of dy', square = sum of dy'*(x - k); dy' = dy*act'(z); writes dpost_add = dy' */  \
+    PASS(dot2_runs)       /* sum = sum of dy', square = sum of dy'*(x - k); dy' = dy*act'(z); where not NULL writes     \
+                             dpost_add = dy' and y = p*dy' [+ du] */                                                 \
     PASS(dot2_columns)                                                                                               \
     PASS(affine2_runs)    /* y = p*dy' + (q*(x - k) + r) [+ du]; q NULL: y = p*dy' [+ du]; writes dpost_add */          \
     PASS(affine2_columns)                                                                                            \

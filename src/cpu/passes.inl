@@ -196,6 +196,24 @@ BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
     return g;
 }
 
+/* What dot2 writes beside its sums: dpost_add = dy', and y = p*dy' [+ du], the dx of a set without statistics, while x and
+ * dy are at hand. */
+BODY void FN(keep)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V p, V g)
+{
+    if (s->dpost_add)
+        FN(put)(ROW(T *, dpost_add, r) + i, g, n);
+    if (s->y) {
+        T *dx = ROW(T *, y, r) + i;
+        V v = OP(mul)(p, g);
+        if (s->du)
+            v = OP(add)(v, FN(get)(ROW(const T *, du, r) + i, n, g));
+        if (s->stream && n == W && (uintptr_t)dx % (W * sizeof(T)) == 0)
+            STREAM(dx, v);
+        else
+            FN(put)(dx, v, n);
+    }
+}
+
 BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const int form)
 {
     const V zero = OP(set1)(0);
@@ -206,7 +224,7 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const int form)
         const size_t step = r * s->coefficient_step;
         const V k = OP(set1)(((const R *)s->k)[step]);
         const V a = form != PLAIN ? OP(set1)(((const R *)s->a)[step]) : zero, b = form != PLAIN ? OP(set1)(((const R *)s->b)[step]) : zero;
-        T *kept = form == ANY && s->dpost_add ? ROW(T *, dpost_add, r) : NULL;
+        const V p = form == ANY && s->y ? OP(set1)(((const R *)s->p)[step]) : zero;
         size_t i = 0;
         V d0, d1;
         for (; i + 2 * W <= n; i += 2 * W) {
@@ -216,9 +234,9 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const int form)
             sum1 = OP(add)(sum1, g1);
             square0 = OP(fma)(g0, d0, square0);
             square1 = OP(fma)(g1, d1, square1);
-            if (form == ANY && kept) {
-                STORE(kept + i, g0);
-                STORE(kept + i + W, g1);
+            if (form == ANY) {
+                FN(keep)(s, r, i, W, p, g0);
+                FN(keep)(s, r, i + W, W, p, g1);
             }
         }
         for (int j = 0; i < n; i += W, j++) {
@@ -231,8 +249,8 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const int form)
                 sum1 = OP(add)(sum1, g);
                 square1 = OP(fma)(g, d0, square1);
             }
-            if (form == ANY && kept)
-                FN(put)(kept + i, g, m);
+            if (form == ANY)
+                FN(keep)(s, r, i, m, p, g);
         }
         if (s->sum_per_row || r + 1 == s->rows) {
             const size_t at = s->sum_per_row ? r : 0;
@@ -246,9 +264,9 @@ BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const int form)
 static void FN(dot2_runs)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add)
+    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add && !s->y)
         FN(dot2_runs_body)(s, SILU);
-    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
+    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add || s->y)
         FN(dot2_runs_body)(s, ANY);
     else
         FN(dot2_runs_body)(s, PLAIN);
@@ -263,8 +281,8 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
     const V g = FN(gradient)(s, r, c, n, k, a, b, form, &d);
     FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
     FN(put_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
-    if (form == ANY && s->dpost_add)
-        FN(put)(ROW(T *, dpost_add, r) + c, g, n);
+    if (form == ANY)
+        FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : zero, g);
 }
 
 BODY void FN(dot2_columns_body)(const struct normfuse_pass *s, const int form)
@@ -281,9 +299,9 @@ BODY void FN(dot2_columns_body)(const struct normfuse_pass *s, const int form)
 static void FN(dot2_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add)
+    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add && !s->y)
         FN(dot2_columns_body)(s, SILU);
-    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add)
+    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add || s->y)
         FN(dot2_columns_body)(s, ANY);
     else
         FN(dot2_columns_body)(s, PLAIN);
