@@ -172,10 +172,10 @@ struct role {
 
 static const struct role input_roles[INPUTS] = {
     [X] = {-1, BIG, ANY, false, FIELD(x), 0},
-    [PRE_ADD] = {OPTION_PRE_ADD, BIG, STATISTICAL, false, FIELD(pre_add), 0},
+    [PRE_ADD] = {OPTION_PRE_ADD, BIG, ANY, false, FIELD(pre_add), 0},
     [POST_ADD] = {OPTION_POST_ADD, BIG, ANY, false, FIELD(post_add), 0},
     [DY] = {OPTION_BACKWARD, BIG, ANY, true, FIELD(dy), 0},
-    [DU] = {OPTION_DU, BIG, STATISTICAL, true, FIELD(du), 0},
+    [DU] = {OPTION_DU, BIG, ANY, true, FIELD(du), 0},
     [WEIGHT] = {OPTION_WEIGHT, PARAMETER, ANY, false, FIELD(weight), 0},
     [BIAS] = {OPTION_BIAS, PARAMETER, ANY, false, FIELD(bias), 0},
     [SCALE] = {OPTION_SCALE, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(scale), 0},
@@ -186,7 +186,7 @@ static const struct role input_roles[INPUTS] = {
 
 static const struct role output_roles[OUTPUTS] = {
     [Y] = {OPTION_OUTPUT, BIG, ANY, false, FIELD(y), X},
-    [U] = {OPTION_SUM_OUT, BIG, STATISTICAL, false, FIELD(u), X},
+    [U] = {OPTION_SUM_OUT, BIG, ANY, false, FIELD(u), X},
     [MEAN] = {OPTION_MEAN, STATISTICS, STATISTICAL, false, FIELD(mean), -1},
     [RSTD] = {OPTION_RSTD, STATISTICS, STATISTICAL, false, FIELD(rstd), -1},
     [NEW_RUNNING_MEAN] = {OPTION_NEW_RUNNING_MEAN, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_mean),

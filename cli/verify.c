@@ -1306,8 +1306,6 @@ static const char *impossible(const struct problem_line *line, const struct veri
     bool evaluates = line->evaluate || options->evaluate;
     if (line->device != NORMFUSE_CPU)
         return "only device=cpu can be checked";
-    if (options->pre_add && line->op == AFFINE)
-        return "affine has nothing between +pre_add and its own addition";
     if (options->write_u && !options->pre_add)
         return "+u needs +pre_add";
     if (!line->backward && (options->left_out & VERIFY_Y) && (line->op == AFFINE || evaluates))

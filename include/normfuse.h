@@ -8,7 +8,7 @@
  *
  * group norm     mean, rstd over the C/groups channels and all positions of one sample; instance norm is groups = C
  * batch norm     mean, rstd over all samples and positions of one channel, or given running statistics
- * affine         no statistics: y = act(weight * x + bias [+ post_add])
+ * affine         no statistics: y = act(weight * u + bias [+ post_add])
  *
  * Tensors have the axes N, C and zero to three spatial axes, in this order, whatever their layout in memory; the
  * strides say the layout. S below is the product of the spatial sizes.
@@ -262,8 +262,8 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const no
                                                                         const normfuse_tensors *tensors,
                                                                         const normfuse_exec *exec, size_t *bytes);
 
-/* Channel affine: y = act(weight*x + bias [+ post_add]); weight and bias [C] or [N, C], both alike. Backward writes dx,
- * dweight = sum of dy' * x, dbias = sum of dy', dpost_add. */
+/* Channel affine: y = act(weight*u + bias [+ post_add]), u = x [+ pre_add]; weight and bias [C] or [N, C], both alike.
+ * Backward writes dx, dweight = sum of dy' * u, dbias = sum of dy', dpost_add. */
 NORMFUSE_API normfuse_status normfuse_affine_forward(const normfuse_affine_options *options,
                                                      const normfuse_tensors *tensors, const normfuse_exec *exec);
 NORMFUSE_API normfuse_status normfuse_affine_forward_scratch_bytes(const normfuse_affine_options *options,

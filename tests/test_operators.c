@@ -233,7 +233,7 @@ static struct test_case random_case(void)
     if (line->op == BATCH_NORM && !line->evaluate && samples * positions == 1)
         line->evaluate = true; /* training is refused */
     options->seed = random_bits() >> 40;
-    options->pre_add = line->op != AFFINE && one_in(4);
+    options->pre_add = one_in(4);
     options->write_u = options->pre_add && one_in(2);
     options->post_add = one_in(4);
     options->scale_shift = grouped && one_in(4);

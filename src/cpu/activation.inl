@@ -40,8 +40,8 @@ static inline vf vf_expm1(vf z)
  * values and their bf16 stores on Zen 4). Past 88.4 e^-z is infinite, the quotient 0; *e is e^-z. */
 static inline vf vf_silu_divisor(vf z, vf *e)
 {
-    const vf magic = vf_set1(12582912.0f), limit = vf_set1(-89.0f);
-    const vf clamped = vf_select_lt(z, limit, limit, z);
+    const vf magic = vf_set1(12582912.0f);
+    const vf clamped = vf_min(vf_set1(88.0f), vf_max(vf_set1(-89.0f), z));
     const vf t = vf_fma(clamped, vf_set1(-0x1.715476p+0f), magic);
     const vf n = vf_sub(t, magic);
     vf r = vf_fma(n, vf_set1(0x1.62e400p-1f), clamped); /* -r of e^-z = 2^n * e^r */
@@ -99,8 +99,7 @@ static inline vf vf_gelu_tanh_argument(vf z)
 /* mish = z*tanh(log(1 + e^z)) = z*w/(w + 2), w = e^z*(e^z + 2); past 20 the quotient is 1 in f32. */
 static inline vf vf_mish_exp(vf z)
 {
-    const vf limit = vf_set1(20.0f);
-    return vf_exp(vf_select_lt(limit, z, limit, z));
+    return vf_exp(vf_min(vf_set1(20.0f), z));
 }
 
 static inline vf vf_activation(int32_t activation, vf param, vf z)

@@ -21,6 +21,7 @@ static inline vf vf_mul(vf a, vf b) { return (vf){_mm256_mul_ps(a.lo, b.lo), _mm
 static inline vf vf_div(vf a, vf b) { return (vf){_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 static inline vf vf_fma(vf a, vf b, vf c) { return (vf){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 static inline vf vf_max(vf a, vf b) { return (vf){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+static inline vf vf_min(vf a, vf b) { return (vf){_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 static inline vf vf_neg(vf a) { __m256 m = _mm256_set1_ps(-0.0f); return (vf){_mm256_xor_ps(a.lo, m), _mm256_xor_ps(a.hi, m)}; }
 static inline vf vf_abs(vf a) { __m256 m = _mm256_set1_ps(-0.0f); return (vf){_mm256_andnot_ps(m, a.lo), _mm256_andnot_ps(m, a.hi)}; }
 static inline vf vf_select_lt(vf a, vf b, vf x, vf y)

@@ -28,6 +28,7 @@ static inline vf vf_mul(vf a, vf b) { Q4(a.q[i] = vmulq_f32(a.q[i], b.q[i])); re
 static inline vf vf_div(vf a, vf b) { Q4(a.q[i] = vdivq_f32(a.q[i], b.q[i])); return a; }
 static inline vf vf_fma(vf a, vf b, vf c) { Q4(c.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i])); return c; }
 static inline vf vf_max(vf a, vf b) { Q4(a.q[i] = vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), a.q[i], b.q[i])); return a; }
+static inline vf vf_min(vf a, vf b) { Q4(a.q[i] = vbslq_f32(vcltq_f32(a.q[i], b.q[i]), a.q[i], b.q[i])); return a; }
 static inline vf vf_neg(vf a) { Q4(a.q[i] = vnegq_f32(a.q[i])); return a; }
 static inline vf vf_abs(vf a) { Q4(a.q[i] = vabsq_f32(a.q[i])); return a; }
 static inline vf vf_select_lt(vf a, vf b, vf x, vf y) { Q4(x.q[i] = vbslq_f32(vcltq_f32(a.q[i], b.q[i]), x.q[i], y.q[i])); return x; }

@@ -9,7 +9,7 @@
  *   vf_load_part_T(p, n, fill)     p[0..n), n < 16, other lanes fill; never touches p[n]
  *   vf_store_part_T(p, v, n)       p[0..n)
  *   vf_select_lt(a, b, x, y)       a < b ? x : y; vf_select_le alike: false for a NaN
- *   vf_max(a, b)                   a > b ? a : b
+ *   vf_max(a, b), vf_min(a, b)     a > b ? a : b, a < b ? a : b: b where one is NaN
  *   vf_pow2(t)                     2^n where t = 1.5 * 2^23 + n, -127 <= n <= 127 (0 for -127) */
 #ifndef NORMFUSE_VEC_SCALAR_H
 #define NORMFUSE_VEC_SCALAR_H
@@ -44,6 +44,7 @@ static inline vf vf_mul(vf a, vf b) { VF_LANES(a.l[i] *= b.l[i]); return a; }
 static inline vf vf_div(vf a, vf b) { VF_LANES(a.l[i] /= b.l[i]); return a; }
 static inline vf vf_fma(vf a, vf b, vf c) { VF_LANES(c.l[i] = fmaf(a.l[i], b.l[i], c.l[i])); return c; }
 static inline vf vf_max(vf a, vf b) { VF_LANES(a.l[i] = a.l[i] > b.l[i] ? a.l[i] : b.l[i]); return a; }
+static inline vf vf_min(vf a, vf b) { VF_LANES(a.l[i] = a.l[i] < b.l[i] ? a.l[i] : b.l[i]); return a; }
 static inline vf vf_neg(vf a) { VF_LANES(a.l[i] = -a.l[i]); return a; }
 static inline vf vf_abs(vf a) { VF_LANES(a.l[i] = fabsf(a.l[i])); return a; }
 static inline vf vf_select_lt(vf a, vf b, vf x, vf y) { VF_LANES(x.l[i] = a.l[i] < b.l[i] ? x.l[i] : y.l[i]); return x; }

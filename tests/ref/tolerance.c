@@ -56,7 +56,7 @@ double tolerance_stored(normfuse_type type, double value, double error)
 static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool columns, int64_t rows, int64_t channels,
                                                  int64_t positions)
 {
-    enum { CHUNK_VALUES = 2048, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5 };
+    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5 };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
     arithmetic.shift_values = columns ? SHIFT_ROWS : SHIFT_VALUES;
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
