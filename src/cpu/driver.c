@@ -18,11 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu/convert.h"
 #include "cpu/kernels.h"
 #include "cpu/machine.h"
 #include "cpu/threads.h"
 #include "problem.h"
+#include "scalar.h"
 
 enum {
     CHUNK_VALUES = 4096,      /* longest f32 sum under runs: 128 additions a lane */
@@ -395,54 +395,33 @@ static size_t lay_out(struct plan *plan, char *base)
 
 /* ---- values of any type ------------------------------------------------------------------------------------------ */
 
-static double load(const char *at, int32_t type)
-{
-    switch (type) {
-    case NORMFUSE_F64: { double v; memcpy(&v, at, 8); return v; }
-    case NORMFUSE_F32: { float v; memcpy(&v, at, 4); return v; }
-    case NORMFUSE_F16: { uint16_t v; memcpy(&v, at, 2); return normfuse_f16_to_f32(v); }
-    default: { uint16_t v; memcpy(&v, at, 2); return normfuse_bf16_to_f32(v); }
-    }
-}
-
-/* To 16 bits through f32, nudged to odd so that the two roundings act as one. */
-static float round_to_odd(double v)
-{
-    float f = (float)v;
-    if (f == f && fabsf(f) < HUGE_VALF && (double)f != v) {
-        const bool away = fabs((double)f) > fabs(v);
-        uint32_t u = normfuse_f32_bits(f);
-        if (away)
-            u--;
-        f = normfuse_bits_f32(u | 1u);
-    }
-    return f;
-}
-
-static void store(char *at, int32_t type, double v)
-{
-    switch (type) {
-    case NORMFUSE_F64: memcpy(at, &v, 8); break;
-    case NORMFUSE_F32: { const float f = (float)v; memcpy(at, &f, 4); break; }
-    case NORMFUSE_F16: { const uint16_t h = normfuse_f32_to_f16(round_to_odd(v)); memcpy(at, &h, 2); break; }
-    default: { const uint16_t h = normfuse_f32_to_bf16(round_to_odd(v)); memcpy(at, &h, 2); break; }
-    }
-}
-
 static double get_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double absent)
 {
-    return q->data ? load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type) : absent;
+    return q->data ? normfuse_load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type) : absent;
 }
 
 static void put_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double v)
 {
     if (q->data)
-        store(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type, v);
+        normfuse_store(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type, v);
 }
 
 static void add_parameter(const struct normfuse_problem *p, const struct normfuse_parameter *q, int64_t c, double v)
 {
     put_parameter(q, 0, c, p->accumulate ? get_parameter(q, 0, c, 0) + v : v);
+}
+
+/* A parameter per channel as doubles. */
+static void to_double(const struct normfuse_parameter *q, double *out, int64_t count, double absent)
+{
+    if (!q->data || q->type != NORMFUSE_F32 || q->channel != 1) {
+        for (int64_t c = 0; c < count; c++)
+            out[c] = get_parameter(q, 0, c, absent);
+        return;
+    }
+    const float *in = (const float *)(const void *)q->data;
+    for (int64_t c = 0; c < count; c++)
+        out[c] = (double)in[c];
 }
 
 static double get_real(const struct plan *plan, const void *array, int64_t i)
@@ -730,13 +709,13 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
     const struct normfuse_problem *p = plan->p;
     const struct tile at = {.n = n, .c = c, .s = s};
     if (!plan->add)
-        return load(element(plan, &p->x, &at), p->type);
+        return normfuse_load(element(plan, &p->x, &at), p->type);
     if (p->u.data) /* written by now; u may be x or pre_add */
-        return load(element(plan, &p->u, &at), p->type);
-    const float u = (float)load(element(plan, &p->x, &at), p->type) + (float)load(element(plan, &p->pre_add, &at), p->type);
+        return normfuse_load(element(plan, &p->u, &at), p->type);
+    const float u = (float)normfuse_load(element(plan, &p->x, &at), p->type) + (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
     char rounded[8];
-    store(rounded, p->type, u);
-    return load(rounded, p->type);
+    normfuse_store(rounded, p->type, (double)u);
+    return normfuse_load(rounded, p->type);
 }
 
 /* The moments of rows x width values of channel c in double: the slow way for values that f32 cannot square. */
@@ -812,7 +791,9 @@ static void moments_of_piece_runs(const struct plan *plan, struct worker *w, str
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set);
-    struct moments all[MOST_BUNDLED] = {{0, 0, 0}}, last[MOST_BUNDLED] = {{0, 0, 0}};
+    struct moments all[MOST_BUNDLED], last[MOST_BUNDLED];
+    for (int64_t j = 0; j < channels; j++)
+        all[j] = last[j] = (struct moments){0, 0, 0};
     if (piece.length > 0) {
         const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
         for (int64_t r = 0; r < piece.segments; r += rows)
@@ -1732,11 +1713,9 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
                 plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 
     if (!p->weight.batch)
-        for (int64_t c = 0; c < p->c; c++)
-            plan.weight[c] = get_parameter(&p->weight, 0, c, 1);
+        to_double(&p->weight, plan.weight, p->c, 1);
     if (!p->bias.batch)
-        for (int64_t c = 0; c < p->c; c++)
-            plan.bias[c] = get_parameter(&p->bias, 0, c, 0);
+        to_double(&p->bias, plan.bias, p->c, 0);
     if (plan.reduce || plan.updates_running)
         memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
     if (!plan.reduce && !plan.backward && !plan.none)
