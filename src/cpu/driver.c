@@ -33,6 +33,7 @@ enum {
     COLUMN_PIECE_VALUES = 65536, /* under columns, where each piece costs a join of all channels */
     BATCH_PIECE_VALUES = 131072, /* under columns without groups: partial sums stay below 1/32 of what was read */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
+    MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
     BUNDLE_BYTES = 8192,      /* of one sample that a set of batch norm should have */
     MOST_BUNDLED = 16,
@@ -131,12 +132,12 @@ static int64_t power_of_two_below(int64_t a) { int64_t p = 1; while (p <= a / 2)
 /* Rows taken as one so that a row of few channels fills vectors and whole cache lines. */
 static int64_t widening(int64_t c)
 {
-    if (c >= WIDE_COLUMNS || c < 1)
+    if (c < 1)
         return 1;
     int64_t w = 1;
     while ((w * c) % 16 != 0 || w * c < WIDE_COLUMNS)
         w *= 2;
-    return w;
+    return c < WIDE_COLUMNS || w * c <= MOST_WIDE_COLUMNS ? w : 1;
 }
 
 static int64_t rows_of_chunk(int64_t c, int64_t widen)
@@ -294,7 +295,10 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
                           same_view(out, &p->post_add) || same_view(out, &p->du);
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
-    plan->stream = bytes > 2 * l2 && !in_place;
+    /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
+    const bool shares_lines = p->columns && plan->widen * p->c * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
+                              p->c * (int64_t)plan->type_bytes < 4096;
+    plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
 
     const int64_t set_bytes = plan->sets ? bytes / plan->sets * (plan->backward ? 2 : 1) : 0;
     /* each thread holds the set that it applies and the next one */
