@@ -58,8 +58,7 @@ static const struct option options[OPTION_COUNT] = {
     [OPTION_WEIGHT] = {"weight", 'w', "FILE", "Read the weight of each channel, [C]; affine per=sample: [N, C]. Any of "
                        "the dtypes. Absent: 1."},
     [OPTION_BIAS] = {"bias", 'b', "FILE", "Read the bias, as the weight. Absent: 0."},
-    [OPTION_PRE_ADD] = {"pre-add", 0, "FILE", "Read a tensor like x that is added to x before the statistics. Not for "
-                        "affine."},
+    [OPTION_PRE_ADD] = {"pre-add", 0, "FILE", "Read a tensor like x that is added to x before the statistics."},
     [OPTION_SUM_OUT] = {"sum-out", 0, "FILE", "Write u = x + pre_add as it was normalized, rounded to x's dtype."},
     [OPTION_POST_ADD] = {"post-add", 0, "FILE", "Read a tensor like x that is added before the activation."},
     [OPTION_SCALE] = {"scale", 0, "FILE", "Group and instance norm: read the scale of each sample and channel, [N, C]; "
@@ -136,7 +135,7 @@ const struct command run_command = {
                    "    z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]\n"
                    "    y = act(z)\n"
                    "\n"
-                   "affine has no statistics: z = weight * x + bias [+ post_add].\n",
+                   "affine has no statistics: z = weight * u + bias [+ post_add].\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections = {sections},

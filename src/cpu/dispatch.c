@@ -122,7 +122,6 @@ static void choose(void)
     const char *verbose = getenv("NORMFUSE_VERBOSE");
     machine.verbose_dispatch = verbose && strstr(verbose, "dispatch");
     machine.capped = first > 0 && normfuse_tables[0]->usable();
-    machine.best_isa = normfuse_tables[0]->isa;
     read_processor_name();
 }
 

@@ -135,7 +135,7 @@ static int64_t widening(int64_t c)
     if (c < 1)
         return 1;
     int64_t w = 1;
-    while ((w * c) % 16 != 0 || w * c < WIDE_COLUMNS)
+    while ((w * c) % 32 != 0 || w * c < WIDE_COLUMNS) /* 32: a cache line of 16-bit values */
         w *= 2;
     return c < WIDE_COLUMNS || w * c <= MOST_WIDE_COLUMNS ? w : 1;
 }
@@ -1708,7 +1708,8 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
 
     const struct normfuse_machine *machine = normfuse_machine_known();
     if (machine->verbose_dispatch)
-        fprintf(stderr, "normfuse: %s -> cpu %s, %d threads%s%s%s\n", p->name, plan.table->isa, plan.threads,
+        fprintf(stderr, "normfuse: %s -> cpu %s, %d %s%s%s%s\n", p->name, plan.table->isa, plan.threads,
+                plan.threads == 1 ? "thread" : "threads",
                 plan.teams_of_one ? ", one set a thread" : plan.reduce ? ", threads share sets" : ", pieces",
                 plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 

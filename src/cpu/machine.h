@@ -11,7 +11,6 @@ struct normfuse_machine {
     int64_t l1_bytes, l2_bytes, llc_bytes; /* 0: unknown */
     bool verbose_dispatch;                 /* NORMFUSE_VERBOSE=dispatch */
     bool capped;                           /* NORMFUSE_MAX_ISA keeps a better usable table from running */
-    const char *best_isa;                  /* built */
 };
 
 const struct normfuse_machine *normfuse_machine_known(void);
