@@ -254,10 +254,14 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
 
     plan->groups = plan->none ? 1 : plan->batch ? p->c : p->groups;
     plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
-    plan->widen = 1;
+    plan->widen = p->columns ? widening(p->c) : 1;
     plan->unit = 1;
+    const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        if (views[i]->data && !direct(plan, views[i]))
+            plan->staged = true;
+    plan->all_direct = !plan->staged;
     if (p->columns) {
-        plan->widen = widening(p->c);
         plan->unit = p->c;
         plan->sets = plan->batch ? 1 : p->n;
         plan->segments = plan->batch ? p->n : 1;
@@ -270,7 +274,7 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
         plan->entries = plan->batch || plan->backward ? p->c : plan->groups;
         plan->partial_doubles = 2 * plan->entries * plan->pieces;
     } else {
-        plan->bundle = plan->batch ? larger(1, smaller(smaller(MOST_BUNDLED, p->c), BUNDLE_BYTES / larger(1, p->s * (int64_t)plan->type_bytes))) : 1;
+        plan->bundle = plan->batch && !plan->staged ? larger(1, smaller(smaller(MOST_BUNDLED, p->c), BUNDLE_BYTES / larger(1, p->s * (int64_t)plan->type_bytes))) : 1;
         plan->entries = plan->bundle;
         plan->sets = plan->batch ? divide_up(p->c, plan->bundle) : plan->none ? p->n : p->n * p->groups;
         plan->segments = plan->batch ? p->n : plan->group_channels;
@@ -284,11 +288,6 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     plan->block_samples = samples_of_block(p->c, p->s);
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
 
-    const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
-    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
-        if (views[i]->data && !direct(plan, views[i]))
-            plan->staged = true;
-    plan->all_direct = !plan->staged;
     plan->spread = 1;
     if (plan->batch && !p->columns && plan->apply && plan->all_direct && p->s > 1 && plan->coefficients > 1 &&
         p->s * (int64_t)plan->type_bytes < SHORT_RUN_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
@@ -333,7 +332,9 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
-    plan->ahead = !p->columns && (plan->batch || !plan->backward) && !plan->staged;
+    /* asking ahead helps where a thread computes for longer than it waits: docs/decisions/0004 */
+    const bool busy = plan->type_bytes == 2 || p->activation > NORMFUSE_LEAKY_RELU;
+    plan->ahead = (p->columns ? busy : plan->batch || !plan->backward) && !plan->staged;
     plan->back_and_forth = set_bytes > l2 * plan->threads;
     plan->teams_of_one = plan->threads == 1 || (set_bytes <= share && plan->tasks >= 2 * plan->threads);
     if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
