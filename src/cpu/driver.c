@@ -987,9 +987,9 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
 
 /* ---- reduce: backward sums --------------------------------------------------------------------------------------- */
 
-/* dot2's and affine2's inputs; coefficients from entry `i` on. */
-static struct normfuse_pass backward_pass(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t,
-                                          int64_t i)
+/* What every pass over a tile but the moments is given; coefficients from entry `i` on. `first`: see input_u. */
+static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t,
+                                         int64_t i, bool first)
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = {.rows = (size_t)t->rows,
@@ -1000,8 +1000,9 @@ static struct normfuse_pass backward_pass(const struct plan *plan, struct worker
                               .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
                               .activation = p->activation,
                               .act_param = p->act_param};
-    s.x = input_u(plan, w, t, true, &s.x_stride);
-    s.dy = input(plan, &p->dy, t, w->stage[1], &s.dy_stride);
+    s.x = input_u(plan, w, t, first, &s.x_stride);
+    if (plan->backward)
+        s.dy = input(plan, &p->dy, t, w->stage[1], &s.dy_stride);
     if (p->post_add.data)
         s.post_add = input(plan, &p->post_add, t, w->stage[2], &s.post_add_stride);
     return s;
@@ -1010,7 +1011,7 @@ static struct normfuse_pass backward_pass(const struct plan *plan, struct worker
 static void sums_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i)
 {
     const struct normfuse_problem *p = plan->p;
-    struct normfuse_pass s = backward_pass(plan, w, c, t, i);
+    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
     s.sum = w->sum;
     s.square = w->square;
     s.sum_per_row = !plan->batch;
@@ -1035,7 +1036,7 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct c
                        int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
-    struct normfuse_pass s = backward_pass(plan, w, c, t, i);
+    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
     s.p = at_real(plan, c->p, i);
     s.q = plan->none ? NULL : at_real(plan, c->q, i);
     s.r = plan->none ? NULL : at_real(plan, c->r, i);
@@ -1124,19 +1125,9 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct co
                       int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
-    struct normfuse_pass s = {.rows = (size_t)t->rows,
-                              .n = (size_t)t->width,
-                              .k = at_real(plan, c->k, i),
-                              .a = at_real(plan, c->a, i),
-                              .b = at_real(plan, c->b, i),
-                              .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
-                              .activation = p->activation,
-                              .act_param = p->act_param};
-    s.x = input_u(plan, w, t, !plan->reduce, &s.x_stride);
-    if (!p->y.data)
+    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, !plan->reduce);
+    if (!p->y.data) /* u alone was asked for */
         return;
-    if (p->post_add.data)
-        s.post_add = input(plan, &p->post_add, t, w->stage[2], &s.post_add_stride);
     s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
     s.stream = plan->stream && direct(plan, &p->y);
     s.ahead_x = ahead_of(plan, &p->x, t, next);
