@@ -98,7 +98,6 @@ struct plan {
 
     int64_t sets, groups, group_channels;
     int64_t segments, length;  /* of a set: runs and their values, or samples and their rows */
-    int64_t unit;              /* values of one of `length`: 1, or channels of a row */
     int64_t parts, part, segments_per_piece, pieces;
     int64_t widen;             /* rows taken as one */
     int64_t bundle;            /* batch norm under runs: adjacent channels that are one set, so that memory is walked in long stretches */
@@ -255,14 +254,12 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     plan->groups = plan->none ? 1 : plan->batch ? p->c : p->groups;
     plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
     plan->widen = p->columns ? widening(p->c) : 1;
-    plan->unit = 1;
     const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         if (views[i]->data && !direct(plan, views[i]))
             plan->staged = true;
     plan->all_direct = !plan->staged;
     if (p->columns) {
-        plan->unit = p->c;
         plan->sets = plan->batch ? 1 : p->n;
         plan->segments = plan->batch ? p->n : 1;
         plan->length = p->s;
@@ -309,10 +306,10 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     const struct normfuse_view *out = plan->backward ? &p->dx : &p->y;
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
                           same_view(out, &p->post_add) || same_view(out, &p->du);
-    /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
     const bool shares_lines = p->columns && plan->widen * p->c * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
                               p->c * (int64_t)plan->type_bytes < 4096;
+    /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
 
     const int64_t set_bytes = plan->sets ? bytes / plan->sets * (plan->backward ? 2 : 1) : 0;
