@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * loader.h - the CUDA driver, found at run time: devices, kernels, launches. The library links to no part of CUDA;
+ * everything here goes through entry points that loader.c looks up in libcuda.so.1 at the first use. run.c chooses
+ * kernels and geometry and knows nothing of the driver beyond this file. */
+#ifndef NORMFUSE_CUDA_LOADER_H
+#define NORMFUSE_CUDA_LOADER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../problem.h"
+#include "kernels.h"
+
+/* What a device has, read once. */
+struct normfuse_cuda_device {
+    int32_t ordinal;
+    int32_t capability; /* 10 * major + minor: 90 */
+    int32_t processors; /* streaming multiprocessors */
+    int32_t threads_per_processor;
+    int32_t registers_per_processor;
+    size_t shared_per_processor;
+    size_t shared_per_block; /* the most that a kernel can be given */
+    size_t shared_reserved;  /* that the driver takes of each block */
+    size_t l2_bytes;
+    bool clusters; /* capability 90 and later */
+    const char *name;
+};
+
+/* The device's facts, with every kernel ready to launch on it: the first call for a device loads the module, so that a
+ * later one under graph capture finds it. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER, NO_KERNEL,
+ * DEVICE_ERROR, BAD_ARGUMENT (no such device). Thread-safe. */
+normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
+
+struct normfuse_cuda_launch {
+    enum normfuse_cuda_kernel kernel;
+    uint32_t grid, threads; /* blocks, threads of each; one dimension */
+    uint32_t cluster;       /* blocks of a cluster; 0 or 1: none */
+    size_t shared;          /* dynamic shared memory of a block, bytes */
+    bool cooperative;       /* refused by the driver unless the whole grid is resident at once */
+    bool dependent;         /* programmatic dependent launch: may start before the kernel ahead of it in the stream has
+                               ended; the kernel itself waits where it must */
+    const void *arguments;  /* the kernel's one parameter, by value */
+    size_t argument_bytes;
+};
+
+/* Enqueues on `stream` (a CUstream; NULL: the default stream of the device's context). */
+normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
+                                     const struct normfuse_cuda_launch *launch);
+
+/* How many blocks of this kernel one multiprocessor holds at once; 0: it cannot run. Cached: cheap to ask again. */
+int32_t normfuse_cuda_blocks_per_processor(const struct normfuse_cuda_device *device, enum normfuse_cuda_kernel kernel,
+                                           uint32_t threads, size_t shared);
+/* How many clusters of this launch the device holds at once; 0: it cannot run. Cached likewise. */
+int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
+                                        const struct normfuse_cuda_launch *launch);
+
+/* "not built", or the driver's state in words, for normfuse_info: a static string. */
+const char *normfuse_cuda_state(void);
+
+#endif
