@@ -74,8 +74,9 @@ static normfuse_status check_scratch(const struct normfuse_problem *problem, con
         return NORMFUSE_OK;
     const size_t needed = backend_scratch_bytes(problem, exec);
     if (!given && needed > 0)
-        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch is NULL, this call needs %zu bytes on device %" PRId32,
-                               problem->name, needed, problem->device.device_id);
+        return normfuse_refuse(NORMFUSE_SCRATCH,
+                               "%s: exec.scratch is NULL, this call needs %zu bytes on device %" PRId32, problem->name,
+                               needed, problem->device.device_id);
     if (given && exec->scratch_bytes < needed)
         return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, this call needs %zu", problem->name,
                                exec->scratch_bytes, needed);
@@ -339,8 +340,8 @@ normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_sync_bytes: bytes is NULL");
 #if defined(NORMFUSE_HAVE_CUDA)
     if (device < 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_sync_bytes: device is %" PRId32 ", must not be negative",
-                               device);
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "normfuse_sync_bytes: device is %" PRId32 ", must not be negative", device);
     *bytes = NORMFUSE_CUDA_SYNC_BYTES;
     return NORMFUSE_OK;
 #else

@@ -55,13 +55,9 @@ static normfuse_status check(struct shards *shards, const char *call, const norm
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
                                "%s: in is on a device of type %d; CPU (1) and CUDA (2) are supported", call,
                                (int)in->device.device_type);
-    *shards = (struct shards){flat_in,
-                              flat_out,
-                              in->device,
-                              (const double *)(const void *)flat_in.data,
-                              (double *)(void *)flat_out.data,
-                              in->shape[0],
-                              values};
+    *shards = (struct shards){
+        flat_in,      flat_out, in->device, (const double *)(const void *)flat_in.data, (double *)(void *)flat_out.data,
+        in->shape[0], values};
     const uintptr_t in_low = (uintptr_t)flat_in.data, in_high = in_low + (uintptr_t)flat_in.elements * sizeof(double);
     const uintptr_t out_low = (uintptr_t)flat_out.data, out_high = out_low + (uintptr_t)values * sizeof(double);
     if (flat_in.elements != 0 && in_low != out_low && in_low < out_high && out_low < in_high)

@@ -40,8 +40,8 @@ struct normfuse_cuda_driver {
 #undef NORMFUSE_CUDA_DRIVER_MEMBER
 };
 
-/* For tests: forgets everything known of the driver, and takes `driver` in place of libcuda.so.1 from now on; NULL: that
- * one again. No other call of the library may be running. */
+/* For tests: forgets everything known of the driver, and takes `driver` in place of libcuda.so.1 from now on; NULL:
+ * that one again. No other call of the library may be running. */
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver);
 
 #endif

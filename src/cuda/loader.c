@@ -55,7 +55,8 @@ struct loaded {
     int32_t version;        /* as cuDriverGetVersion says it: 13000 */
     int32_t devices;
     struct device *device;
-    /* Libraries and kernels belong to no context: one set serves all devices. Under the mutex until a device is ready. */
+    /* Libraries and kernels belong to no context: one set serves all devices. Under the mutex until a device is ready.
+     */
     bool has_kernels;
     CUkernel kernels[NORMFUSE_CUDA_KERNELS];
     char problem[256];
@@ -133,7 +134,8 @@ static normfuse_status find_entries(struct loaded *loaded)
     return NORMFUSE_OK;
 }
 
-/* The driver API tells which CUDA it offers, not its own version; the kernel module's file does, where it is visible. */
+/* The driver API tells which CUDA it offers, not its own version; the kernel module's file does, where it is visible.
+ */
 static void read_module_version(char *text, size_t bytes)
 {
     text[0] = '\0';
@@ -210,7 +212,8 @@ static normfuse_status find_driver(struct loaded *loaded)
                  "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
         return NORMFUSE_NO_DRIVER;
     }
-    /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name. */
+    /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
+     */
     if (result == CUDA_ERROR_NO_DEVICE)
         return NORMFUSE_OK;
     int count = 0;
@@ -244,8 +247,8 @@ static void describe(struct loaded *loaded)
     }
     char module[32];
     read_module_version(module, sizeof module);
-    append(loaded, "driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "",
-           loaded->version / 1000, loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
+    append(loaded, "driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "", loaded->version / 1000,
+           loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
     for (int32_t i = 0; i < loaded->devices; i++) {
         const struct normfuse_cuda_device *const facts = &loaded->device[i].facts;
         append(loaded, "%s%s (%d.%d)", i == 0 ? ": " : ", ", facts->name, (int)facts->capability / 10,
@@ -381,8 +384,7 @@ static CUresult allow_most(const struct loaded *loaded, const struct device *dev
 {
     const struct normfuse_cuda_driver *const driver = &loaded->driver;
     int fixed = 0;
-    CUresult result =
-        driver->cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle);
+    CUresult result = driver->cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle);
     if (result == CUDA_SUCCESS)
         result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                               (int)device->facts.shared_per_block - fixed, kernel, device->handle);
