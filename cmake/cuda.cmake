@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 #
 # The CUDA part: nvcc makes one fatbin of each src/cuda/*.cu, an assembler file embeds them, and the host side in C
-# finds the driver at run time, so the library links to nothing of CUDA. Sets NORMFUSE_HAVE_CUDA and, with it, appends to
-# NORMFUSE_SOURCES and NORMFUSE_DEFINITIONS and sets NORMFUSE_CUDA_INCLUDE_DIR.
+# finds the driver at run time, so the library links to nothing of CUDA. Sets NORMFUSE_HAVE_CUDA and, with it, appends
+# to NORMFUSE_SOURCES and NORMFUSE_DEFINITIONS and sets NORMFUSE_CUDA_INCLUDE_DIR.
 
 set(NORMFUSE_HAVE_CUDA OFF)
 
@@ -36,7 +36,7 @@ if(NOT NORMFUSE_NVCC)
     normfuse_no_cuda("nvcc was not found")
 endif()
 
-# ---- what nvcc can ----------------------------------------------------------------------------------------------------
+# ---- what nvcc can --------------------------------------------------------------------------------------------------
 
 # src/cuda/ is compiled with these and nothing else: no line information, nothing of the C compiler's flags.
 set(NORMFUSE_NVCC_FLAGS -fatbin -O3 -std=c++17 --compress-mode=size -Xptxas -v)
@@ -87,13 +87,16 @@ if(NOT NORMFUSE_CUDA_INCLUDE_DIR)
     endif()
 endif()
 
-# ---- fatbins ----------------------------------------------------------------------------------------------------------
+# ---- fatbins --------------------------------------------------------------------------------------------------------
 
 enable_language(ASM)
 file(GLOB NORMFUSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
 file(GLOB NORMFUSE_CUDA_KERNEL_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh)
 list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
     ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
+# Other flags make other fatbins.
+file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}\n")
+list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt)
 set(NORMFUSE_FATBINS "")
 set(NORMFUSE_INCBINS "")
 set(NORMFUSE_POINTERS "")
@@ -121,7 +124,7 @@ if(CMAKE_C_COMPILER_ID MATCHES "Clang")
         COMPILE_OPTIONS "-Wno-unused-command-line-argument")
 endif()
 
-# ---- the host side ----------------------------------------------------------------------------------------------------
+# ---- the host side --------------------------------------------------------------------------------------------------
 
 list(APPEND NORMFUSE_SOURCES
     src/cuda/loader.c
