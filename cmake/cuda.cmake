@@ -69,8 +69,9 @@ if(NOT NORMFUSE_NVCC_WORKS STREQUAL "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}")
     execute_process(COMMAND ${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS} ${NORMFUSE_PROBE}.cu -o ${NORMFUSE_PROBE}.fatbin
                     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
     if(NOT result EQUAL 0)
-        file(WRITE ${NORMFUSE_PROBE}.log "${output}")
-        normfuse_no_cuda("${NORMFUSE_NVCC} cannot compile for ${NORMFUSE_CUDA_BUILT_FOR} (see ${NORMFUSE_PROBE}.log)")
+        # AUTO does not let this pass quietly: who has nvcc may well want the CUDA part.
+        message(WARNING "CUDA: ${output}")
+        normfuse_no_cuda("${NORMFUSE_NVCC} cannot compile for ${NORMFUSE_CUDA_BUILT_FOR}")
     endif()
     set(NORMFUSE_NVCC_WORKS "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}" CACHE INTERNAL "")
 endif()

@@ -382,7 +382,9 @@ typedef struct normfuse_information {
                                   "driver 580.95.05 (CUDA 13.0), 1 device: NVIDIA H200 (9.0); built for 90a" */
 } normfuse_information;
 
-/* Fills *info; strings are static. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the library's first use. */
+/* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that
+ * forks workers which use CUDA asks in the workers. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the
+ * library's first use. */
 NORMFUSE_API normfuse_status normfuse_info(normfuse_information *info);
 
 #ifdef __cplusplus
