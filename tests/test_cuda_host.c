@@ -607,6 +607,46 @@ static void test_interface(void)
     REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_stats_merge(&in, &out, NULL), "stats_merge", "no CUDA device 5");
 }
 
+/* What ..._scratch_bytes says is required, and is enough. Sizes from one block's to the whole device's: which of them
+ * need scratch is the choice of kernels. */
+static void test_scratch(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    static _Alignas(64) char scratch[64];
+    void *const address = (void *)(uintptr_t)0x7f0000000000; /* of a device: nothing reads it here */
+    int needing = 0;
+    for (int64_t size = 8; size <= 2048; size *= 4) {
+        int64_t sizes[] = {1, 64, size, size};
+        normfuse_axes axes_x, axes_y;
+        normfuse_tensor x = normfuse_tensor_contiguous(address, NORMFUSE_F32, 4, sizes, &axes_x);
+        normfuse_tensor y = normfuse_tensor_contiguous(address, NORMFUSE_F32, 4, sizes, &axes_y);
+        x.device = y.device = (normfuse_device){NORMFUSE_CUDA, 0};
+        const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 1, .eps = 1e-5};
+        const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &y};
+        size_t bytes = 0;
+        CHECK(normfuse_group_norm_forward_scratch_bytes(&options, &tensors, NULL, &bytes) == NORMFUSE_OK, "size %d: %s",
+              (int)size, normfuse_last_error());
+        if (bytes == 0)
+            continue;
+        needing++;
+        const int launches = fake_driver.launches;
+        normfuse_exec exec = {.struct_bytes = sizeof exec};
+        REFUSED(NORMFUSE_SCRATCH, normfuse_group_norm_forward(&options, &tensors, NULL), "exec.scratch is NULL");
+        REFUSED(NORMFUSE_SCRATCH, normfuse_group_norm_forward(&options, &tensors, &exec), "exec.scratch is NULL");
+        exec.scratch = scratch;
+        exec.scratch_bytes = bytes - 1;
+        REFUSED(NORMFUSE_SCRATCH, normfuse_group_norm_forward(&options, &tensors, &exec), "exec.scratch_bytes is");
+        CHECK(fake_driver.launches == launches, "a refused call launched");
+        exec.scratch_bytes = bytes;
+        CHECK(normfuse_group_norm_forward(&options, &tensors, &exec) == NORMFUSE_OK, "size %d: %s", (int)size,
+              normfuse_last_error());
+        CHECK(fake_driver.launches > launches, "nothing was launched");
+    }
+    if (needing == 0)
+        harness_skip("scratch: no problem of this test needs any");
+}
+
 int main(void)
 {
     test_no_driver();
@@ -624,6 +664,7 @@ int main(void)
     test_contexts();
     test_occupancy();
     test_interface();
+    test_scratch();
     normfuse_cuda_use_driver(NULL);
     return harness_close();
 }

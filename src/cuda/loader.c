@@ -606,6 +606,7 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
         return 0;
     if (answer > 0xffff)
         answer = 0xffff;
+    /* Where every slot of the probe is taken, the last one's answer is given up. */
     atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
     return answer;
 }
