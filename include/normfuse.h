@@ -337,6 +337,14 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
                                                       const normfuse_tensor *new_weight,
                                                       const normfuse_tensor *new_bias);
 
+/* ---- CUDA ----------------------------------------------------------------------------------------------------- */
+
+/* The size of a device's sync memory (normfuse_exec.sync). */
+NORMFUSE_API normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes);
+
+/* Loads every kernel for the device ahead of the first call, so that a call under graph capture finds them. */
+NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
+
 /* ---- what the library is ------------------------------------------------------------------------------------- */
 
 NORMFUSE_API const char *normfuse_version(void); /* "0.1.0" */

@@ -264,6 +264,23 @@ normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *sampl
     return NORMFUSE_OK;
 }
 
+/* ---- CUDA ----------------------------------------------------------------------------------------------------- */
+
+normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes)
+{
+    (void)device;
+    if (bytes == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "sync_bytes: bytes is NULL");
+    *bytes = 0;
+    return normfuse_refuse(NORMFUSE_NO_DRIVER, "sync_bytes: this library was built without CUDA");
+}
+
+normfuse_status normfuse_prepare(int32_t device)
+{
+    (void)device;
+    return normfuse_refuse(NORMFUSE_NO_DRIVER, "prepare: this library was built without CUDA");
+}
+
 /* ---- tensors -------------------------------------------------------------------------------------------------- */
 
 static normfuse_tensor make_tensor(void *data, normfuse_type type, int32_t ndim, const int64_t *sizes,
