@@ -34,9 +34,10 @@ enum { OPTION_JSON, OPTION_WARM, OPTION_SAMPLES, OPTION_THREADS, OPTION_COUNT };
 static const struct option options[OPTION_COUNT] = {
     [OPTION_JSON] = {"json", 'j', NULL, "Print one JSON object a problem, each on one line of standard output."},
     [OPTION_WARM] = {"warm", 'w', NULL, "Use the same tensors again and again, so that what fits in the caches stays "
-                     "there. Without it tensors rotate through at least four times the last-level cache."},
+                     "there. Without it tensors rotate through at least four times the last-level cache (GPU: the "
+                     "L2)."},
     [OPTION_SAMPLES] = {"samples", 'n', "N", "Take N samples, however long it takes. Without it: at least 30 where "
-                        "10 seconds for the problem allow, and at least 3."},
+                        "10 seconds for the problem allow, and at least 3; on a GPU at least 15."},
     [OPTION_THREADS] = {"threads", 0, "N", "Use N threads, for the copy too. Default: what 'normfuse info' says."},
 };
 
@@ -51,6 +52,10 @@ const struct command bench_command = {
                    "of the medians says how far the operator is from what the machine's memory allows; it\n"
                    "moves far less than times do from one moment, and one machine, to the next.\n"
                    "\n"
+                   "device=cuda: a sample is a replay of a graph that holds a call for each of the sets of\n"
+                   "tensors, at least 15 of them after 40 ms of warm-up; the copy is the fastest of the driver's\n"
+                   "and several kernels, each replayed in turn with the problem over the same sets.\n"
+                   "\n"
                    "A forward has weight and bias and writes the mean and rstd that a backward needs; batch\n"
                    "norm in training updates running statistics too.\n",
     .options = options,
@@ -61,11 +66,14 @@ const struct command bench_command = {
                        "    dtype, layout, act, dir, device, isa, threads, cache (cold or warm), samples, median_us,\n"
                        "    p10_us, p90_us, floor_us (the copy's median), ratio (median_us / floor_us), bytes (the\n"
                        "    least that must move: forward x and y; backward x, dy and dx), gbps (bytes in median_us),\n"
-                       "    version, commit, compiler, cpu, and date, in UTC.\n"
+                       "    version, commit, compiler, cpu, and date, in UTC. device=cuda: isa is cuda, threads 0,\n"
+                       "    and there are further gpu, driver, cc, kernel (those that the call launched),\n"
+                       "    floor_kernel (the fastest copy), host_us (the host's time for one call) and impl.\n"
                        "\n"
                        "EXAMPLES\n"
                        "    normfuse bench group_norm 128x256x28x28 groups=32 --threads 2\n"
-                       "    normfuse bench @problems.txt --json > rows.jsonl\n"},
+                       "    normfuse bench @problems.txt --json > rows.jsonl\n"
+                       "    normfuse bench group_norm 2x320x64x64 groups=32 dtype=f16 layout=nhwc device=cuda\n"},
     .main = bench_main,
 };
 

@@ -28,7 +28,8 @@ const struct command check_command = {
     .description = "Runs each problem on random inputs and compares every element of every output with naive\n"
                    "loops in double precision. The error that an element may have is computed from the problem\n"
                    "and its data (docs/numerics.md), not chosen; the line printed says which part of it the\n"
-                   "worst element used, and in which output.\n",
+                   "worst element used, and in which output. The GPU's results (device=cuda) are compared the\n"
+                   "same way; its own arithmetic has bounds of its own.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections =
@@ -41,6 +42,7 @@ const struct command check_command = {
                        "EXAMPLES\n"
                        "    normfuse check group_norm 2x320x64x64 groups=32 dtype=bf16 act=silu\n"
                        "    normfuse check 'batch_norm 8x64x28x28' 'batch_norm 8x64x28x28 dir=bwd' --seed 7\n"
+                       "    normfuse check group_norm 2x320x64x64 groups=32 dtype=f16 layout=nhwc device=cuda\n"
                        "    normfuse check @problems.txt --json\n"},
     .main = check_main,
 };

@@ -1040,13 +1040,13 @@ static const char *find_difference(const struct work *work)
         const struct buffer *buffer = &work->buffers[name];
         if (!buffer->base)
             continue;
-        char *again = malloc(buffer->bytes);
-        if (!again || !device_download(again, buffer->mirror, buffer->bytes)) {
-            free(again);
-            return "memory";
+        char *now = malloc(buffer->bytes);
+        if (!now || !device_download(now, buffer->mirror, buffer->bytes)) {
+            free(now);
+            return now ? device_error() : "no memory";
         }
-        bool same = memcmp(again, buffer->first, buffer->bytes) == 0;
-        free(again);
+        bool same = memcmp(now, buffer->first, buffer->bytes) == 0;
+        free(now);
         if (!same)
             return tensor_names[name];
     }
@@ -1058,6 +1058,7 @@ static enum verify_outcome run_on_device(struct work *work)
 {
     struct verify_result *result = work->result;
     const struct verify_options *options = work->options;
+    bool again = options->twice || options->graph;
     if (!options->no_sync) {
         result->status = normfuse_sync_bytes(0, &work->sync_bytes);
         if (result->status != NORMFUSE_OK)
@@ -1078,10 +1079,9 @@ static enum verify_outcome run_on_device(struct work *work)
         struct buffer *buffer = &work->buffers[name];
         if (!buffer->base)
             continue;
-        buffer->first = malloc(buffer->bytes);
-        if (!buffer->first)
+        if (again && !(buffer->first = malloc(buffer->bytes)))
             return conclude(result, VERIFY_NO_MEMORY, "no memory for the results");
-        if (!device_download(buffer->first, buffer->mirror, buffer->bytes))
+        if (!device_download(again ? buffer->first : buffer->base, buffer->mirror, buffer->bytes))
             return conclude(result, VERIFY_FAILED, "%s", device_error());
     }
     const char *wrong = find_changed_room(work);
@@ -1115,7 +1115,7 @@ static enum verify_outcome run_on_device(struct work *work)
             return conclude(result, VERIFY_FAILED, "%s: a replayed graph gives other bits", wrong);
     }
     for (int name = 0; name < TENSORS; name++)
-        if (work->buffers[name].base)
+        if (work->buffers[name].first)
             memcpy(work->buffers[name].base, work->buffers[name].first, work->buffers[name].bytes);
     return VERIFY_PASSED;
 }
