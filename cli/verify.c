@@ -1041,12 +1041,13 @@ static const char *find_difference(const struct work *work)
         if (!buffer->base)
             continue;
         char *now = malloc(buffer->bytes);
-        if (!now || !device_download(now, buffer->mirror, buffer->bytes)) {
-            free(now);
-            return now ? device_error() : "no memory";
-        }
-        bool same = memcmp(now, buffer->first, buffer->bytes) == 0;
+        if (!now)
+            return "no memory";
+        bool there = device_download(now, buffer->mirror, buffer->bytes);
+        bool same = there && memcmp(now, buffer->first, buffer->bytes) == 0;
         free(now);
+        if (!there)
+            return device_error();
         if (!same)
             return tensor_names[name];
     }
