@@ -22,7 +22,7 @@ const char *device_error(void)
     return error_text;
 }
 
-#ifdef NORMFUSE_PROGRAM_CUDA
+#ifdef NORMFUSE_HAVE_CUDA
 
 #include <ctype.h>
 #include <cuda.h>

@@ -17,4 +17,7 @@ enum normfuse_cuda_kernel {
         NORMFUSE_CUDA_KERNELS
 };
 
+/* What normfuse_sync_bytes answers for every device. */
+enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
+
 #endif
