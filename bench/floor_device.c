@@ -16,7 +16,7 @@ static const struct way copies[] = {
     {"driver_copy", 0}, {"floor_copy_1", 1}, {"floor_copy_8", 8}, {"floor_copy_16", 16}};
 static const struct way combinations[] = {{"floor_combine_1", 1}, {"floor_combine_8", 8}, {"floor_combine_16", 16}};
 
-enum { THREADS = 256, VECTOR_BYTES = 16 };
+enum { VECTOR_BYTES = 16 };
 
 #ifdef NORMFUSE_FLOOR_IMAGE
 __asm__(".section .rodata\n"
@@ -52,10 +52,11 @@ bool floor_device_move(int way, void *out, const void *x, const void *dy, size_t
     const struct way *chosen = &(dy ? combinations : copies)[way];
     if (!chosen->vectors)
         return device_copy(out, x, bytes);
-    uint64_t vectors = bytes / VECTOR_BYTES, tile = (uint64_t)THREADS * (uint64_t)chosen->vectors;
+    uint32_t threads = chosen->vectors == 1 ? 512 : 256;
+    uint64_t vectors = bytes / VECTOR_BYTES, tile = (uint64_t)threads * (uint64_t)chosen->vectors;
     uint32_t rest = (uint32_t)(bytes % VECTOR_BYTES);
     uint64_t blocks = (vectors + tile - 1) / tile;
     void *copy[] = {&out, &x, &vectors, &rest};
     void *combine[] = {&out, &x, &dy, &vectors, &rest};
-    return device_launch(chosen->name, (uint32_t)(blocks ? blocks : 1), THREADS, dy ? combine : copy);
+    return device_launch(chosen->name, (uint32_t)(blocks ? blocks : 1), threads, dy ? combine : copy);
 }

@@ -147,13 +147,18 @@ void bench_make_smalls(struct bench *bench)
         tensors->mean = make_small(bench, BENCH_MEAN, NORMFUSE_F64, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
         tensors->rstd = make_small(bench, BENCH_RSTD, rstd_type, batch ? 1 : 2, batch ? sizes + 1 : statistics, 1, 0);
     }
-    if (line->op == BATCH_NORM) {
+    tensors->x = &bench->big[0];
+    if (line->op == BATCH_NORM && (line->evaluate || !line->backward)) {
         tensors->running_mean = make_small(bench, BENCH_RUNNING_MEAN, NORMFUSE_F32, 1, sizes + 1, 0, 0.0625);
         tensors->running_var = make_small(bench, BENCH_RUNNING_VAR, NORMFUSE_F32, 1, sizes + 1, 1, 0.0625);
     }
     if (line->backward) {
         tensors->dweight = make_small(bench, BENCH_DWEIGHT, line->weight_type, ndim, shape, 0, 0);
         tensors->dbias = make_small(bench, BENCH_DBIAS, line->weight_type, ndim, shape, 0, 0);
+        tensors->dy = &bench->big[1];
+        tensors->dx = &bench->big[2];
+    } else {
+        tensors->y = &bench->big[1];
     }
 }
 
@@ -278,21 +283,6 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
     }
 }
 
-void bench_choose_tensors(struct bench *bench)
-{
-    bench->tensors.x = &bench->big[0];
-    if (bench->line.backward) {
-        bench->tensors.dy = &bench->big[1];
-        bench->tensors.dx = &bench->big[2];
-        if (bench_is_training(&bench->line)) {
-            bench->tensors.running_mean = NULL;
-            bench->tensors.running_var = NULL;
-        }
-    } else {
-        bench->tensors.y = &bench->big[1];
-    }
-}
-
 static void make_bench(struct bench *bench, const struct problem_line *line, const char *name, int threads,
                        struct floor *floor, int64_t llc_bytes, bool warm)
 {
@@ -308,7 +298,6 @@ static void make_bench(struct bench *bench, const struct problem_line *line, con
         bench_take_set(bench);
         status = bench_call(bench, &tensors, false, NULL);
     }
-    bench_choose_tensors(bench);
     /* The first call, not timed: it shows what is refused and starts the library's threads. */
     bench_take_set(bench);
     if (status == NORMFUSE_OK)

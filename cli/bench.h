@@ -56,10 +56,8 @@ struct bench_result {
 
 /* Sizes, and tensors without data, of a problem; tensor_stride is a multiple of `alignment`. */
 void bench_describe(struct bench *bench, const struct problem_line *line, const char *name, size_t alignment);
-/* The parameters and statistics, in host memory. */
+/* The parameters and statistics, in host memory; then `tensors` are those of the timed call. */
 void bench_make_smalls(struct bench *bench);
-/* Names the tensors that the timed call takes, after the call that made statistics for a backward. */
-void bench_choose_tensors(struct bench *bench);
 void bench_take_set(struct bench *bench);
 /* mean and rstd of x alone. */
 normfuse_tensors bench_statistics_tensors(const struct bench *bench);

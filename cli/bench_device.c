@@ -134,10 +134,7 @@ static void take_memory(struct bench *bench)
         accept(bench_call(bench, &tensors, false, &bytes));
     }
     exec->scratch_bytes = bytes;
-    normfuse_tensors kept = bench->tensors;
-    bench_choose_tensors(bench);
     accept(bench_call(bench, &bench->tensors, bench->line.backward, &bytes));
-    bench->tensors = kept;
     if (bytes > exec->scratch_bytes)
         exec->scratch_bytes = bytes;
     exec->scratch = device_allocate(exec->scratch_bytes);
@@ -157,7 +154,6 @@ static void make_bench(struct bench *bench, const struct problem_line *line, boo
         const normfuse_tensors tensors = bench_statistics_tensors(bench);
         accept(bench_call(bench, &tensors, false, NULL));
     }
-    bench_choose_tensors(bench);
     need(device_wait());
 }
 

@@ -39,7 +39,6 @@ const char *device_error(void)
     ENTRY(cuDeviceTotalMem)                                                                                            \
     ENTRY(cuDevicePrimaryCtxRetain)                                                                                    \
     ENTRY(cuCtxSetCurrent)                                                                                             \
-    ENTRY(cuMemGetInfo)                                                                                                \
     ENTRY(cuMemAlloc)                                                                                                  \
     ENTRY(cuMemFree)                                                                                                   \
     ENTRY(cuMemcpyHtoDAsync)                                                                                           \
@@ -182,12 +181,6 @@ void device_free(void *data)
         (void)CHECK(cuMemFree(address(data)));
 }
 
-size_t device_free_bytes(void)
-{
-    size_t available = 0, all = 0;
-    return CHECK(cuMemGetInfo(&available, &all)) ? available : 0;
-}
-
 void *device_stream(void)
 {
     return stream;
@@ -303,11 +296,6 @@ void *device_allocate(size_t bytes)
 void device_free(void *data)
 {
     (void)data;
-}
-
-size_t device_free_bytes(void)
-{
-    return 0;
 }
 
 void *device_stream(void)

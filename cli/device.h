@@ -30,8 +30,6 @@ const char *device_error(void);
 /* 256-byte aligned; at least one byte. */
 void *device_allocate(size_t bytes);
 void device_free(void *data); /* waits for the device; NULL is allowed */
-/* What of the device's memory is free now; 0: unknown. */
-size_t device_free_bytes(void);
 
 /* The stream that everything below goes through, a CUstream that does not wait for the default one. */
 void *device_stream(void);
