@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * floor_cuda.cu - the benchmark's floor on a GPU: kernels that only move the bytes that an operator must move, in vectors
- * of 16 bytes with streaming stores. One vector a thread in blocks of 512, and tiles: a block of 256 threads loads all
- * its vectors before it stores the first. No operator that reads its input from memory and writes its output there is
+ * floor_cuda.cu - the benchmark's floor on a GPU: kernels that only move the bytes that an operator must move, 16 at a
+ * time with streaming stores. One vector a thread in blocks of 512, and tiles: a block of 256 threads loads all its
+ * vectors before it stores the first. No operator that reads its input from memory and writes its output there is
  * faster. */
 #include <stdint.h>
 
@@ -72,14 +72,14 @@ static __device__ void combine_rest(uint4 *dx, const uint4 *x, const uint4 *dy, 
 }
 
 #define COPY(VECTORS)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(FLOOR_THREADS(VECTORS))                                                        \
+    extern "C" __global__ void __launch_bounds__(FLOOR_THREADS(VECTORS))                                               \
         floor_copy_##VECTORS(uint4 *y, const uint4 *x, vector_count vectors, uint32_t rest)                            \
     {                                                                                                                  \
         copy_tile<VECTORS>(y, x, vectors);                                                                             \
         copy_rest(y, x, vectors, rest);                                                                                \
     }
 #define COMBINE(VECTORS)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(FLOOR_THREADS(VECTORS))                                                        \
+    extern "C" __global__ void __launch_bounds__(FLOOR_THREADS(VECTORS))                                               \
         floor_combine_##VECTORS(uint4 *dx, const uint4 *x, const uint4 *dy, vector_count vectors, uint32_t rest)       \
     {                                                                                                                  \
         combine_tile<VECTORS>(dx, x, dy, vectors);                                                                     \

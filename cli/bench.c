@@ -144,7 +144,8 @@ void bench_make_smalls(struct bench *bench)
         const int64_t statistics[2] = {sizes[0], line->op == GROUP_NORM ? line->groups : sizes[1]};
         bool batch = line->op == BATCH_NORM;
         normfuse_type rstd_type = line->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
-        tensors->mean = make_small(bench, BENCH_MEAN, NORMFUSE_F64, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
+        tensors->mean =
+            make_small(bench, BENCH_MEAN, NORMFUSE_F64, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
         tensors->rstd = make_small(bench, BENCH_RSTD, rstd_type, batch ? 1 : 2, batch ? sizes + 1 : statistics, 1, 0);
     }
     tensors->x = &bench->big[0];

@@ -38,8 +38,8 @@ static void reserve(const struct mirror *mirror, struct mirror_memory *memory, s
     memory->bytes = bytes;
     memory->data = device_allocate(bytes);
     if (!memory->data)
-        report_failure(mirror->name, "%s; a block of samples is too large for the device: --block-bytes makes it smaller",
-                       device_error());
+        report_failure(mirror->name, "%s: a block of samples is too large for the device; --block-bytes makes it "
+                       "smaller", device_error());
 }
 
 void mirror_open(struct mirror *mirror, const char *name, normfuse_exec *exec)

@@ -706,7 +706,8 @@ static normfuse_status invoke(const struct work *work, const struct library_call
     }
 }
 
-/* Memory of the device for this place in the run: made in the first, found again in later ones, which may be captured. */
+/* Memory of the device for this place in the run: made in the first one, found again in later ones, which may be
+ * captured. */
 static char *take_room(struct work *work, size_t bytes, int byte)
 {
     if (work->rooms_used == work->room_count) {
