@@ -322,8 +322,8 @@ NORMFUSE_API normfuse_status normfuse_sums_merge(const normfuse_tensor *in, cons
 
 /* Samples that each part but the last of an accumulated batch should be a multiple of to give the bits of one call, for
  * tensors like x (its N does not matter): the statistics and sums of batch norm, and dweight and dbias (in f64) of every
- * backward. On a CUDA device it is 1: NORMFUSE_ACCUMULATE promises no equal bits there, whatever the parts, only the same
- * bits every time the same parts come in the same order. */
+ * backward. On a CUDA device it is 1: NORMFUSE_ACCUMULATE promises no equal bits there, whatever the parts, only the
+ * same bits every time the same parts come in the same order. */
 NORMFUSE_API normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *samples);
 
 /* Folds an evaluating batch norm into the convolution (or linear layer) before it:
@@ -355,11 +355,11 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * this GPU; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
 NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
 
-/* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The memory is the device's, aligned to
- * 64 bytes, and zeroed once by the caller, before the first call that is given it; every call leaves it ready for the
- * next one. Calls that may overlap share none: one to a stream, and one to each graph that may run beside another.
- * With it a tensor that many blocks work on at once takes fewer or faster launches. Asks no driver; a library without
- * CUDA: NORMFUSE_NO_DRIVER. */
+/* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The memory is the device's, aligned
+ * to 64 bytes, and zeroed once by the caller, before the first call that is given it; every call leaves it ready for
+ * the next one. Calls that may overlap share none: one to a stream, and one to each graph that may run beside another.
+ * Without it a kernel whose blocks wait for one another is launched cooperatively, or another kernel takes its place:
+ * legal, and at times slower. Asks no driver; a library without CUDA: NORMFUSE_NO_DRIVER. */
 NORMFUSE_API normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes);
 
 /* ---- what the library is ------------------------------------------------------------------------------------- */
@@ -382,7 +382,9 @@ typedef struct normfuse_information {
                                   "driver 580.95.05 (CUDA 13.0), 1 device: NVIDIA H200 (9.0); built for 90a" */
 } normfuse_information;
 
-/* Fills *info; strings are static. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the library's first use. */
+/* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that
+ * forks workers which use CUDA asks in the workers. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the
+ * library's first use. */
 NORMFUSE_API normfuse_status normfuse_info(normfuse_information *info);
 
 #ifdef __cplusplus

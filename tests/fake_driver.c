@@ -2,11 +2,15 @@
  *
  * fake_driver.c - see fake_driver.h. The functions have the driver's own names, so that this file is also what a
  * libcuda.so.1 for tests is made of. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include "fake_driver.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 struct fake_driver fake_driver;
 
@@ -172,6 +176,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     CALLED(cuDevicePrimaryCtxRetain);
+    /* The driver's takes long enough for threads to meet in it. */
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     pthread_mutex_lock(&mutex);
     fake_driver.device[device].primary_retained++;
     pthread_mutex_unlock(&mutex);

@@ -335,6 +335,40 @@ static void test_threads(void)
     }
 }
 
+static void *launch_in_thread(void *argument)
+{
+    normfuse_status *const status = argument;
+    const struct normfuse_cuda_device *device;
+    pthread_barrier_wait(&barrier);
+    *status = normfuse_cuda_device("test", 0, &device);
+    if (*status == NORMFUSE_OK)
+        *status = launch_on(device, (struct normfuse_cuda_launch){.kernel = KERNEL, .grid = 1, .threads = 32});
+    return NULL;
+}
+
+/* Threads without a context all find that nobody has retained the primary one yet. */
+static void test_threads_retain(void)
+{
+    pthread_t threads[THREADS];
+    normfuse_status statuses[THREADS];
+    fake_driver_reset();
+    fake_driver_use();
+    fake_driver_set_context(fake_driver_context(0, 1));
+    CHECK(prepare_quietly(0) == NORMFUSE_OK && fake_driver.device[0].primary_retained == 0, "in a context of its own");
+    pthread_barrier_init(&barrier, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, launch_in_thread, &statuses[i]);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(statuses[i] == NORMFUSE_OK, "thread %d was refused", i);
+    }
+    pthread_barrier_destroy(&barrier);
+    if (fake_driver.calls[FAKE_CALLS_cuDevicePrimaryCtxRetain] == 1)
+        harness_skip("two threads that retain a context: they did not meet");
+    CHECK(fake_driver.device[0].primary_retained == 1, "retained %d times", fake_driver.device[0].primary_retained);
+    fake_driver_set_context(NULL);
+}
+
 /* ---- launches -------------------------------------------------------------------------------------------------- */
 
 static void test_launch_attributes(void)
@@ -584,6 +618,7 @@ int main(void)
     test_kernels_missing();
     test_kernels_prepared();
     test_threads();
+    test_threads_retain();
     test_launch_attributes();
     test_launch_refused();
     test_contexts();
