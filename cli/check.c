@@ -88,6 +88,7 @@ static int check_main(const struct arguments *arguments)
     struct verify_options verify = {
         .seed = (uint64_t)arguments_number(arguments, OPTION_SEED, 0, INT64_MAX, 1),
         .threads = (int32_t)arguments_number(arguments, OPTION_THREADS, 1, THREADS_MAX, info.threads)};
+    verify.reference_threads = verify.threads;
     int failed = 0;
     for (size_t i = 0; i < count; i++) {
         char name[512];
