@@ -45,8 +45,10 @@ def reported(folder):
 
 def listed():
     """The kernels of kernels.h, as the C preprocessor sees them."""
-    source = '#include "kernels.h"\n#define NAME(name) @normfuse_##name@\nNORMFUSE_CUDA_KERNEL_LIST(NAME)\n'
-    text = subprocess.run([os.environ.get("CC") or "cc", "-E", "-P", f"-I{ROOT / 'src/cuda'}", "-x", "c", "-"],
+    source = ('#include "kernels.h"\n#define TILE(picture, direction, type, pack, kept) '
+              "@normfuse_##picture##_##direction##_##type##_##pack##x##kept@\nNORMFUSE_CUDA_TILE_LIST(TILE)\n"
+              "#define NAME(name) @normfuse_##name@\nNORMFUSE_CUDA_FINISH_LIST(NAME)\n")
+    text = subprocess.run([os.environ.get("CC") or "cc", "-E", "-P", f"-I{ROOT / 'src/cuda'}", f"-I{ROOT / 'include'}", "-x", "c", "-"],
                           input=source, stdout=subprocess.PIPE, text=True, check=True).stdout
     return set(re.findall(r"@(\w+)@", text))
 

@@ -21,8 +21,12 @@ static _Thread_local CUcontext stack[8];
 static _Thread_local int depth;
 
 static const char *const names[] = {
+#define NAME(picture, direction, type, pack, kept)                                                                     \
+    "normfuse_" #picture "_" #direction "_" #type "_" #pack "x" #kept,
+    NORMFUSE_CUDA_TILE_LIST(NAME)
+#undef NAME
 #define NAME(name) "normfuse_" #name,
-    NORMFUSE_CUDA_KERNEL_LIST(NAME)
+        NORMFUSE_CUDA_FINISH_LIST(NAME)
 #undef NAME
 };
 

@@ -58,8 +58,6 @@
     KERNEL(gradients)                                                                                                  \
     KERNEL(merge)
 
-#define NORMFUSE_CUDA_TILE_NAME(picture, direction, type, pack, kept) picture##_##direction##_##type##_##pack##x##kept
-
 enum normfuse_cuda_kernel {
 #define NORMFUSE_CUDA_KERNEL_ID(picture, direction, type, pack, kept)                                                  \
     NORMFUSE_CUDA_##picture##_##direction##_##type##_##pack##x##kept,
@@ -120,6 +118,9 @@ struct normfuse_cuda_geometry {
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
 };
+
+/* What normfuse_sync_bytes answers for every device: 1024 tickets, each on a cache line of its own. */
+enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
 
 struct normfuse_cuda_statistics {
     double mean, rstd;
