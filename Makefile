@@ -17,12 +17,13 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-sanitize bench install clean venv
+.PHONY: help build demo check check-cuda check-sanitize bench install clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
 	@echo 'make demo             a photograph, normalized through the program, checked and timed'
 	@echo 'make check            every test'
+	@echo 'make check-cuda       the tests that need a GPU, then compute-sanitizer; exit status 3 without a GPU'
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make install PREFIX=/usr/local'
@@ -48,6 +49,10 @@ demo: build venv
 
 check: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) check
+
+check-cuda: build
+	tests/check_cuda.sh build/release
+	tests/check_cuda.sh --sanitize build/release
 
 check-sanitize: $(filter build/%,$(CMAKE))
 	$(PYTHON) tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FAST),--fast) sanitize

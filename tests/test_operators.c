@@ -4,9 +4,11 @@
  * tests/cases, random ones from a printed seed, and what must be the same bits or exact.
  *
  *   test_operators [--seed N] [--cases N] [--case "PROBLEM +OPTION..."] [--verbose] [FILE...]
+ *   test_operators --with "device=cuda +twice" [--part 3/8] [--random N] [FILE...]
  *
  * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may be
- * hundreds of cases. */
+ * hundreds of cases. --with adds words to every case of the files and to the random ones; --part 3/8 runs each eighth
+ * case from the third on, for eight processes at once; --random N runs random cases and only those, beside files. */
 #define _GNU_SOURCE
 #include <glob.h>
 #include <inttypes.h>
@@ -28,6 +30,8 @@
 enum { CASE_BYTES = 512 };
 
 static bool verbose;
+static const char *with = ""; /* words that every case gets */
+static int64_t part_number = 1, part_count = 1, cases_met;
 static double most_used;
 static char most_used_case[CASE_BYTES];
 
@@ -48,7 +52,7 @@ static void case_name(const struct test_case *test, char *name, size_t bytes)
 /* "+" words are options, the others the problem's. */
 static bool parse_case(const char *text, struct test_case *test, char *error, size_t error_bytes)
 {
-    char copy[CASE_BYTES], *words[64], *rest = copy;
+    char copy[2 * CASE_BYTES], *words[64], *rest = copy;
     size_t count = 0;
     snprintf(copy, sizeof copy, "%s", text);
     test->options = (struct verify_options){ 0 };
@@ -105,8 +109,11 @@ static void run_case(const struct test_case *test)
 static void run_text(const char *text, const char *where)
 {
     struct test_case test;
-    char error[400];
-    if (parse_case(text, &test, error, sizeof error))
+    char error[400], extended[2 * CASE_BYTES];
+    if (cases_met++ % part_count != part_number - 1)
+        return;
+    snprintf(extended, sizeof extended, "%s %s", text, with);
+    if (parse_case(extended, &test, error, sizeof error))
         run_case(&test);
     else
         CHECK(false, "%s: %s", where, error);
@@ -146,13 +153,15 @@ static void run_file(const char *path)
     fclose(file);
 }
 
+/* All but cuda.txt, whose sizes are those at which the GPU's kernels change. */
 static void run_files(const char *pattern)
 {
     glob_t found;
     if (!CHECK(glob(pattern, 0, NULL, &found) == 0, "%s: no case files", pattern))
         return;
     for (size_t i = 0; i < found.gl_pathc; i++)
-        run_file(found.gl_pathv[i]);
+        if (!strstr(found.gl_pathv[i], "/cuda.txt"))
+            run_file(found.gl_pathv[i]);
     globfree(&found);
 }
 
@@ -273,7 +282,13 @@ static void test_random(int64_t count, uint64_t seed)
     random_state = seed;
     for (int64_t i = 0; i < count; i++) {
         struct test_case test = random_case();
-        run_case(&test);
+        char name[CASE_BYTES];
+        if (!with[0] && part_count == 1) {
+            run_case(&test);
+            continue;
+        }
+        case_name(&test, name, sizeof name);
+        run_text(name, "random case");
     }
 }
 
@@ -669,9 +684,21 @@ int main(int count, char **arguments)
     uint64_t seed = 20260101;
     int64_t cases = 2500;
     int given = 0;
+    bool random_only = false;
     for (int i = 1; i < count; i++) {
         const char *value = i + 1 < count ? arguments[i + 1] : NULL;
-        if (strcmp(arguments[i], "--verbose") == 0) {
+        if (strcmp(arguments[i], "--with") == 0 && value) {
+            with = value;
+            i++;
+        } else if (strcmp(arguments[i], "--part") == 0 && value &&
+                   sscanf(value, "%" SCNd64 "/%" SCNd64, &part_number, &part_count) == 2 && part_number >= 1 &&
+                   part_number <= part_count) {
+            i++;
+        } else if (strcmp(arguments[i], "--random") == 0 && value) {
+            cases = strtoll(value, NULL, 10);
+            random_only = true;
+            i++;
+        } else if (strcmp(arguments[i], "--verbose") == 0) {
             verbose = true;
         } else if (strcmp(arguments[i], "--seed") == 0 && value) {
             seed = strtoull(value, NULL, 10);
@@ -687,11 +714,14 @@ int main(int count, char **arguments)
             run_file(arguments[i]);
             given++;
         } else {
-            fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [FILE...]\n");
+            fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] "
+                            "[--part K/N] [--random N] [FILE...]\n");
             return 2;
         }
     }
-    if (!given) {
+    if (random_only) {
+        test_random(cases, seed);
+    } else if (!given) {
         timed("exact sums", test_exact_sums);
         timed("case files", test_case_files);
         double start = seconds();

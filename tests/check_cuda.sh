@@ -1,0 +1,147 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+#
+# check_cuda.sh [--sanitize] BUILD_FOLDER - every check that needs a GPU, from the programs in BUILD_FOLDER; no compiler
+# and no CMake. The case files run in several processes at once, since the double reference takes most of the time, and
+# test_cuda alone after them. --sanitize: compute-sanitizer's tools over a few cases of each kind of kernel instead.
+# Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-cuda/.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+sanitize=
+if [ "${1:-}" = --sanitize ]; then
+    sanitize=1
+    shift
+fi
+if [ $# -ne 1 ] || [ ! -x "$1/test_operators" ]; then
+    echo "usage: tests/check_cuda.sh [--sanitize] BUILD_FOLDER (the one with test_operators and test_cuda)" >&2
+    exit 2
+fi
+build=$1
+logs=$build/check-cuda
+rm -rf "$logs"
+mkdir -p "$logs"
+if [ ! -x "$build/test_cuda" ]; then
+    echo "no check of CUDA: $build was built without nvcc" >&2
+    exit 3
+fi
+if ! "$build/test_cuda" --probe; then
+    echo "no check of CUDA: this machine has no usable GPU" >&2
+    exit 3
+fi
+
+passed=0 failed=0 skipped=0 failures=
+begin=$(date +%s)
+
+# collect NAME LOG STATUS: adds a program's closing line up. Without one, or with an exit status that contradicts it, it
+# failed.
+collect() {
+    local name=$1 log=$2 status=$3 p=0 f=0 s=0 closing
+    closing=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
+    if [ -n "$closing" ]; then
+        read -r p f s <<<"$(echo "$closing" | tr -cd '0-9 ' | tr -s ' ')"
+    fi
+    if [ "$status" -ne 0 ] && [ "$f" -eq 0 ] || [ -z "$closing" ]; then
+        f=$((f + 1))
+        echo "FAIL $name: exit status $status, closing line '${closing:-none}':"
+        tail -n 15 "$log" | cut -c 1-300
+    elif [ "$f" -gt 0 ]; then
+        grep -E '^FAIL' "$log" | head -n 12 | cut -c 1-300
+    fi
+    grep -E '^(skipped|SKIP)' "$log" | head -n 8 | cut -c 1-200
+    [ "$f" -gt 0 ] && failures="$failures $name"
+    echo "$([ "$f" -gt 0 ] && echo FAIL || echo 'ok  ') $name: $p passed, $f failed, $s skipped  ($log)"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+finish() {
+    echo "$(($(date +%s) - begin)) s${failures:+; failed:$failures}"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+    exit
+}
+
+if [ -n "$sanitize" ]; then
+    tool=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)}
+    if [ -z "$tool" ]; then
+        echo "skipped: memcheck, racecheck, initcheck, synccheck: compute-sanitizer was not found (COMPUTE_SANITIZER=)"
+        echo "0 passed, 0 failed, 4 skipped"
+        exit 0
+    fi
+    kinds="memcheck racecheck initcheck synccheck"
+    for kind in $kinds; do
+        # A tool that cannot start with this driver is left out by name.
+        if ! timeout 60 "$tool" --tool "$kind" --error-exitcode 9 "$build/test_cuda" --probe >"$logs/$kind-start.txt" 2>&1; then
+            echo "skipped: $kind does not start here: $(grep -v '^$' "$logs/$kind-start.txt" | tail -n 1 | cut -c 1-200)"
+            skipped=$((skipped + 1))
+            continue
+        fi
+        options=
+
+        [ "$kind" = memcheck ] && options="--padding 32"
+        (timeout 280 "$tool" --tool "$kind" $options --error-exitcode 9 --print-limit 20 "$build/test_operators" \
+            --with device=cuda tests/sanitize_cases.txt >"$logs/$kind.txt" 2>&1
+         echo $? >"$logs/$kind.status") &
+    done
+    wait
+    for kind in $kinds; do
+        [ -f "$logs/$kind.status" ] || continue
+        status=$(cat "$logs/$kind.status")
+        summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$logs/$kind.txt" | tail -n 1)
+        echo "$kind: ${summary:-no summary}"
+        if [ "$status" -eq 0 ] && ! echo "$summary" | grep -qE '(: 0 errors|: 0 hazards)'; then
+            status=99
+        fi
+        if [ "$status" -ne 0 ]; then
+            grep -E '^=========' "$logs/$kind.txt" | head -n 30 | cut -c 1-200
+        fi
+        collect "$kind" "$logs/$kind.txt" "$status"
+    done
+    finish
+fi
+
+# ---- case files and random cases ----------------------------------------------------------------------------------
+
+processes=$(nproc)
+processes=$((processes > 12 ? 12 : processes < 2 ? 1 : processes * 3 / 4))
+# NAME, words that every case gets, arguments
+spread() {
+    local name=$1 words=$2 k
+    shift 2
+    for k in $(seq "$processes"); do
+        (timeout 240 "$build/test_operators" --with "$words" --part "$k/$processes" "$@" >"$logs/$name-$k.txt" 2>&1
+         echo $? >"$logs/$name-$k.status") &
+    done
+    wait
+    # One log and one closing line of all parts.
+    local status=0
+    for k in $(seq "$processes"); do
+        [ "$(cat "$logs/$name-$k.status")" -gt "$status" ] && status=$(cat "$logs/$name-$k.status")
+        if ! tail -n 1 "$logs/$name-$k.txt" | grep -qE '^[0-9]+ passed, '; then
+            echo "FAIL part $k of $name ended with status $(cat "$logs/$name-$k.status") in: $(tail -n 1 "$logs/$name-$k.txt")"
+            echo "0 passed, 1 failed, 0 skipped"
+        fi
+        cat "$logs/$name-$k.txt"
+    done >"$logs/$name.all"
+    grep -vE '^[0-9]+ passed, |^greatest' "$logs/$name.all" >"$logs/$name.txt"
+    grep -E '^greatest' "$logs/$name.all" | sort -t: -k2 -rn | head -n 1
+    awk '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 } END { print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped" }' \
+        "$logs/$name.all" >>"$logs/$name.txt"
+    rm -f "$logs/$name-"*.txt "$logs/$name-"*.status "$logs/$name.all"
+    collect "$name" "$logs/$name.txt" "$status"
+}
+
+for file in tests/cases/*.txt; do
+    spread "$(basename "$file" .txt)" "device=cuda +twice" "$file"
+done
+spread options-graph "device=cuda +graph" tests/cases/options.txt
+spread options-no-sync "device=cuda +no_sync" tests/cases/options.txt
+spread random "device=cuda +twice" --random 4000
+spread random-no-sync "device=cuda +no_sync" --random 1500 --seed 77
+
+# ---- what a program must do itself ----------------------------------------------------------------------------------
+
+timeout 150 "$build/test_cuda" >"$logs/test_cuda.txt" 2>&1
+status=$?
+grep -E '^#' "$logs/test_cuda.txt" | cut -c 1-200
+collect test_cuda "$logs/test_cuda.txt" "$status"
+finish
