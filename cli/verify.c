@@ -1331,7 +1331,8 @@ static bool compare_backward(struct share *share, int64_t set)
     double gain_sum_error = 0, gain_centred_error = 0, mean_dz = 0, mean_dz_normalized = 0;
     /* a chunk's sums, the product of dy and the slope, and the centring of u */
     double growth = tolerance_growth(view.arithmetic.additions + 3, unit) + view.arithmetic.joins * double_unit;
-    double shift_error = view.arithmetic.is_double ? 0 : unit * fabs(reference->mean);
+    double shift_error = view.arithmetic.shift_unit * fabs(reference->mean);
+    const double coefficients = view.arithmetic.coefficient_roundings * unit;
     for (int64_t row = 0; row < extent->rows && !work->options->bits_only; row++)
         for (int64_t channel = 0; channel < extent->channels; channel++) {
             int64_t pair = row * extent->channels + channel;
@@ -1370,9 +1371,9 @@ static bool compare_backward(struct share *share, int64_t set)
         double count = reference->set_values;
         double centred_mean_error = rstd * gain_centred_error / count;
         q = rstd * rstd * fabs(mean_dz_normalized) / count;
-        q_error = rstd * rstd * centred_mean_error + unit * q;
+        q_error = rstd * rstd * centred_mean_error + coefficients * q;
         r = rstd * fabs(mean_dz) / count + shift_error * q;
-        r_error = rstd * gain_sum_error / count + shift_error * rstd * rstd * centred_mean_error + unit * r;
+        r_error = rstd * gain_sum_error / count + shift_error * rstd * rstd * centred_mean_error + coefficients * r;
     }
     double *du = post_add; /* done with */
     if (work->at[DPOST_ADD] || work->at[DX]) {
@@ -1391,7 +1392,7 @@ static bool compare_backward(struct share *share, int64_t set)
                         continue;
                     double shifted = tolerance_shifted(&view.arithmetic, &view.affine, u[index] - reference->mean);
                     double parts = gain * fabs(dz[index]) + shifted * q + r;
-                    double error = gain * (dz_error[index] + unit * fabs(dz[index])) + shifted * (q_error + 2 * unit * q) +
+                    double error = gain * (dz_error[index] + coefficients * fabs(dz[index])) + shifted * (q_error + 2 * unit * q) +
                                    r_error + unit * (shifted * q + r) + unit * fabs(dx[index]);
                     if (view.arithmetic.is_double)
                         error += 16 * unit * parts;

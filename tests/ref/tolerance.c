@@ -77,50 +77,81 @@ static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool column
         arithmetic.shift_ratio = count <= SHIFT_VALUES ? 1 : fmin(count, CHUNK_VALUES) / SHIFT_VALUES;
         arithmetic.joins = 16 + count / 256;
     }
+    arithmetic.shift_unit = arithmetic.is_double ? 0 : arithmetic.unit;
+    arithmetic.coefficient_roundings = 1;
     return arithmetic;
 }
 
-/* numerics.md, "CUDA": threads sum in f32 about a shift that is one of their values; a block joins its threads in f32,
- * about a shift too, and blocks are joined in double. How the threads' values are chosen is the kernel's. */
-static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, int64_t rows, int64_t channels,
+/* numerics.md, "CUDA": the longest way of a value through the sums of a thread, its block and its set. */
+static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool columns, int64_t rows, int64_t channels,
                                                       int64_t positions)
 {
     enum {
-        THREAD_VALUES = 256,  /* most that a thread sums, one after the other */
-        BLOCK_LEVELS = 10,    /* of the tree that joins 1024 threads */
-        LEVEL_ROUNDINGS = 4,  /* that a value meets in one of Chan's steps */
-        BLOCK_VALUES = 256    /* at least so many for each join in double */
+        PACK_BYTES = 16,
+        RUN_PACKS = 48,          /* of a thread, where it has all of its values at once */
+        PASS_PACKS = 8,          /* of a thread in one of many passes, */
+        PASS_JOINS = 15,         /* which are joined one after the other */
+        GRADIENT_PACKS = 22,     /* RUN_PACKS of the backward */
+        RUN_THREADS = 512,       /* of a block */
+        JOIN = 7,                /* a product, five levels of a tree, a quotient */
+        APPEND = 4,              /* that one step of Chan's formula adds */
+        COLUMN_ROWS = 128,       /* of a channel, one after the other in a thread */
+        COLUMN_ENTRIES = 128,    /* threads and channels of a group, one after the other in a lane */
+        COLUMN_THREADS = 256,    /* of one channel */
+        MOST_PROCESSORS = 192    /* whose grid shares a set: two blocks each for runs, four for columns */
     };
-    /* Activations: f32 within 4 ulp; in 16-bit storage within 2^-10. */
-    const double f32_activation = 0x1p-21, half_activation = 0x1p-10;
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .on_cuda = true,
                                                .drift = (double)INFINITY };
-    double count = (double)rows * (double)channels * (double)positions;
+    double per_channel = (double)rows * (double)positions, count = per_channel * (double)channels;
+    double pack = type == NORMFUSE_F64 ? 2 : type == NORMFUSE_F32 ? 4 : 8, thread, forward, backward;
+    if (columns) {
+        double lanes = fmax(1, fmin(32, (double)channels / (2 * pack)));
+        thread = fmin(COLUMN_ROWS, per_channel);
+        forward = thread + fmin(COLUMN_ENTRIES, count) + fmin(per_channel, 4 * MOST_PROCESSORS / lanes) + 2 * JOIN + 4;
+        backward = thread + fmin(COLUMN_THREADS, per_channel) + fmin(COLUMN_ENTRIES, (double)channels) + JOIN;
+    } else {
+        double lanes = 1, stretches = (double)rows * (double)channels;
+        while (lanes < 32 && lanes * pack < (double)positions)
+            lanes *= 2;
+        double tile_rows = stretches * ceil((double)positions / 32); /* of one pack or more: parts are rows of these */
+        double parts = fmin(2 * MOST_PROCESSORS, tile_rows);
+        thread = fmin(RUN_PACKS * pack, count);
+        /* two sums in turn, then one */
+        forward = fmin(fmax(RUN_PACKS * pack / 2, PASS_PACKS * pack / 2 + APPEND * PASS_JOINS), count) + 4;
+        forward += 2 * JOIN + (parts > 1 ? JOIN + APPEND * ceil(parts / 32) : 0);
+        backward = fmin(GRADIENT_PACKS * pack + fmax(GRADIENT_PACKS + 5, RUN_THREADS / lanes), count) + 10;
+    }
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
-    arithmetic.additions = fmin(THREAD_VALUES, count) + LEVEL_ROUNDINGS * fmin(BLOCK_LEVELS, ceil(log2(count + 1)));
+    arithmetic.additions = fmax(forward, backward);
     arithmetic.shift_additions = 0; /* the shift is a value */
-    arithmetic.shift_ratio = fmin(THREAD_VALUES, fmax(count, 1));
+    arithmetic.shift_ratio = fmax(thread, 1);
     arithmetic.shift_values = 1;
-    arithmetic.joins = 16 + count / BLOCK_VALUES;
-    arithmetic.activation_unit = arithmetic.is_double ? 0 : type == NORMFUSE_F32 ? f32_activation : half_activation;
+    arithmetic.joins = 16 + count / 256;
+    /* columns keep it in the tensor's own type */
+    arithmetic.shift_unit = arithmetic.is_double ? 0 : columns ? tolerance_unit(type) : 0x1p-24;
+    arithmetic.coefficient_roundings = 8;
+    arithmetic.is_stored_half = type == NORMFUSE_F16 || type == NORMFUSE_BF16;
     return arithmetic;
 }
 
 struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
                                                  int64_t rows, int64_t channels, int64_t positions)
 {
-    if (device == NORMFUSE_CUDA)
-        return cuda_arithmetic_of(type, rows, channels, positions);
-    struct tolerance_arithmetic arithmetic = arithmetic_of(type, columns, rows, channels, positions);
+    const bool on_cuda = device == NORMFUSE_CUDA;
+    struct tolerance_arithmetic arithmetic = on_cuda ? cuda_arithmetic_of(type, columns, rows, channels, positions)
+                                                     : arithmetic_of(type, columns, rows, channels, positions);
     if (!ambiguous)
         return arithmetic;
-    struct tolerance_arithmetic other = arithmetic_of(type, !columns, rows, channels, positions);
+    struct tolerance_arithmetic other = on_cuda ? cuda_arithmetic_of(type, !columns, rows, channels, positions)
+                                                : arithmetic_of(type, !columns, rows, channels, positions);
     arithmetic.additions = fmax(arithmetic.additions, other.additions);
     arithmetic.shift_additions = fmax(arithmetic.shift_additions, other.shift_additions);
     arithmetic.shift_ratio = fmax(arithmetic.shift_ratio, other.shift_ratio);
     arithmetic.joins = fmax(arithmetic.joins, other.joins);
-    arithmetic.shift_values = 0;
+    arithmetic.shift_unit = fmax(arithmetic.shift_unit, other.shift_unit);
+    if (!on_cuda)
+        arithmetic.shift_values = 0;
     return arithmetic;
 }
 
@@ -197,10 +228,23 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
     }
     tolerance.m2 += 8 * joins * m2 + 8 * fabs(mean) * double_unit * sqrt(count * arithmetic->joins * m2);
     tolerance.mean += 2 * joins * sqrt(spread / count);
-    double variance = m2 / count + eps, below = (m2 - tolerance.m2) / count + eps;
-    if (variance > 0 && tolerance.m2 > 0)
+    double error = tolerance.m2;
+    if (arithmetic->on_cuda && !arithmetic->is_double) {
+        /* Squares are f32: those that are too small are lost, and where their sum is too large nothing is known. */
+        if (!arithmetic->exact_sums) {
+            tolerance.m2 += 4 * count * arithmetic->tiny;
+            tolerance.mean += 4 * arithmetic->tiny;
+        }
+        if (2 * spread >= tolerance_largest(NORMFUSE_F32))
+            tolerance.m2 = (double)INFINITY;
+        /* The quotient and eps before the sum, then the sum, the root and its inverse. */
+        error = tolerance.m2 + 2 * arithmetic->unit * (m2 + count * fabs(eps));
+        tolerance.rstd += 4 * arithmetic->unit;
+    }
+    double variance = m2 / count + eps, below = (m2 - error) / count + eps;
+    if (variance > 0 && error > 0)
         tolerance.rstd += below > 0 ? sqrt(variance / below) - 1 : (double)INFINITY;
-    else if (tolerance.m2 > 0 && (m2 + tolerance.m2) / count + eps >= 0)
+    else if (error > 0 && (m2 + error) / count + eps >= 0)
         tolerance.rstd = (double)INFINITY;
     return tolerance;
 }
@@ -210,7 +254,7 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
 /* How far k may be from the mean that it stands for. */
 static double shift_rounding(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine)
 {
-    return arithmetic->is_double ? 0 : arithmetic->unit * fabs(affine->mean);
+    return arithmetic->shift_unit * fabs(affine->mean);
 }
 
 double tolerance_shifted(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine,
@@ -226,8 +270,10 @@ double tolerance_z(const struct tolerance_arithmetic *arithmetic, const struct t
     double gain = fabs(affine->gain), unit = arithmetic->unit;
     double shifted = tolerance_shifted(arithmetic, affine, centred);
     double error = gain * (affine->mean_error + fabs(centred) * affine->gain_error); /* statistics */
-    error += 2 * unit * gain * shifted;                                              /* u - k, a */
-    error += unit * (fabs(affine->offset) + gain * shift_rounding(arithmetic, affine)); /* b */
+    error += (1 + arithmetic->coefficient_roundings) * unit * gain * shifted;        /* u - k, a */
+    double parts = arithmetic->on_cuda ? 4 * affine->offset_parts : fabs(affine->offset);
+    double rest = (arithmetic->on_cuda ? 3 : 1) * gain * shift_rounding(arithmetic, affine);
+    error += unit * (parts + rest);                                                  /* b */
     error += unit * fabs(z0);                                                        /* the fma */
     if (affine->has_post_add)
         error += unit * fabs(z);
@@ -329,6 +375,59 @@ static double jump_nearby(int activation, double parameter, double z, double z_e
     }
 }
 
+/* The device's forms, in src/cuda/pack.cuh: expf within 2 ulp, erfcf 4, expm1f 1; where results are stored in 16 bits
+ * __expf within 2 + 1.173 |argument| ulp and tanh.approx within 2^-11. Absolute. */
+static const double fast_sigmoid = 0x1p-12;
+
+static double cuda_activation(const struct tolerance_arithmetic *arithmetic, int activation, double z, double y,
+                              double slope)
+{
+    /* what z, and y, lose relatively */
+    double size = fmax(fabs(y), fabs(z * slope)), unit = arithmetic->unit, half = arithmetic->is_stored_half ? 1 : 0;
+    switch (activation) {
+    case NORMFUSE_LEAKY_RELU: return unit * size;
+    case NORMFUSE_SILU: return unit * 8 * size + half * fast_sigmoid * fabs(z);
+    case NORMFUSE_GELU: return unit * 12 * size;
+    case NORMFUSE_GELU_TANH: return unit * 14 * size + half * fast_sigmoid * fabs(z);
+    case NORMFUSE_HARDSWISH: return unit * 4 * size;
+    case NORMFUSE_ELU: return unit * 4 * size;
+    case NORMFUSE_MISH: return unit * (16 + half * (4 + 2.4 * fmin(fabs(z), 100))) * size;
+    default: return 0;
+    }
+}
+
+static double cuda_slope(const struct tolerance_arithmetic *arithmetic, int activation, double z, double slope)
+{
+    double unit = arithmetic->unit, size = fabs(slope), s, t, density, steep, half = arithmetic->is_stored_half ? 1 : 0;
+    switch (activation) {
+    case NORMFUSE_LEAKY_RELU: return unit * size;
+    case NORMFUSE_SILU:
+        s = logistic(z);
+        return unit * (s * (8 + 10 * fabs(z)) + size) + half * 1.01 * fast_sigmoid * (1 + fabs(z));
+    case NORMFUSE_GELU:
+        density = 0.39894228040143267794 * exp(-0.5 * z * z);
+        s = 0.5 * erfc(-z * 0.70710678118654752440);
+        return unit * (12 * s + fabs(z) * density * (20 + z * z + half * (4 + 1.2 * z * z)) + size);
+    case NORMFUSE_GELU_TANH:
+        z = fmax(-12, fmin(12, z));
+        t = gelu_tanh_argument(z);
+        s = logistic(t);
+        steep = fabs(z) * 1.59576912160573071176 * (1 + 0.134145 * z * z);
+        return unit * (s * (6 + 5 * fabs(t) * logistic(-t)) * (1 + steep) + 8 * steep * s + 2 * size) +
+               half * 1.01 * fast_sigmoid * (1 + steep);
+    case NORMFUSE_HARDSWISH: return unit * 4 * size;
+    case NORMFUSE_ELU: return unit * (6 + half * 2.4 * fmin(fabs(z), 100)) * size;
+    case NORMFUSE_MISH:
+        t = fabs(reference_activation(NORMFUSE_MISH, 0, z) / (z == 0 ? 1 : z));
+        t = z == 0 ? 0.6 : t;
+        s = logistic(z);
+        steep = 16 + half * (4 + 2.4 * fmin(fabs(z), 100)); /* roundings of t */
+        return unit * (steep * t + fabs(z) * s * (10 * (1 - t * t) + 2 * steep * t * t + 2) + size) +
+               half * fast_sigmoid * fabs(z) * (1 - t * t);
+    default: return 0;
+    }
+}
+
 /* exp is flushed to 0 where its result would be subnormal. */
 static double flushed(const struct tolerance_arithmetic *arithmetic, double z)
 {
@@ -344,10 +443,10 @@ double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int a
     if (activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU)
         return error;
     double y = reference_activation(activation, parameter, z);
-    if (arithmetic->on_cuda && !arithmetic->is_double) {
-        double size = fmax(fabs(y), fabs(z * reference_slope(activation, parameter, z)));
-        return error + second_order * arithmetic->activation_unit * size + flushed(arithmetic, z);
-    }
+    if (arithmetic->on_cuda && !arithmetic->is_double)
+        return error + flushed(arithmetic, z) +
+               second_order *
+                   cuda_activation(arithmetic, activation, z, y, reference_slope(activation, parameter, z));
     double computed = computed_activation(activation, z, y);
     if (arithmetic->is_double) /* libm's and the reference's own */
         computed = 2 * computed + (8 + 4 * z * z) * fabs(y);
@@ -363,10 +462,11 @@ double tolerance_slope(const struct tolerance_arithmetic *arithmetic, int activa
         steepest_change(activation, parameter) * z_error + jump_nearby(activation, parameter, z, z_error);
     if (activation == NORMFUSE_RELU)
         return error;
-    /* computed_slope counts a part's roundings, at least 4 of each */
-    double unit = arithmetic->on_cuda && !arithmetic->is_double ? arithmetic->activation_unit / 4 : arithmetic->unit;
-    double computed = computed_slope(activation, z, reference_slope(activation, parameter, z));
+    double exact = reference_slope(activation, parameter, z);
+    if (arithmetic->on_cuda && !arithmetic->is_double)
+        return error + flushed(arithmetic, z) + second_order * cuda_slope(arithmetic, activation, z, exact);
+    double computed = computed_slope(activation, z, exact);
     if (arithmetic->is_double)
         computed = 2 * computed + 8 * (1 + fabs(z));
-    return error + second_order * unit * computed + flushed(arithmetic, z);
+    return error + second_order * arithmetic->unit * computed + flushed(arithmetic, z);
 }

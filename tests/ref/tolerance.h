@@ -23,8 +23,10 @@ struct tolerance_arithmetic {
     double joins;           /* most chunks and pieces of a set, which are joined in double */
     bool is_double;
     bool exact_sums; /* the data are such that every sum is exact */
-    bool on_cuda;    /* then activations are the device's; */
-    double activation_unit; /* half an ulp of 1 of them: coarser where the result is stored in 16 bits */
+    bool on_cuda;    /* then activations are the device's, faster where */
+    bool is_stored_half; /* results are stored in 16 bits */
+    double shift_unit;   /* how far, relatively, the shift that elements are taken about may be from the mean */
+    double coefficient_roundings; /* of what elements are multiplied with */
 };
 
 /* device: NORMFUSE_CPU or NORMFUSE_CUDA. A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
