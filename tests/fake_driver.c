@@ -44,6 +44,11 @@ CUcontext fake_driver_context(int device, int index)
     return (CUcontext)(void *)&contexts[device][index];
 }
 
+const char *fake_driver_kernel_name(int kernel)
+{
+    return names[kernel];
+}
+
 int fake_driver_depth(void)
 {
     return depth;

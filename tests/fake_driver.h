@@ -81,6 +81,8 @@ static inline void fake_driver_use(void)
 }
 /* A context of a device: index 0 is the primary one. */
 CUcontext fake_driver_context(int device, int index);
+/* "normfuse_merge" */
+const char *fake_driver_kernel_name(int kernel);
 /* This thread's stack of contexts. */
 int fake_driver_depth(void);
 /* Makes it this thread's only context; NULL: none. */

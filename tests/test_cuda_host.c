@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_cuda_host.c - the host side of the CUDA backend against a driver without a GPU (fake_driver.h): statuses, what
- * is passed to launches, contexts, several devices and threads, cached occupancy. */
+ * is passed to launches, contexts, several devices and threads, cached occupancy, and what must hold of any choice of
+ * kernels and geometry. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,6 +16,7 @@
 #include "fake_driver.h"
 #include "harness.h"
 #include "normfuse.h"
+#include "tolerance.h"
 
 #define KERNEL ((enum normfuse_cuda_kernel)0)
 #define LAST_KERNEL ((enum normfuse_cuda_kernel)(NORMFUSE_CUDA_KERNELS - 1))
@@ -644,6 +646,373 @@ static void test_scratch(void)
         harness_skip("scratch: no problem of this test needs any");
 }
 
+/* ---- the choice of kernels ---------------------------------------------------------------------------------------- */
+
+/* What holds for any choice, whatever the policy: every element of every set falls to one thread of one launch, grids and
+ * clusters are what the device can hold, blocks that wait for one another are resident together, scratch is used within
+ * what was asked for, and no value goes a longer way through sums than tests/ref/tolerance.c says. */
+
+static uint64_t random_state = 20260102;
+
+static int64_t random_below(int64_t count)
+{
+    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    return (int64_t)((random_state >> 11) % (uint64_t)count);
+}
+
+/* Sizes of all magnitudes, often near a power of two. */
+static int64_t random_size(int most_bits)
+{
+    const int64_t power = INT64_C(1) << random_below(most_bits + 1);
+    const int64_t size = random_below(3) == 0 ? power + random_below(3) - 1 : power + random_below(power);
+    return size < 1 ? 1 : size;
+}
+
+struct plan_case {
+    char name[200];
+    int op; /* 0 group norm, 1 batch norm, 2 affine */
+    int64_t sizes[3], groups;
+    normfuse_type type;
+    bool channels_last, backward, has_sync, misaligned, applies_alone;
+    int32_t activation;
+};
+
+static size_t scratch_address_bytes;
+static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
+
+static int64_t up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t threads, int pack, bool backward)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
+    if (p->columns) {
+        const int64_t at_once = threads / (uint32_t)g->width, serial = up(g->part_rows < g->rows ? g->part_rows : g->rows, at_once);
+        if (backward)
+            return (double)(serial + (at_once < g->rows ? at_once : g->rows) + up(g->group, g->group_lanes) + 6);
+        const int64_t beside = at_once < g->rows ? at_once : g->rows;
+        const int64_t parts = applies ? up(g->parts, g->group_lanes) : 0;
+        return (double)(serial + up(beside * g->group, g->group_lanes) + parts + 18);
+    }
+    const int64_t lanes = INT64_C(1) << g->lane_bits, segments = threads >> g->lane_bits;
+    const int64_t values = (int64_t)g->segment_rows * pack;
+    if (backward) {
+        const int64_t by_segments = 5 + (g->rows < segments ? g->rows : segments), by_channels = g->segment_rows + 10;
+        return (double)(values + (by_segments > by_channels ? by_segments : by_channels));
+    }
+    const double serial = pack > 1 ? (double)values / 2 + 1 : (double)values;
+    const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : g->parts > 1 && applies ? 7 : 0;
+    (void)lanes;
+    return serial + 4.0 * (g->passes - 1) + 17 + joins;
+}
+
+/* In `seen`, one a pack of channels and row (columns) or a set and row (runs): how many threads have it. */
+static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int pack, int kept,
+                         unsigned char *seen)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const int64_t packs = p->columns ? p->c / pack : p->s / pack;
+    for (int64_t block = 0; block < launch->grid; block++) {
+        const int64_t team = block / g->parts, part = block % g->parts;
+        for (int64_t set = team; set < g->sets;
+             set += g->exchange == NORMFUSE_EXCHANGE_GRID ? g->teams : g->sets + launch->grid) {
+            if (p->columns) {
+                const int64_t sample = set / g->blocks_wide, beside = set % g->blocks_wide;
+                const int64_t n = g->all_samples ? part / g->parts_a_sample : sample;
+                const int64_t first = (g->all_samples ? part % g->parts_a_sample : part) * g->part_rows;
+                const int64_t stop = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
+                const int64_t at_once = launch->threads / (uint32_t)g->width;
+                for (int64_t thread = 0; thread < launch->threads; thread++) {
+                    const int64_t column = beside * g->width + thread % g->width;
+                    if (thread / g->width >= at_once || column >= packs)
+                        continue;
+                    int64_t slots = (int64_t)(kept + (pack > 1 ? g->kept_shared : 0)) * g->passes;
+                    for (int64_t row = first + thread / g->width; row < stop && slots > 0; row += at_once, slots--)
+                        seen[(n * g->rows + row) * packs + column]++;
+                }
+                continue;
+            }
+            const int64_t segments = launch->threads >> g->lane_bits;
+            for (int pass = 0; pass < g->passes; pass++)
+                for (int64_t segment = 0; segment < segments; segment++) {
+                    const bool many = g->sets_a_block > 1;
+                    const int64_t own = many ? set * g->sets_a_block + segment : set;
+                    int64_t row = many ? 0 : part * g->part_rows + (pass * segments + segment) * g->segment_rows;
+                    int64_t end = many ? g->rows : (part + 1) * g->part_rows;
+                    int slots = kept + (pack > 1 ? g->kept_shared : 0);
+                    if (many && (segment >= g->sets_a_block || own >= g->sets))
+                        continue;
+                    end = end < g->rows ? end : g->rows;
+                    for (int k = 0; k < g->segment_rows && row < end && slots > 0; k++, row++, slots--)
+                        seen[own * g->rows + row]++;
+                }
+        }
+    }
+}
+
+static size_t end_of(const void *part, size_t bytes)
+{
+    return part != NULL ? (size_t)((uintptr_t)part - scratch_address) + bytes : 0;
+}
+
+static void check_launch(const struct plan_case *test, const struct fake_launch *launch,
+                         const struct normfuse_cuda_device *device, const struct tolerance_arithmetic *arithmetic)
+{
+    struct normfuse_cuda_arguments a;
+    int pack = 0, kept = 0;
+    const char *const numbers = strrchr(launch->name, '_');
+    if (!CHECK(launch->argument_bytes == sizeof a, "%s: %zu bytes of arguments", test->name, launch->argument_bytes))
+        return;
+    memcpy(&a, launch->arguments, sizeof a);
+    const struct normfuse_problem *const p = &a.problem;
+    const struct normfuse_cuda_geometry *const g = &a.geometry;
+    if (sscanf(numbers, "_%dx%d", &pack, &kept) != 2) {
+        CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name, launch->name);
+        return;
+    }
+    const bool backward = strstr(launch->name, "backward") != NULL;
+    const bool gathers = (a.phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) != 0;
+    const int resident = normfuse_cuda_blocks_per_processor(device, launch->kernel, launch->threads, launch->shared);
+#define HOLDS(condition) CHECK(condition, "%s: %s: not " #condition, test->name, launch->name)
+    HOLDS(backward == test->backward && (strstr(launch->name, "columns") != NULL) == (p->columns != 0));
+    HOLDS(pack == 1 || (p->columns ? p->c : p->s) % pack == 0);
+    HOLDS(pack == 1 || !test->misaligned);
+    HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
+    HOLDS(launch->shared <= device->shared_per_block);
+    HOLDS(resident > 0);
+    HOLDS(g->parts >= 1 && g->passes >= 1 && g->kept_shared >= 0 && (pack > 1 || g->kept_shared == 0));
+    /* Blocks that wait for one another. */
+    HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
+    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (test->has_sync && a.tickets != NULL));
+    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || launch->grid == (uint32_t)(g->teams * g->parts));
+    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (int64_t)launch->grid <= (int64_t)resident * device->processors);
+    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (g->teams <= g->sets && g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES));
+    HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
+    HOLDS(launch->cluster <= 1 || (device->clusters && (launch->cluster & (launch->cluster - 1)) == 0 &&
+                                   launch->cluster <= 16 && g->parts == (int32_t)launch->cluster));
+    /* One that computes what it then applies hears of all parts of its sets. */
+    if (gathers && (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0 && p->sets != NORMFUSE_SETS_NONE) {
+        HOLDS(g->parts == 1 || g->exchange != NORMFUSE_EXCHANGE_NONE);
+        HOLDS(g->passes == 1);
+        HOLDS(!p->columns || p->sets != NORMFUSE_SETS_GROUP || g->group == p->c / p->groups);
+    }
+    HOLDS(!p->columns || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE || g->width * pack % g->group == 0);
+    /* All elements, once. */
+    const int64_t packs = (p->columns ? p->c : p->s) / pack, lanes = INT64_C(1) << g->lane_bits;
+    const int64_t places = p->columns ? p->n * g->rows * packs : g->sets * g->rows;
+    if (!p->columns) {
+        HOLDS(lanes * (g->spans - 1) + g->last_lanes == packs && g->last_lanes >= 1 && g->last_lanes <= lanes);
+        HOLDS(g->rows == g->outer * g->spans && g->sets * g->outer == p->n * p->c);
+        HOLDS(g->sets_a_block == 1 ? g->segment_rows <= kept + g->kept_shared : g->rows <= kept);
+    } else {
+        HOLDS((int64_t)g->blocks_wide * g->width >= packs && (int64_t)(g->blocks_wide - 1) * g->width < packs);
+        HOLDS((int64_t)launch->threads >= g->width);
+    }
+    if (places <= 30000 && (int64_t)launch->grid * launch->threads <= 4000000) {
+        unsigned char *seen = calloc((size_t)places, 1);
+        int64_t wrong = 0, first = -1;
+        if (seen == NULL)
+            abort();
+        count_owners(launch, &a, pack, kept, seen);
+        for (int64_t i = 0; i < places; i++)
+            if (seen[i] != 1) {
+                first = wrong == 0 ? i : first;
+                wrong++;
+            }
+        CHECK(wrong == 0, "%s: %s: %lld of %lld places have no thread or several, the first is %lld (%d)", test->name,
+              launch->name, (long long)wrong, (long long)places, (long long)first, first < 0 ? 0 : seen[first]);
+        free(seen);
+    } else if (p->columns) {
+        HOLDS((int64_t)g->passes * (launch->threads / (uint32_t)g->width) * (kept + g->kept_shared) >=
+              (g->part_rows < g->rows ? g->part_rows : g->rows));
+        HOLDS(g->parts_a_sample * g->part_rows >= g->rows);
+        HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (uint32_t)(g->sets * g->parts));
+        HOLDS(g->sets == (g->all_samples ? 1 : p->n) * g->blocks_wide);
+        HOLDS(g->parts == (g->all_samples ? p->n : 1) * g->parts_a_sample);
+    } else if (g->sets_a_block == 1) {
+        HOLDS((int64_t)g->passes * (launch->threads >> g->lane_bits) * g->segment_rows >= g->part_rows ||
+              (int64_t)g->passes * (launch->threads >> g->lane_bits) * g->segment_rows >= g->rows);
+        HOLDS(g->parts * g->part_rows >= g->rows);
+        HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (uint32_t)(g->sets * g->parts));
+    } else {
+        HOLDS((int64_t)launch->grid * g->sets_a_block >= g->sets &&
+              (int64_t)g->sets_a_block * lanes <= (int64_t)launch->threads);
+    }
+    /* Scratch: parts one after the other, within what was asked for. */
+    const int64_t groups = p->columns ? (int64_t)g->width * pack / g->group : 1;
+    const int64_t all_sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
+    const size_t word = backward ? 16 : 24;
+    size_t used = 0;
+    if (g->exchange == NORMFUSE_EXCHANGE_GRID)
+        used = end_of(a.partials, (size_t)(2 * g->teams * groups * g->parts) * word);
+    else if (gathers && !backward && !(a.phases & NORMFUSE_PHASE_APPLY))
+        used = end_of(a.partials, (size_t)(all_sets * (p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups / g->group : 1) * g->parts) * word);
+    HOLDS(used == 0 || a.partials != NULL);
+    HOLDS(a.statistics == NULL || end_of(a.statistics, 0) >= used);
+    used = a.statistics != NULL ? end_of(a.statistics, (size_t)all_sets * sizeof *a.statistics) : used;
+    HOLDS(a.sums == NULL || end_of(a.sums, 0) >= used);
+    used = a.sums != NULL && gathers && backward
+               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16) : used;
+    HOLDS(a.totals == NULL || end_of(a.totals, 0) >= used);
+    used = a.totals != NULL ? end_of(a.totals, (size_t)all_sets * 16) : used;
+    CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name, used,
+          scratch_address_bytes);
+    if (gathers) {
+        const double way = longest_way(&a, launch->threads, pack, backward);
+        CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
+              launch->name, way, arithmetic->additions);
+    }
+#undef HOLDS
+}
+
+static normfuse_status call_plan_case(const struct plan_case *test, const normfuse_tensors *tensors,
+                                      const normfuse_exec *exec, size_t *bytes)
+{
+    const normfuse_group_norm_options group = {.struct_bytes = sizeof group, .groups = test->groups, .eps = 1e-5,
+                                               .activation = test->activation};
+    const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch, .eps = 1e-5, .activation = test->activation};
+    const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = test->activation};
+#define EITHER(name, options)                                                                                          \
+    (test->backward ? bytes ? normfuse_##name##_backward_scratch_bytes(options, tensors, exec, bytes)                  \
+                            : normfuse_##name##_backward(options, tensors, exec)                                       \
+     : bytes ? normfuse_##name##_forward_scratch_bytes(options, tensors, exec, bytes)                                  \
+             : normfuse_##name##_forward(options, tensors, exec))
+    return test->op == 0 ? EITHER(group_norm, &group) : test->op == 1 ? EITHER(batch_norm, &batch)
+                                                                      : EITHER(affine, &affine);
+#undef EITHER
+}
+
+static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_device *device)
+{
+    static const char *const types[] = {"f64", "f32", "f16", "bf16"}, *const operators[] = {"group_norm", "batch_norm", "affine"};
+    const int64_t *const sizes = test->sizes;
+    snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s", operators[test->op],
+             (long long)sizes[0], (long long)sizes[1], (long long)sizes[2], (long long)test->groups, types[test->type],
+             test->channels_last ? "nhwc" : "nchw", (int)test->activation, test->backward ? "bwd" : "fwd",
+             test->has_sync ? " sync" : "", test->misaligned ? " misaligned" : "", device->clusters ? "9.0" : "8.0");
+    const size_t value = (size_t)normfuse_type_bytes(test->type);
+    const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
+    normfuse_axes axes[8];
+    normfuse_tensor big[3], small[5];
+    for (int i = 0; i < 3; i++) {
+        void *const data = (void *)(base + (uintptr_t)i * gap + (test->misaligned ? value : 0));
+        big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
+                                     : normfuse_tensor_contiguous(data, test->type, 3, sizes, &axes[i]);
+        big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+    }
+    const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
+    for (int i = 0; i < 5; i++) {
+        void *const data = (void *)(base + (uintptr_t)(3 + i) * gap);
+        small[i] = normfuse_tensor_contiguous(data, i == 0 || i > 2 ? test->type : test->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32,
+                                              1, i == 1 || i == 2 ? &sets : &sizes[1], &axes[3 + i]);
+        small[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+    }
+    normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[0]};
+    if (test->op != 2) {
+        tensors.mean = &small[1];
+        tensors.rstd = &small[2];
+    }
+    if (test->backward) {
+        tensors.dy = &big[1];
+        tensors.dx = &big[2];
+        tensors.dweight = &small[3];
+        tensors.dbias = NULL;
+    } else {
+        tensors.y = &big[1];
+    }
+    normfuse_exec exec = {.struct_bytes = sizeof exec};
+    if (test->has_sync) {
+        exec.sync = (void *)(base + 9 * gap);
+        exec.sync_bytes = NORMFUSE_CUDA_SYNC_BYTES;
+    }
+    scratch_address_bytes = 0;
+    normfuse_status status = call_plan_case(test, &tensors, &exec, &scratch_address_bytes);
+    if (!CHECK(status == NORMFUSE_OK, "%s: scratch bytes: %s", test->name, normfuse_last_error()))
+        return;
+    exec.scratch = scratch_address_bytes ? (void *)scratch_address : NULL;
+    exec.scratch_bytes = scratch_address_bytes;
+    fake_driver.launches = 0;
+    status = call_plan_case(test, &tensors, &exec, NULL);
+    if (!CHECK(status == NORMFUSE_OK, "%s: %s", test->name, normfuse_last_error()))
+        return;
+    CHECK(fake_driver.launches > 0, "%s: nothing was launched", test->name);
+    const int64_t rows = test->op == 0 ? 1 : sizes[0], channels = test->op == 0 ? sizes[1] / test->groups : 1;
+    const struct tolerance_arithmetic arithmetic =
+        tolerance_arithmetic(NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows, channels,
+                             sizes[2]);
+    for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++)
+        check_launch(test, &fake_driver.launch[i], device, &arithmetic);
+}
+
+/* The registers that the kernels of a development build use: of them depends how many blocks are resident. */
+static void read_registers(void)
+{
+    FILE *const file = fopen(NORMFUSE_KERNEL_LIMITS, "r");
+    char line[200], name[120];
+    int registers, found = 0;
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (line[0] != '#' && sscanf(line, "%119s %d", name, &registers) == 2)
+            for (int kernel = 0; kernel < NORMFUSE_CUDA_KERNELS; kernel++)
+                if (strcmp(fake_driver_kernel_name(kernel), name) == 0) {
+                    fake_driver.registers[kernel] = (registers + 7) / 8 * 8;
+                    fake_driver.fixed_shared[kernel] = 1024;
+                    found++;
+                }
+    if (file != NULL)
+        fclose(file);
+    CHECK(found == NORMFUSE_CUDA_KERNELS, "%s names %d of %d kernels", NORMFUSE_KERNEL_LIMITS, found, NORMFUSE_CUDA_KERNELS);
+}
+
+static void test_plans(void)
+{
+    for (int generation = 0; generation < 2; generation++) {
+        fake_driver_reset();
+        read_registers();
+        if (generation == 1) {
+            struct fake_device *const old = &fake_driver.device[0];
+            *old = (struct fake_device){.name = "NVIDIA A100", .capability = 80, .processors = 108,
+                                        .threads_per_processor = 2048, .registers_per_processor = 65536,
+                                        .shared_per_processor = 167936, .shared_per_block = 166912,
+                                        .shared_reserved = 1024, .l2_bytes = 40 << 20, .clusters = false};
+            for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++)
+                old->dynamic_shared[k] = 48 << 10;
+        }
+        fake_driver_use();
+        const struct normfuse_cuda_device *const device = device_of(0);
+        if (device == NULL)
+            return;
+        for (int i = 0; i < 6000; i++) {
+            struct plan_case test = {.op = (int)random_below(5) % 3, .type = (normfuse_type)random_below(4),
+                                     .channels_last = random_below(2) != 0, .backward = random_below(2) != 0,
+                                     .has_sync = random_below(3) != 0, .misaligned = random_below(6) == 0};
+            int most = i % 3 == 0 ? 12 : 31;
+            for (int axis = 0; axis < 3; axis++) {
+                const int limit[] = {12, 12, 24};
+                test.sizes[axis] = random_below(8) == 0 ? 1 : random_size(most < limit[axis] ? most : limit[axis]);
+                for (int64_t rest = test.sizes[axis]; rest > 1; rest /= 2)
+                    most--;
+                most = most < 1 ? 1 : most;
+            }
+            if (random_below(2))
+                test.sizes[1] = up(test.sizes[1], 8) * 8;
+            test.groups = 1;
+            if (test.op == 0)
+                do
+                    test.groups = random_below(4) == 0 ? 1 : 1 + random_below(test.sizes[1] < 64 ? test.sizes[1] : 64);
+                while (test.sizes[1] % test.groups != 0);
+            if (test.op == 1 && test.sizes[0] * test.sizes[2] == 1)
+                test.sizes[2] = 2; /* training refuses one value a channel */
+            test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(9);
+            run_plan_case(&test, device);
+        }
+    }
+}
+
 int main(void)
 {
     test_no_driver();
@@ -662,6 +1031,7 @@ int main(void)
     test_occupancy();
     test_interface();
     test_scratch();
+    test_plans();
     normfuse_cuda_use_driver(NULL);
     return harness_close();
 }
