@@ -11,7 +11,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
-    const int threads = (int)blockDim.x, channels = g.width * V, groups = channels / g.group;
+    const int threads = (int)blockDim.x, channels = g.width * V, groups = divide(channels, g.by_group);
     /* In this order: packs; parts of groups; totals of groups; of each channel slope, offset, squared rstd, shift and the
      * remainder of the mean, weighted sums; of each thread's channels two sums. */
     double *const of_parts = reinterpret_cast<double *>(dynamic + (V > 1 ? 2 * g.kept_shared : 0) * threads);
@@ -27,8 +27,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const unsigned first_team = block / (unsigned)g.parts;
-    const int part = (int)(block - first_team * (unsigned)g.parts);
+    const int first_team = divide((int)block, g.by_parts);
+    const int part = (int)block - first_team * g.parts;
 
     raw<T, V> kept_x[K], kept_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
@@ -47,17 +47,17 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
         cluster_arrive();
     int parity = 0;
-    for (int64_t team = first_team;;) {
+    for (int team = first_team;;) {
         const column_place place = place_of<V>(a, team, part);
         const int shared = V > 1 ? g.kept_shared : 0;
-        const int64_t tile_rows = (int64_t)(K + shared) * place.rows_at_once;
-        const int64_t first_channel = place.c - place.column * V; /* of the block */
-        const int here = (int)min((int64_t)channels, p.c - first_channel);
+        const int tile_rows = (K + shared) * place.rows_at_once;
+        const int first_channel = place.c - place.column * V; /* of the block */
+        const int here = min(channels, (int)p.c - first_channel);
         R plain[V] = {}, about[V] = {}, slope[V], offset[V];
         raw<T, V> shift = zero_pack<T, V>();
 
         for (int pass = 0; pass < g.passes; pass++) {
-            const int64_t row = place.first + (g.backwards ? g.passes - 1 - pass : pass) * tile_rows + place.beside;
+            const int row = place.first + (g.backwards ? g.passes - 1 - pass : pass) * tile_rows + place.beside;
             const int count = slots_of(place, row, K + shared);
 
             /* ---- load ---- */
@@ -83,14 +83,14 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             if (pass == 0) {
 #pragma unroll 1
                 for (int i = (int)threadIdx.x; i < here; i += threads) {
-                    const int64_t c = first_channel + i, n = g.all_samples ? 0 : place.n;
+                    const int c = first_channel + i, n = g.all_samples ? 0 : place.n;
                     const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
                     const R offset_here =
                         parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
                     double mean = 0.0;
                     R rstd = R(1);
                     if (a.source == NORMFUSE_SOURCE_SAVED) {
-                        const int64_t group = by_channel ? c : c / (p.c / p.groups);
+                        const int group = by_channel ? c : c / (int)(p.c / p.groups);
                         mean = parameter<double>(p.mean, n, group, 0.0);
                         rstd = parameter<R>(p.rstd, n, group, R(1));
                     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
@@ -199,12 +199,18 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                     }
                 }
                 __syncthreads();
-                for (int i = (int)threadIdx.x; i < here; i += threads) {
+                for (int round = 0; round < here; round += threads / g.channel_lanes) {
+                    const int i = round + (int)threadIdx.x / g.channel_lanes;
+                    const int first = (int)threadIdx.x & (g.channel_lanes - 1);
                     R sum = R(0), product = R(0);
-                    for (int beside = 0; beside < place.rows_at_once; beside++) {
+                    for (int beside = first; i < here && beside < place.rows_at_once; beside += g.channel_lanes) {
                         sum += of_plain[beside * channels + i];
                         product += of_centred[beside * channels + i];
                     }
+                    sum = sum_lanes(sum, g.channel_lanes);
+                    product = sum_lanes(product, g.channel_lanes);
+                    if (i >= here || first != 0)
+                        continue;
                     product -= of_rests[i] * sum;
                     of_channels[i] = {of_slopes[i] * sum, of_slopes[i] * product};
                     if (a.sums) {
@@ -220,7 +226,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             R share[V] = {}, level[V] = {}; /* dx = slope dy' + share (x - shift) + level */
             if (applies && centred && (summed || (!sums && pass == 0))) {
                 const int lane = (int)threadIdx.x & (g.group_lanes - 1), at_once = threads / g.group_lanes;
-                const int groups_here = here / g.group;
+                const int groups_here = divide(here, g.by_group);
                 if (sums) {
                     __syncthreads();
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
@@ -294,7 +300,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             if (applies && centred && place.active) {
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    const totals<R> of_group = of_groups[(place.column * V + i) / g.group];
+                    const totals<R> of_group = of_groups[divide(place.column * V + i, g.by_group)];
                     share[i] = of_group.centred;
                     level[i] = of_group.plain - of_group.centred * of_rests[place.column * V + i];
                 }

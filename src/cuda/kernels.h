@@ -84,6 +84,12 @@ enum normfuse_cuda_source {
     NORMFUSE_SOURCE_SCRATCH  /* arguments.statistics */
 };
 
+/* Division by what is known before the launch: x / divisor = (high(x * multiplier) + x) >> shift for x below 2^31 (Granlund
+ * and Montgomery 1994). The hardware has no division; the compiler's of 64 bits takes longer than a load. */
+struct normfuse_cuda_divisor {
+    uint32_t divisor, multiplier, shift;
+};
+
 /* A tile is what one block holds at a time.
  *
  * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of s positions, that is `spans` rows
@@ -93,9 +99,9 @@ enum normfuse_cuda_source {
  * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
  * part_rows rows, which the block walks threads / width at a time. */
 struct normfuse_cuda_geometry {
-    int64_t sets;        /* runs: sets; columns: teams */
-    int64_t rows;        /* of a set or team */
-    int64_t part_rows;
+    int32_t sets;        /* runs: sets; columns: teams */
+    int32_t rows;        /* of a set or team */
+    int32_t part_rows;
     int32_t parts;       /* blocks a set or team */
     int32_t passes;      /* tiles that each part walks through one after the other; 1: kept on the chip */
     int32_t kept_shared; /* packs of each tensor that a thread keeps in shared memory beside those in registers */
@@ -107,15 +113,18 @@ struct normfuse_cuda_geometry {
     int32_t last_lanes;         /* lanes that have a pack in the last row of a stretch */
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the rows of a segment can touch */
-    int64_t outer;
+    int32_t outer;
     /* columns */
     int32_t width, blocks_wide, all_samples;
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
     int32_t group;       /* channels whose sums are joined in the block: those of a group, or 1 */
-    int32_t group_lanes; /* threads that join the sums of a group */
+    int32_t group_lanes;   /* threads that join the channels of a group */
+    int32_t channel_lanes; /* threads that join what threads found of a channel */
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
+    struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
+    struct normfuse_cuda_divisor by_parts_a_sample;
 };
 
 /* What normfuse_sync_bytes answers for every device: 1024 tickets, each on a cache line of its own. */

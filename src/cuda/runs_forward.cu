@@ -19,15 +19,14 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
-        int64_t n = place.n, c = place.c;
+        int n = place.n, c = place.c;
         if (many) {
-            const int own = by_sample ? 1 : (int)g.outer;
-            const int64_t set = place.set - ((int)threadIdx.x >> g.lane_bits) + i / own;
+            const int nth = by_sample ? i : divide(i, g.by_outer);
+            const int set = place.set - ((int)threadIdx.x >> g.lane_bits) + nth;
             if (set >= g.sets)
                 break;
-            n = p.sets == NORMFUSE_SETS_GROUP ? set / p.groups : by_sample ? 0 : set;
-            c = p.sets == NORMFUSE_SETS_GROUP ? (set - n * p.groups) * own : by_sample ? set : 0;
-            c += i % own;
+            begin_of(a, set, n, c);
+            c += by_sample ? 0 : i - nth * g.outer;
         } else if (!by_sample) {
             if (place.first_outer + i >= g.outer)
                 break;
@@ -63,8 +62,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const unsigned team = block / (unsigned)g.parts;
-    const int part = (int)(block - team * (unsigned)g.parts), warp = (int)threadIdx.x / 32;
+    const int team = divide((int)block, g.by_parts);
+    const int part = (int)block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept[K];
     const auto read = [&](int slot, R(&value)[V]) {
@@ -78,7 +77,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
         cluster_arrive();
     int parity = 0;
-    for (int64_t set = team;;) {
+    for (int set = team;;) {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
 
@@ -107,7 +106,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean. */
                 run_place first = place;
                 first.outer = many ? 0 : place.first_outer;
-                first.span = many ? 0 : (int32_t)(part * g.part_rows - first.outer * g.spans);
+                first.span = many ? 0 : part * g.part_rows - first.outer * g.spans;
                 if (first.outer < g.outer && (!many || place.rows > 0)) {
                     const int lane = (int)threadIdx.x & ((1 << g.lane_bits) - 1);
                     const run_cursor<T, V> x(a, p.x, first);
@@ -221,8 +220,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 const set_statistics<R> found = statistics_of(all, whole, p.eps);
                 if (many ? ((int)threadIdx.x & ((1 << g.lane_bits) - 1)) == 0 && place.rows > 0
                          : part == 0 && threadIdx.x == 0) {
-                    const int64_t n = by_sample ? 0 : place.n;
-                    const int64_t channel = by_sample ? place.set : place.set - place.n * p.groups;
+                    const int n = by_sample ? 0 : place.n;
+                    const int channel = by_sample ? place.set : place.set - n * (int)p.groups;
                     put_parameter<double>(p.mean, n, channel, found.mean);
                     put_parameter<R>(p.rstd, n, channel, found.rstd);
                     if (a.statistics)
@@ -248,7 +247,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
             if (p.y.data) {
                 const run_coefficient<R> *own = coefficients;
                 if (many)
-                    own += ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : (int)g.outer);
+                    own += ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer);
                 else if (!by_sample)
                     own += place.outer - place.first_outer;
 #pragma unroll
@@ -300,7 +299,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     of_lane = of_warps[threadIdx.x];
                 const moments<R> all = join_lanes(of_lane, 32);
                 if (threadIdx.x == 0) {
-                    double *const triple = a.partials + (set * g.parts + part) * TRIPLE;
+                    double *const triple = a.partials + ((int64_t)set * g.parts + part) * TRIPLE;
                     triple[0] = (double)all.count;
                     triple[1] = (double)common + (double)all.mean;
                     triple[2] = (double)all.squares;
