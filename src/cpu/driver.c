@@ -35,7 +35,7 @@ enum {
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
-    BUNDLE_BYTES = 32768,     /* of one sample that a set of batch norm should have */
+    BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
     MOST_BUNDLED = 16,
     MOST_SPREAD = 4096,       /* values of a row with spread coefficients */
     SHORT_RUN_BYTES = 1024,
@@ -100,7 +100,10 @@ struct plan {
     int64_t segments, length;  /* of a set: runs and their values, or samples and their rows */
     int64_t parts, part, segments_per_piece, pieces;
     int64_t widen;             /* rows taken as one */
-    int64_t bundle;            /* batch norm under runs: adjacent channels that are one set, so that memory is walked in long stretches */
+    int64_t bundle;            /* under runs: adjacent channels of batch norm, or groups of one chunk each, that are one set here: memory
+                                  is walked in long stretches, and small ones share the calls of passes */
+    int64_t set_channels;      /* of one sample, in a set (bundle) under runs */
+    int64_t sample_sets;       /* sets that one sample has, where sets are not channels */
     int64_t entries;           /* statistics of a set */
     int64_t spread;            /* batch norm, runs that are short and share cache lines: coefficients are repeated for each of so many
                                   values, and a set's channels are applied as one row (61x1031x13x13 bf16: 6.6 copy floors to
@@ -185,9 +188,9 @@ int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
     int64_t parts, part, segments, pieces;
     const int64_t widen = widening(c);
     if (columns)
-        cut(INT64_MAX / 2, s, divide_up(BATCH_PIECE_VALUES, larger(c, 1)), widen * 4, &parts, &part, &segments, &pieces);
+        cut(1, s, divide_up(BATCH_PIECE_VALUES, larger(c, 1)), widen * 4, &parts, &part, &segments, &pieces);
     else
-        cut(INT64_MAX / 2, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
+        cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
     return larger(segments, samples_of_block(c, s));
 }
 
@@ -219,6 +222,16 @@ static ptrdiff_t row_stride(const struct plan *plan, const struct normfuse_view 
     if (!p->columns)
         return plan->batch && !t->across ? v->batch : v->channel;
     return p->s > 1 ? v->position : v->batch;
+}
+
+/* Under runs: the adjacent channels of batch norm, or groups of one sample, that are taken as one set. */
+static int64_t bundle_of(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t values = larger(1, p->s * plan->group_channels);
+    if (plan->none || plan->staged || (!plan->batch && (p->s == 0 || values > CHUNK_VALUES))) /* groups: of one chunk */
+        return 1;
+    return larger(1, smaller(smaller(MOST_BUNDLED, plan->groups), BUNDLE_BYTES / (values * (int64_t)plan->type_bytes)));
 }
 
 static void make_plan(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec)
@@ -267,20 +280,22 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
         plan->coefficients = p->c * plan->widen;
         cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(p->c, 1)),
             plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
-        plan->bundle = 1;
+        plan->bundle = plan->sample_sets = 1;
         plan->entries = plan->batch || plan->backward ? p->c : plan->groups;
         plan->partial_doubles = 2 * plan->entries * plan->pieces;
     } else {
-        plan->bundle = plan->batch && !plan->staged ? larger(1, smaller(smaller(MOST_BUNDLED, p->c), BUNDLE_BYTES / larger(1, p->s * (int64_t)plan->type_bytes))) : 1;
-        plan->entries = plan->bundle;
-        plan->sets = plan->batch ? divide_up(p->c, plan->bundle) : plan->none ? p->n : p->n * p->groups;
         plan->segments = plan->batch ? p->n : plan->group_channels;
         plan->length = p->s;
-        plan->coefficients = plan->batch ? plan->bundle : plan->segments;
+        plan->bundle = bundle_of(plan);
+        plan->entries = plan->bundle;
+        plan->set_channels = plan->bundle * plan->group_channels;
+        plan->sample_sets = plan->none ? 1 : divide_up(plan->groups, plan->bundle);
+        plan->sets = plan->batch ? plan->sample_sets : p->n * plan->sample_sets;
+        plan->coefficients = plan->set_channels;
         plan->coefficient_step = plan->batch ? 0 : 1;
         cut(plan->segments, plan->length, PIECE_VALUES, 64, &plan->parts, &plan->part, &plan->segments_per_piece,
             &plan->pieces);
-        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->segments * plan->parts : 2 * plan->entries * plan->pieces;
+        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->set_channels * plan->parts : 2 * plan->entries * plan->pieces;
     }
     plan->block_samples = samples_of_block(p->c, p->s);
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
@@ -321,7 +336,7 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
         plan->tasks = divide_up(plan->sets, plan->sets_per_task);
     } else {
         /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
-        const int64_t groups = p->columns || plan->none ? 1 : p->groups;
+        const int64_t groups = plan->sample_sets;
         const int64_t wanted = divide_up(4 * plan->threads, larger(plan->blocks, 1));
         plan->group_ranges = larger(1, smaller(groups, wanted));
         plan->sets_per_task = divide_up(groups, plan->group_ranges);
@@ -365,7 +380,7 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
             *arrays[j] = take(arena, plan->coefficients * plan->spread, plan->real_bytes);
     }
-    team->sums = take(arena, 2 * (plan->p->columns ? plan->p->c : larger(plan->entries, plan->batch ? 1 : plan->segments)), 8);
+    team->sums = take(arena, 2 * (plan->p->columns ? plan->p->c : plan->set_channels), 8);
 }
 
 /* Lays everything out in scratch; returns the bytes. */
@@ -385,15 +400,16 @@ static size_t lay_out(struct plan *plan, char *base)
             lay_out_team(plan, &worker->own, &arena);
         const int64_t sums = p->columns ? width : CHUNK_VALUES;
         if (plan->reduce) {
-            worker->shift = take(&arena, p->columns ? width : 1, plan->real_bytes);
-            worker->sum = take(&arena, p->columns || plan->backward ? sums : 1, plan->real_bytes);
-            worker->square = take(&arena, p->columns || plan->backward ? sums : 1, plan->real_bytes);
+            worker->shift = take(&arena, p->columns ? width : plan->bundle, plan->real_bytes);
+            worker->sum = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
+            worker->square = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
             worker->mean = take(&arena, p->columns ? p->c : 0, 8);
             worker->m2 = take(&arena, p->columns ? p->c : 0, 8);
             worker->sum64 = take(&arena, p->columns ? p->c : 0, 8);
             worker->square64 = take(&arena, p->columns ? p->c : 0, 8);
         }
-        const int64_t stage = larger(STAGE_VALUES, width);
+        /* bundles go through a copy of u where that is not written out */
+        const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle > 1 ? plan->set_channels * p->s : 0);
         for (int j = 0; j < 6; j++)
             worker->stage[j] = take(&arena, plan->staged ? stage : 0, plan->type_bytes);
     }
@@ -647,12 +663,15 @@ static struct piece piece_of(const struct plan *plan, int64_t index)
 
 static int64_t sample_of(const struct plan *plan, int64_t set)
 {
-    return plan->batch ? 0 : plan->p->columns || plan->none ? set : set / plan->groups;
+    return plan->batch ? 0 : set / plan->sample_sets;
 }
 
+/* The first channel of batch norm, or group, of a set. */
 static int64_t group_of(const struct plan *plan, int64_t set)
 {
-    return plan->batch ? (plan->p->columns ? 0 : set * plan->bundle) : plan->p->columns || plan->none ? 0 : set % plan->groups;
+    if (plan->p->columns || plan->none)
+        return 0;
+    return (plan->batch ? set : set % plan->sample_sets) * plan->bundle;
 }
 
 /* The tile at (segment, offset) of a set: under runs `rows` segments of `width` values, under columns `rows` rows. */
@@ -674,10 +693,10 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
     return t;
 }
 
-/* Channels of a set of batch norm under runs; 1 for other sets under runs. */
+/* Channels of batch norm, or groups, that a set under runs holds. */
 static int64_t bundled(const struct plan *plan, int64_t set)
 {
-    return plan->batch ? smaller(plan->bundle, plan->p->c - set * plan->bundle) : 1;
+    return plan->bundle == 1 ? 1 : smaller(plan->bundle, plan->groups - group_of(plan, set));
 }
 
 /* Bytes from a tile of a set to the same tile of the next set, which the apply part asks for while it stores; 0: none. */
@@ -687,9 +706,10 @@ static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v
         return 0;
     const struct normfuse_problem *p = plan->p;
     struct tile to = *t;
-    to.n = p->columns || plan->none ? next : plan->batch ? t->n : next / plan->groups;
-    if (!p->columns && !plan->none)
-        to.c += ((plan->batch ? next : next % plan->groups) - (plan->batch ? next - 1 : (next - 1) % plan->groups)) * (plan->batch ? plan->bundle : plan->group_channels);
+    if (!plan->batch)
+        to.n = next / plan->sample_sets;
+    if (!p->columns)
+        to.c += (group_of(plan, next) - group_of(plan, next - 1)) * plan->group_channels;
     return element(plan, v, &to) - element(plan, v, t);
 }
 
@@ -769,29 +789,43 @@ static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
 
-static struct moments chunk_runs(const struct plan *plan, struct worker *w, const struct tile *t, bool first, struct moments so_far)
+/* Adds the moments of one chunk each of `count` adjacent channels or groups onto all[]; t is the first one's chunk. last[]
+ * are the moments of the chunks before, then of these. */
+static void chunk_runs(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, struct moments *last,
+                       struct moments *all)
 {
+    const struct normfuse_problem *p = plan->p;
     ptrdiff_t stride;
-    const void *u = input_u(plan, w, t, first, &stride);
-    struct normfuse_pass s = {.x = u, .x_stride = stride, .k = w->shift, .sum = w->sum, .square = w->square};
-    double k = so_far.mean;
-    if (so_far.count == 0) { /* the mean of the first values: then the chunk's variance keeps its digits */
+    const void *u = input_u(plan, w, t, true, &stride);
+    struct normfuse_pass s = {.x = u, .x_stride = stride, .k = w->shift, .sum = w->sum, .square = w->square, .sets = (size_t)count};
+    s.set_stride = plan->group_channels * p->x.channel;
+    const bool first = last[0].count == 0;
+    double values;
+    if (first) { /* the mean of the first values: then the chunk's variance keeps its digits */
         s.rows = (size_t)smaller(t->rows, divide_up(SHIFT_VALUES, t->width));
         s.n = (size_t)smaller(t->width, SHIFT_VALUES);
-        put_real(plan, w->shift, 0, 0);
+        values = (double)(s.rows * s.n);
+        memset(w->shift, 0, (size_t)count * plan->real_bytes);
         plan->pass->moments_runs(&s);
-        k = get_real(plan, w->sum, 0) / (double)(s.rows * s.n);
     }
-    put_real(plan, w->shift, 0, isfinite(k) ? k : 0);
-    k = get_real(plan, w->shift, 0);
+    for (int64_t j = 0; j < count; j++) {
+        const double k = first ? get_real(plan, w->sum, j) / values : last[j].mean;
+        put_real(plan, w->shift, j, isfinite(k) ? k : 0);
+    }
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
+    values = (double)(s.rows * s.n);
     plan->pass->moments_runs(&s);
-    const double sum = get_real(plan, w->sum, 0), square = get_real(plan, w->square, 0), count = (double)(s.rows * s.n);
-    if (!plan->wide_type && out_of_range(k, sum, square))
-        return moments_wide(plan, t, t->c, t->rows, t->width);
-    const double m2 = square - sum * sum / count;
-    return (struct moments){count, k + sum / count, m2 < 0 ? 0 : m2};
+    for (int64_t j = 0; j < count; j++) {
+        const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
+        if (!plan->wide_type && out_of_range(k, sum, square)) {
+            last[j] = moments_wide(plan, t, t->c + j * plan->group_channels, t->rows, t->width);
+        } else {
+            const double m2 = square - sum * sum / values;
+            last[j] = (struct moments){values, k + sum / values, m2 < 0 ? 0 : m2};
+        }
+        all[j] = join(all[j], last[j]);
+    }
 }
 
 /* Values of a run that are summed at once: the run cut evenly into chunks. */
@@ -805,7 +839,7 @@ static int64_t chunk_width(int64_t length)
 static void moments_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    const int64_t channels = bundled(plan, set);
+    const int64_t channels = bundled(plan, set), at_once = plan->add ? 1 : channels; /* a sum u is a tile of its own */
     struct moments all[MOST_BUNDLED], last[MOST_BUNDLED];
     for (int64_t j = 0; j < channels; j++)
         all[j] = last[j] = (struct moments){0, 0, 0};
@@ -813,12 +847,11 @@ static void moments_of_piece_runs(const struct plan *plan, struct worker *w, str
         const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
         for (int64_t r = 0; r < piece.segments; r += rows)
             for (int64_t at = 0; at < piece.length; at += width)
-                for (int64_t j = 0; j < channels; j++) {
+                for (int64_t j = 0; j < channels; j += at_once) {
                     struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
                                             smaller(width, piece.length - at));
-                    t.c += j;
-                    last[j] = chunk_runs(plan, w, &t, true, last[j]);
-                    all[j] = join(all[j], last[j]);
+                    t.c += j * plan->group_channels;
+                    chunk_runs(plan, w, &t, at_once, last + j, all + j);
                 }
     }
     double *partial = slot->partials + index * 2 * plan->entries;
@@ -1054,15 +1087,17 @@ static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set), part = plan->parts > 1 ? index % plan->parts : 0;
+    /* sums are per channel, so a bundle of groups is one of more channels */
+    const int64_t bundles = plan->batch ? channels : 1, segments = plan->batch ? piece.segments : channels * piece.segments;
     double *partial = slot->partials + (plan->batch ? index * 2 * plan->entries : 2 * (piece.segment * plan->parts + part));
-    memset(partial, 0, (size_t)(2 * (plan->batch ? plan->entries : piece.segments)) * 8);
+    memset(partial, 0, (size_t)(2 * (plan->batch ? plan->entries : segments)) * 8);
     if (piece.length == 0)
         return;
     const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
-    for (int64_t r = 0; r < piece.segments; r += rows)
+    for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width)
-            for (int64_t j = 0; j < channels; j++) {
-                struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
+            for (int64_t j = 0; j < bundles; j++) {
+                struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                         smaller(width, piece.length - at));
                 t.c += j;
                 sums_of_tile(plan, w, &slot->c, &t, plan->batch ? j * plan->spread : piece.segment + r);
@@ -1158,7 +1193,7 @@ static void apply_piece(const struct plan *plan, struct worker *w, const struct 
         apply_tile(plan, w, slot, &t, 0, next);
         return;
     }
-    if (plan->bundle > 1) { /* a bundle's runs are short: whole */
+    if (plan->batch && plan->bundle > 1) { /* a bundle's runs are short: whole */
         for (int64_t r = 0; r < piece.segments; r++) {
             struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
             t.across = true;
@@ -1167,10 +1202,10 @@ static void apply_piece(const struct plan *plan, struct worker *w, const struct 
         return;
     }
     const int64_t width = plan->staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
-    const int64_t rows = plan->staged ? larger(1, STAGE_VALUES / width) : piece.segments;
-    for (int64_t r = 0; r < piece.segments; r += rows)
+    const int64_t segments = bundled(plan, set) * piece.segments, rows = plan->staged ? larger(1, STAGE_VALUES / width) : segments;
+    for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width) {
-            const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
+            const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                           smaller(width, piece.length - at));
             apply_tile(plan, w, slot, &t, plan->batch ? 0 : piece.segment + r, next);
         }
@@ -1289,7 +1324,7 @@ static struct extent extent_of(const struct plan *plan, int64_t set)
     struct extent e = {.n = sample_of(plan, set), .d = d};
     e.g = plan->none || p->columns ? 0 : group_of(plan, set);
     e.first = plan->none ? 0 : e.g * d;
-    e.count = plan->none || p->columns ? p->c : plan->batch ? bundled(plan, set) : d;
+    e.count = plan->none || p->columns ? p->c : bundled(plan, set) * d;
     e.groups = e.count / larger(1, d);
     return e;
 }
@@ -1666,7 +1701,7 @@ static void run_thread(void *context, int64_t t)
             const int64_t block = task / plan->group_ranges, range = task % plan->group_ranges;
             const int64_t first = block * plan->blocks_per_task * plan->block_samples;
             const int64_t last = smaller(p->n, first + plan->blocks_per_task * plan->block_samples);
-            const int64_t groups = p->columns || plan->none ? 1 : p->groups;
+            const int64_t groups = plan->sample_sets;
             if (plan->group_ranges == 1) {
                 walk_alone(plan, w, first * groups, last * groups);
             } else {

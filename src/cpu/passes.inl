@@ -60,15 +60,14 @@ BODY V FN(coefficient)(const void *base, size_t i, size_t n)
 
 /* ---- moments ---- */
 
-static void FN(moments_runs)(const struct normfuse_pass *arguments)
+BODY void FN(moments_of_set)(const struct normfuse_pass *s, size_t j)
 {
-    const struct normfuse_pass local = *arguments, *s = &local;
-    const V k = OP(set1)(*(const R *)s->k);
+    const V k = OP(set1)(((const R *)s->k)[j]);
     V sum0 = OP(set1)(0), sum1 = sum0, square0 = sum0, square1 = sum0;
     const size_t n = s->n, body = n / (2 * W) * (2 * W);
 
     for (size_t r = 0; r < s->rows; r++) {
-        const T *x = ROW(const T *, x, r);
+        const T *x = ROW(const T *, x, r) + (ptrdiff_t)j * s->set_stride;
         for (size_t i = 0; i < body; i += 2 * W) {
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
@@ -88,8 +87,15 @@ static void FN(moments_runs)(const struct normfuse_pass *arguments)
             }
         }
     }
-    *(R *)s->sum = OP(hsum)(OP(add)(sum0, sum1));
-    *(R *)s->square = OP(hsum)(OP(add)(square0, square1));
+    ((R *)s->sum)[j] = OP(hsum)(OP(add)(sum0, sum1));
+    ((R *)s->square)[j] = OP(hsum)(OP(add)(square0, square1));
+}
+
+static void FN(moments_runs)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    for (size_t j = 0; j < s->sets; j++)
+        FN(moments_of_set)(s, j);
 }
 
 /* One row at a time, the sums in the L1 cache: the hardware then prefetches one linear stream (Zen 4, 256 columns of f32:
