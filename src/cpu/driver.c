@@ -322,8 +322,9 @@ static void make_plan(struct plan *plan, const struct normfuse_problem *p, const
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
                           same_view(out, &p->post_add) || same_view(out, &p->du);
     /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
-    const bool shares_lines = p->columns && plan->widen * p->c * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
-                              p->c * (int64_t)plan->type_bytes < 4096;
+    const int64_t row_bytes = (p->columns ? plan->widen * p->c : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
+    const bool shares_lines = row_bytes % ALIGNMENT != 0 &&
+                              (p->columns ? p->c * (int64_t)plan->type_bytes < 4096 : row_bytes < SHORT_RUN_BYTES);
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
 

@@ -28,6 +28,7 @@
         if (bytes)                                                \
             __builtin_prefetch((const char *)(p) + (bytes), 0, 3); \
     } while (0)
+#define LINE (64 / sizeof(T)) /* values of a cache line: W, or 2*W of 16 bits */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
@@ -145,10 +146,11 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
         FN(put)(y, z, n);
 }
 
-/* Values until y is aligned for a streaming store. */
+/* Values until y is at the start of a cache line: only whole lines are streamed, since one that is written in part by
+ * streaming and in part by ordinary stores goes to memory more than once. */
 BODY size_t FN(head)(const T *y, size_t n)
 {
-    const size_t head = (size_t)(-(uintptr_t)y / sizeof(T)) % W;
+    const size_t head = (size_t)(-(uintptr_t)y / sizeof(T)) % LINE;
     return head < n ? head : n;
 }
 
@@ -160,6 +162,17 @@ BODY void FN(own_edges)(const T *row, size_t n)
         __builtin_prefetch(row, 1, 3);
     if ((uintptr_t)(row + n) % 64)
         __builtin_prefetch(row + n - 1, 1, 3);
+}
+
+/* Columns [i, end) of a row, without streaming. One copy for all forms: few values come here, and the bits are the same. */
+static __attribute__((noinline)) void FN(affine_edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, bool columns)
+{
+    const size_t step = columns ? 0 : r * s->coefficient_step;
+    const V k = OP(set1)(((const R *)s->k)[step]), a = OP(set1)(((const R *)s->a)[step]), b = OP(set1)(((const R *)s->b)[step]);
+    for (size_t m; i < end; i += m) {
+        m = end - i < W ? end - i : W;
+        FN(affine_step)(s, r, i, m, k, a, b, columns, ANY, false);
+    }
 }
 
 BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
@@ -174,11 +187,19 @@ BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, con
         const V b = columns ? zero : OP(set1)(((const R *)s->b)[step]);
         if (stream && r + 2 < s->rows)
             FN(own_edges)(ROW(const T *, y, r + 2), n);
-        size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
-        if (i)
-            FN(affine_step)(s, r, 0, i, k, a, b, columns, form, false);
+        size_t i = 0;
+        if (stream) {
+            const size_t head = FN(head)(ROW(const T *, y, r), n), body = head + (n - head) / LINE * LINE;
+            if (head)
+                FN(affine_edge)(s, r, 0, head, columns);
+            for (i = head; i < body; i += W)
+                FN(affine_step)(s, r, i, W, k, a, b, columns, form, true);
+            if (body < n)
+                FN(affine_edge)(s, r, body, n, columns);
+            continue;
+        }
         for (; i + W <= n; i += W)
-            FN(affine_step)(s, r, i, W, k, a, b, columns, form, stream);
+            FN(affine_step)(s, r, i, W, k, a, b, columns, form, false);
         if (i < n)
             FN(affine_step)(s, r, i, n - i, k, a, b, columns, form, false);
     }
@@ -363,6 +384,18 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
         FN(put)(dx, v, n);
 }
 
+static __attribute__((noinline)) void FN(affine2_edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, bool columns)
+{
+    const size_t step = columns ? 0 : r * s->coefficient_step;
+    const V k = OP(set1)(((const R *)s->k)[step]), a = OP(set1)(((const R *)s->a)[step]), b = OP(set1)(((const R *)s->b)[step]);
+    const V p = OP(set1)(((const R *)s->p)[step]), q = s->q ? OP(set1)(((const R *)s->q)[step]) : k;
+    const V rest = s->q ? OP(set1)(((const R *)s->r)[step]) : k;
+    for (size_t m; i < end; i += m) {
+        m = end - i < W ? end - i : W;
+        FN(affine2_step)(s, r, i, m, k, a, b, p, q, rest, columns, ANY, false);
+    }
+}
+
 BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
 {
     const V zero = OP(set1)(0);
@@ -385,11 +418,19 @@ BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, co
         }
         if (stream && r + 2 < s->rows)
             FN(own_edges)(ROW(const T *, y, r + 2), n);
-        size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
-        if (i)
-            FN(affine2_step)(s, r, 0, i, k, a, b, p, q, rest, columns, form, false);
+        size_t i = 0;
+        if (stream) {
+            const size_t head = FN(head)(ROW(const T *, y, r), n), body = head + (n - head) / LINE * LINE;
+            if (head)
+                FN(affine2_edge)(s, r, 0, head, columns);
+            for (i = head; i < body; i += W)
+                FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, true);
+            if (body < n)
+                FN(affine2_edge)(s, r, body, n, columns);
+            continue;
+        }
         for (; i + W <= n; i += W)
-            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, stream);
+            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, false);
         if (i < n)
             FN(affine2_step)(s, r, i, n - i, k, a, b, p, q, rest, columns, form, false);
     }
@@ -435,6 +476,7 @@ static void FN(add)(const struct normfuse_pass *s)
 #undef FN
 #undef BODY
 #undef ROW
+#undef LINE
 #undef AHEAD
 #undef T
 #undef DT
