@@ -916,13 +916,23 @@ static void set_shifts(const struct plan *plan, struct worker *w, const double *
     }
 }
 
+/* Repeats the channels' entries for rows that are taken as one. */
+static void widen_entries(const struct plan *plan, void *array)
+{
+    const size_t bytes = (size_t)plan->p->c * plan->real_bytes;
+    for (int64_t i = 1; i < plan->widen; i++)
+        memcpy((char *)array + (size_t)i * bytes, array, bytes);
+}
+
 /* Joins the sums of a chunk of `rows` rows onto the columns' moments; `before` rows went before it. The shifts become
  * the chunk's means. */
 static void join_columns(const struct plan *plan, struct worker *w, const struct tile *t, double before, int64_t rows)
 {
     const int64_t channels = plan->p->c;
-    if (plan->widen == 1 && plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (double)rows, before))
+    if (plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (size_t)plan->widen, (double)rows, before)) {
+        widen_entries(plan, w->shift);
         return;
+    }
     const double n = (double)rows, inverse = 1 / n, weight = n / (before + n), cross = before * weight;
     double *restrict sum = w->sum64, *restrict square = w->square64, *restrict mean = w->mean, *restrict m2 = w->m2;
     int bad = 0;
@@ -1128,17 +1138,8 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(most, chunk - q), channels);
             sums_of_tile(plan, w, &slot->c, &t, 0);
         }
-        if (plan->widen == 1) {
-            plan->column->accumulate(w->sum, w->mean, (size_t)channels);
-            plan->column->accumulate(w->square, w->m2, (size_t)channels);
-        } else {
-            fold(plan, w->sum, w->sum64);
-            fold(plan, w->square, w->square64);
-            for (int64_t c = 0; c < channels; c++) {
-                w->mean[c] += w->sum64[c];
-                w->m2[c] += w->square64[c];
-            }
-        }
+        plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->widen);
+        plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->widen);
     }
     memcpy(slot->partials + index * 2 * channels, w->mean, (size_t)channels * 8);
     memcpy(slot->partials + (index * 2 + 1) * channels, w->m2, (size_t)channels * 8);
@@ -1265,14 +1266,6 @@ static void put_forward(const struct plan *plan, struct coefficients *co, int64_
         put_real(plan, co->a, i + j, a);
         put_real(plan, co->b, i + j, b);
     }
-}
-
-/* Repeats the channels' entries for rows that are taken as one. */
-static void widen_entries(const struct plan *plan, void *array)
-{
-    const size_t bytes = (size_t)plan->p->c * plan->real_bytes;
-    for (int64_t i = 1; i < plan->widen; i++)
-        memcpy((char *)array + (size_t)i * bytes, array, bytes);
 }
 
 /* Repeats the entries of `count` channels for each of their values. */

@@ -60,8 +60,9 @@ struct normfuse_passes {
 
 /* Sums per column, from the compute type to double: columns.inl. */
 struct normfuse_column_functions {
-    void (*accumulate)(const void *from, double *to, size_t columns);
-    bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, double n, double before);
+    void (*accumulate)(const void *from, double *to, size_t columns, size_t rows);
+    bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, size_t rows, double n,
+                 double before);
 };
 
 struct normfuse_table {
