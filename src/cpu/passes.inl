@@ -29,6 +29,7 @@
             __builtin_prefetch((const char *)(p) + (bytes), 0, 3); \
     } while (0)
 #define LINE (64 / sizeof(T)) /* values of a cache line: W, or 2*W of 16 bits */
+#define TOGETHER 4 /* rows */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
@@ -99,8 +100,8 @@ static void FN(moments_runs)(const struct normfuse_pass *arguments)
         FN(moments_of_set)(s, j);
 }
 
-/* One row at a time, the sums in the L1 cache: the hardware then prefetches one linear stream (Zen 4, 256 columns of f32:
- * 31 GB/s; four rows at a time 13, 64 columns in registers over 32 rows 15; docs/decisions/0003). */
+/* The sums stay in the L1 cache. One row at a time makes one linear stream, which the hardware prefetches best (Zen 4, 256
+ * columns of f32: 31 GB/s; four rows at a time 13; docs/decisions/0003). */
 BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n)
 {
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
@@ -109,10 +110,51 @@ BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size
     FN(put_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
 }
 
+/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows. */
+BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, const bool wide)
+{
+    const size_t block = TOGETHER * s->n, ahead = block > 4096 / sizeof(T) ? block : 4096 / sizeof(T);
+    const T *x = ROW(const T *, x, r);
+    size_t c = 0;
+    for (; c + LINE <= s->n; c += LINE) {
+        for (size_t j = 0; j < TOGETHER; j++) /* addresses of no value are only asked for, not read */
+            __builtin_prefetch(wide ? ROW(const T *, x, r + TOGETHER + j) + c : x + c * TOGETHER + j * LINE + ahead, 0, 3);
+        for (size_t i = c; i < c + LINE; i += W) {
+            R *sums = (R *)s->sum + i, *squares = (R *)s->square + i;
+            const V k = FN(coefficient)(s->k, i, W);
+            V sum = LOAD_R(sums), square = LOAD_R(squares);
+            for (size_t j = 0; j < TOGETHER; j++) {
+                const V d = OP(sub)(LOAD(ROW(const T *, x, r + j) + i), k);
+                sum = OP(add)(sum, d);
+                square = OP(fma)(d, d, square);
+            }
+            STORE_R(sums, sum);
+            STORE_R(squares, square);
+        }
+    }
+    for (size_t n; c < s->n; c += n) {
+        n = s->n - c < W ? s->n - c : W;
+        for (size_t j = 0; j < TOGETHER; j++)
+            FN(moments_columns_step)(s, r + j, c, n);
+    }
+}
+
 static void FN(moments_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    for (size_t r = 0; r < s->rows; r++) {
+    size_t r = 0;
+    /* Reading 16-bit values is cheap enough for the stores of the sums to matter. Rows that follow one another are asked
+     * for in the order of memory, wide ones as they are read (docs/decisions/0003, 0010). */
+    if (sizeof(T) == 2) {
+        const bool wide = s->n * sizeof(T) >= 3072;
+        if (wide)
+            for (; r + TOGETHER <= s->rows; r += TOGETHER)
+                FN(moments_of_rows)(s, r, true);
+        else if (s->x_stride == (ptrdiff_t)s->n)
+            for (; r + TOGETHER <= s->rows; r += TOGETHER)
+                FN(moments_of_rows)(s, r, false);
+    }
+    for (; r < s->rows; r++) {
         size_t c = 0;
         for (; c + W <= s->n; c += W)
             FN(moments_columns_step)(s, r, c, W);
@@ -477,6 +519,7 @@ static void FN(add)(const struct normfuse_pass *s)
 #undef BODY
 #undef ROW
 #undef LINE
+#undef TOGETHER
 #undef AHEAD
 #undef T
 #undef DT
