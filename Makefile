@@ -33,6 +33,7 @@ build: $(filter build/%,$(CMAKE))
 	@mkdir -p build
 	@$(CMAKE) -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DNORMFUSE_WERROR=$(WERROR) >build/configure.log 2>&1 \
 	    || { cat build/configure.log; exit 1; }
+	@sed -n 's/^-- CUDA/CUDA/p' build/configure.log
 	$(CMAKE) --build build/release -j $(JOBS)
 	@ln -sfn release/normfuse build/normfuse
 

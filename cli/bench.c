@@ -16,7 +16,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench.h"
 #include "commands.h"
+#include "device.h"
 #include "floor.h"
 #include "json.h"
 #include "numbers.h"
@@ -32,9 +34,10 @@ enum { OPTION_JSON, OPTION_WARM, OPTION_SAMPLES, OPTION_THREADS, OPTION_COUNT };
 static const struct option options[OPTION_COUNT] = {
     [OPTION_JSON] = {"json", 'j', NULL, "Print one JSON object a problem, each on one line of standard output."},
     [OPTION_WARM] = {"warm", 'w', NULL, "Use the same tensors again and again, so that what fits in the caches stays "
-                     "there. Without it tensors rotate through at least four times the last-level cache."},
+                     "there. Without it tensors rotate through at least four times the last-level cache (GPU: the "
+                     "L2)."},
     [OPTION_SAMPLES] = {"samples", 'n', "N", "Take N samples, however long it takes. Without it: at least 30 where "
-                        "10 seconds for the problem allow, and at least 3."},
+                        "10 seconds for the problem allow, and at least 3; on a GPU at least 15."},
     [OPTION_THREADS] = {"threads", 0, "N", "Use N threads, for the copy too. Default: what 'normfuse info' says."},
 };
 
@@ -49,6 +52,10 @@ const struct command bench_command = {
                    "of the medians says how far the operator is from what the machine's memory allows; it\n"
                    "moves far less than times do from one moment, and one machine, to the next.\n"
                    "\n"
+                   "device=cuda: a sample is a replay of a graph that holds a call for each of the sets of\n"
+                   "tensors, at least 15 of them after 40 ms of warm-up; the copy is the fastest of the driver's\n"
+                   "and several kernels, each replayed in turn with the problem over the same sets.\n"
+                   "\n"
                    "A forward has weight and bias and writes the mean and rstd that a backward needs; batch\n"
                    "norm in training updates running statistics too.\n",
     .options = options,
@@ -59,51 +66,24 @@ const struct command bench_command = {
                        "    dtype, layout, act, dir, device, isa, threads, cache (cold or warm), samples, median_us,\n"
                        "    p10_us, p90_us, floor_us (the copy's median), ratio (median_us / floor_us), bytes (the\n"
                        "    least that must move: forward x and y; backward x, dy and dx), gbps (bytes in median_us),\n"
-                       "    version, commit, compiler, cpu, and date, in UTC.\n"
+                       "    version, commit, compiler, cpu, and date, in UTC. device=cuda: isa is cuda, threads 0,\n"
+                       "    and there are further gpu, driver, cc, kernel (those that the call launched),\n"
+                       "    floor_kernel (the fastest copy), host_us (the host's time for one call) and impl.\n"
                        "\n"
                        "EXAMPLES\n"
                        "    normfuse bench group_norm 128x256x28x28 groups=32 --threads 2\n"
-                       "    normfuse bench @problems.txt --json > rows.jsonl\n"},
+                       "    normfuse bench @problems.txt --json > rows.jsonl\n"
+                       "    normfuse bench group_norm 2x320x64x64 groups=32 dtype=f16 layout=nhwc device=cuda\n"},
     .main = bench_main,
 };
 
 /* ---- one problem in memory -------------------------------------------------------------------------------------- */
 
-enum { BIG_MAX = 3 };
-enum small { WEIGHT, BIAS, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DWEIGHT, DBIAS, SMALLS };
-
-struct bench {
-    struct problem_line line;
-    normfuse_exec exec;
-    size_t tensor_bytes, tensor_stride; /* of a big tensor */
-    int big_count;                      /* x, y or x, dy, dx */
-    char *arena; /* inside the mapping, on a huge page's boundary */
-    size_t arena_bytes;
-    void *mapping;
-    size_t mapping_bytes;
-    int64_t sets, next_set;
-    void *small_data[SMALLS];
-    normfuse_axes small_axes[SMALLS];
-    normfuse_tensor smalls[SMALLS];
-    normfuse_axes big_axes;
-    normfuse_tensor big[BIG_MAX];
-    normfuse_tensors tensors;
-};
-
-/* Values like those that networks see, quick to make: a table of normal deviates, walked in a scrambled order. */
-enum { TABLE_VALUES = 4096 };
-
-struct filling {
-    char *out;
-    normfuse_type type;
-    uint64_t salt;
-    const char *table;
-};
-
-static void make_table(normfuse_type type, void *table)
+/* A table of normal deviates, walked in a scrambled order: quick to make. */
+void bench_make_table(normfuse_type type, double *table)
 {
     uint64_t state = 1;
-    for (int i = 0; i < TABLE_VALUES; i++) {
+    for (int i = 0; i < BENCH_TABLE_VALUES; i++) {
         double sum = 0;
         for (int j = 0; j < 12; j++) {
             state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -113,17 +93,17 @@ static void make_table(normfuse_type type, void *table)
     }
 }
 
-static void fill(void *context, size_t begin, size_t end)
+void bench_fill(void *context, size_t begin, size_t end)
 {
-    const struct filling *filling = context;
+    const struct bench_filling *filling = context;
     size_t item = number_bytes(filling->type);
     for (size_t at = begin; at < end; at += item) {
         uint64_t hash = (at / item + filling->salt) * UINT64_C(0x9e3779b97f4a7c15);
-        memcpy(filling->out + at, filling->table + (hash >> 52) * item, item);
+        memcpy(filling->out + at, (const char *)filling->table + (hash >> 52) * item, item);
     }
 }
 
-static bool is_training(const struct problem_line *line)
+bool bench_is_training(const struct problem_line *line)
 {
     return line->op != AFFINE && !line->evaluate;
 }
@@ -138,18 +118,19 @@ static void *allocate(size_t bytes)
     return data;
 }
 
-static const normfuse_tensor *make_small(struct bench *bench, enum small id, normfuse_type type, int32_t ndim,
+static const normfuse_tensor *make_small(struct bench *bench, enum bench_small id, normfuse_type type, int32_t ndim,
                                          const int64_t *sizes, double value, double spread)
 {
     int64_t elements = ndim == 2 ? sizes[0] * sizes[1] : sizes[0];
-    bench->small_data[id] = allocate((size_t)elements * number_bytes(type));
+    bench->small_bytes[id] = (size_t)elements * number_bytes(type);
+    bench->small_data[id] = allocate(bench->small_bytes[id]);
     for (int64_t i = 0; i < elements; i++)
         number_store(bench->small_data[id], type, i, value + spread * (double)(i % 7 - 3));
     bench->smalls[id] = normfuse_tensor_contiguous(bench->small_data[id], type, ndim, sizes, &bench->small_axes[id]);
     return &bench->smalls[id];
 }
 
-static void make_smalls(struct bench *bench)
+void bench_make_smalls(struct bench *bench)
 {
     const struct problem_line *line = &bench->line;
     normfuse_tensors *tensors = &bench->tensors;
@@ -157,22 +138,28 @@ static void make_smalls(struct bench *bench)
     bool by_sample = line->op == AFFINE && line->per_sample;
     int32_t ndim = by_sample ? 2 : 1;
     const int64_t *shape = by_sample ? sizes : sizes + 1;
-    tensors->weight = make_small(bench, WEIGHT, line->weight_type, ndim, shape, 1, 0.0625);
-    tensors->bias = make_small(bench, BIAS, line->weight_type, ndim, shape, 0, 0.0625);
-    if (is_training(line)) {
+    tensors->weight = make_small(bench, BENCH_WEIGHT, line->weight_type, ndim, shape, 1, 0.0625);
+    tensors->bias = make_small(bench, BENCH_BIAS, line->weight_type, ndim, shape, 0, 0.0625);
+    if (bench_is_training(line)) {
         const int64_t statistics[2] = {sizes[0], line->op == GROUP_NORM ? line->groups : sizes[1]};
         bool batch = line->op == BATCH_NORM;
         normfuse_type rstd_type = line->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
-        tensors->mean = make_small(bench, MEAN, NORMFUSE_F64, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
-        tensors->rstd = make_small(bench, RSTD, rstd_type, batch ? 1 : 2, batch ? sizes + 1 : statistics, 1, 0);
+        tensors->mean =
+            make_small(bench, BENCH_MEAN, NORMFUSE_F64, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
+        tensors->rstd = make_small(bench, BENCH_RSTD, rstd_type, batch ? 1 : 2, batch ? sizes + 1 : statistics, 1, 0);
     }
-    if (line->op == BATCH_NORM) {
-        tensors->running_mean = make_small(bench, RUNNING_MEAN, NORMFUSE_F32, 1, sizes + 1, 0, 0.0625);
-        tensors->running_var = make_small(bench, RUNNING_VAR, NORMFUSE_F32, 1, sizes + 1, 1, 0.0625);
+    tensors->x = &bench->big[0];
+    if (line->op == BATCH_NORM && (line->evaluate || !line->backward)) {
+        tensors->running_mean = make_small(bench, BENCH_RUNNING_MEAN, NORMFUSE_F32, 1, sizes + 1, 0, 0.0625);
+        tensors->running_var = make_small(bench, BENCH_RUNNING_VAR, NORMFUSE_F32, 1, sizes + 1, 1, 0.0625);
     }
     if (line->backward) {
-        tensors->dweight = make_small(bench, DWEIGHT, line->weight_type, ndim, shape, 0, 0);
-        tensors->dbias = make_small(bench, DBIAS, line->weight_type, ndim, shape, 0, 0);
+        tensors->dweight = make_small(bench, BENCH_DWEIGHT, line->weight_type, ndim, shape, 0, 0);
+        tensors->dbias = make_small(bench, BENCH_DBIAS, line->weight_type, ndim, shape, 0, 0);
+        tensors->dy = &bench->big[1];
+        tensors->dx = &bench->big[2];
+    } else {
+        tensors->y = &bench->big[1];
     }
 }
 
@@ -203,22 +190,22 @@ static void make_arena(struct bench *bench, struct floor *floor)
     bench->mapping = mapped;
     bench->mapping_bytes = bytes;
 
-    double table[TABLE_VALUES];
-    make_table(bench->line.type, table);
+    double table[BENCH_TABLE_VALUES];
+    bench_make_table(bench->line.type, table);
     floor_wake(floor);
     for (int64_t set = 0; set < bench->sets; set++)
         for (int i = 0; i < bench->big_count; i++) {
-            struct filling filling = {
+            struct bench_filling filling = {
                 .out = bench->arena + ((size_t)set * (size_t)bench->big_count + (size_t)i) * bench->tensor_stride,
                 .type = bench->line.type,
                 .salt = (uint64_t)i * 1000003,
-                .table = (const char *)table};
-            floor_run(floor, bench->tensor_bytes, fill, &filling);
+                .table = table};
+            floor_run(floor, bench->tensor_bytes, bench_fill, &filling);
         }
     floor_rest(floor);
 }
 
-static void take_set(struct bench *bench)
+void bench_take_set(struct bench *bench)
 {
     char *data = bench->arena + (size_t)bench->next_set * (size_t)bench->big_count * bench->tensor_stride;
     bench->next_set = (bench->next_set + 1) % bench->sets;
@@ -226,17 +213,22 @@ static void take_set(struct bench *bench)
         bench->big[i].data = data + (size_t)i * bench->tensor_stride;
 }
 
-static normfuse_status call(const struct bench *bench, const normfuse_tensors *tensors, bool backward)
+normfuse_status bench_call(const struct bench *bench, const normfuse_tensors *tensors, bool backward,
+                           size_t *scratch_bytes)
 {
     const struct problem_line *line = &bench->line;
+    const normfuse_exec *exec = &bench->exec;
     uint32_t flags = line->has_act_param ? NORMFUSE_HAS_ACT_PARAM : 0;
     if (line->op == AFFINE) {
         const normfuse_affine_options affine = {.struct_bytes = sizeof affine,
                                                 .flags = flags,
                                                 .activation = line->activation,
                                                 .act_param = line->act_param};
-        return backward ? normfuse_affine_backward(&affine, tensors, &bench->exec)
-                        : normfuse_affine_forward(&affine, tensors, &bench->exec);
+        if (scratch_bytes)
+            return backward ? normfuse_affine_backward_scratch_bytes(&affine, tensors, exec, scratch_bytes)
+                            : normfuse_affine_forward_scratch_bytes(&affine, tensors, exec, scratch_bytes);
+        return backward ? normfuse_affine_backward(&affine, tensors, exec)
+                        : normfuse_affine_forward(&affine, tensors, exec);
     }
     if (line->op == BATCH_NORM) {
         const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
@@ -245,8 +237,11 @@ static normfuse_status call(const struct bench *bench, const normfuse_tensors *t
                                                    .activation = line->activation,
                                                    .act_param = line->act_param,
                                                    .momentum = 0.1};
-        return backward ? normfuse_batch_norm_backward(&batch, tensors, &bench->exec)
-                        : normfuse_batch_norm_forward(&batch, tensors, &bench->exec);
+        if (scratch_bytes)
+            return backward ? normfuse_batch_norm_backward_scratch_bytes(&batch, tensors, exec, scratch_bytes)
+                            : normfuse_batch_norm_forward_scratch_bytes(&batch, tensors, exec, scratch_bytes);
+        return backward ? normfuse_batch_norm_backward(&batch, tensors, exec)
+                        : normfuse_batch_norm_forward(&batch, tensors, exec);
     }
     const normfuse_group_norm_options group = {.struct_bytes = sizeof group,
                                                .flags = flags,
@@ -254,59 +249,60 @@ static normfuse_status call(const struct bench *bench, const normfuse_tensors *t
                                                .eps = line->eps,
                                                .activation = line->activation,
                                                .act_param = line->act_param};
-    return backward ? normfuse_group_norm_backward(&group, tensors, &bench->exec)
-                    : normfuse_group_norm_forward(&group, tensors, &bench->exec);
+    if (scratch_bytes)
+        return backward ? normfuse_group_norm_backward_scratch_bytes(&group, tensors, exec, scratch_bytes)
+                        : normfuse_group_norm_forward_scratch_bytes(&group, tensors, exec, scratch_bytes);
+    return backward ? normfuse_group_norm_backward(&group, tensors, exec)
+                    : normfuse_group_norm_forward(&group, tensors, exec);
 }
 
-/* Fills mean and rstd with the statistics of x, for a backward. */
-static normfuse_status make_statistics(struct bench *bench)
+normfuse_tensors bench_statistics_tensors(const struct bench *bench)
 {
-    normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
-                                .x = &bench->big[0],
-                                .mean = bench->tensors.mean,
-                                .rstd = bench->tensors.rstd};
-    take_set(bench);
-    return call(bench, &tensors, false);
+    return (normfuse_tensors){.struct_bytes = sizeof(normfuse_tensors),
+                              .x = &bench->big[0],
+                              .mean = bench->tensors.mean,
+                              .rstd = bench->tensors.rstd};
 }
 
-static void make_bench(struct bench *bench, const struct problem_line *line, const char *name, int threads,
-                       struct floor *floor, int64_t llc_bytes, bool warm)
+void bench_describe(struct bench *bench, const struct problem_line *line, const char *name, size_t alignment)
 {
     *bench = (struct bench){.line = *line, .big_count = line->backward ? 3 : 2};
-    bench->exec = (normfuse_exec){.struct_bytes = sizeof bench->exec, .threads = threads};
+    bench->exec.struct_bytes = sizeof bench->exec;
     bench->tensors.struct_bytes = sizeof bench->tensors;
     size_t bytes = number_bytes(line->type);
     for (int32_t i = 0; i < line->ndim; i++)
         if (__builtin_mul_overflow(bytes, (size_t)line->sizes[i], &bytes) || bytes > PTRDIFF_MAX / 4)
             report_failure(name, "the product of the sizes overflows");
     bench->tensor_bytes = bytes;
-    bench->tensor_stride = (bytes + 63) / 64 * 64;
-    choose_sets(bench, name, llc_bytes, warm);
-    make_arena(bench, floor);
-    for (int i = 0; i < bench->big_count; i++)
+    bench->tensor_stride = (bytes + alignment - 1) / alignment * alignment;
+    for (int i = 0; i < bench->big_count; i++) {
         bench->big[i] =
             line->channels_last
                 ? normfuse_tensor_channels_last(NULL, line->type, line->ndim, line->sizes, &bench->big_axes)
                 : normfuse_tensor_contiguous(NULL, line->type, line->ndim, line->sizes, &bench->big_axes);
-    make_smalls(bench);
+        bench->big[i].device.device_type = line->device;
+    }
+}
+
+static void make_bench(struct bench *bench, const struct problem_line *line, const char *name, int threads,
+                       struct floor *floor, int64_t llc_bytes, bool warm)
+{
+    enum { ALIGNMENT = 64 };
+    bench_describe(bench, line, name, ALIGNMENT);
+    bench->exec.threads = threads;
+    choose_sets(bench, name, llc_bytes, warm);
+    make_arena(bench, floor);
+    bench_make_smalls(bench);
     normfuse_status status = NORMFUSE_OK;
-    if (line->backward && is_training(line))
-        status = make_statistics(bench);
-    bench->tensors.x = &bench->big[0];
-    if (line->backward) {
-        bench->tensors.dy = &bench->big[1];
-        bench->tensors.dx = &bench->big[2];
-        if (is_training(line)) {
-            bench->tensors.running_mean = NULL;
-            bench->tensors.running_var = NULL;
-        }
-    } else {
-        bench->tensors.y = &bench->big[1];
+    if (line->backward && bench_is_training(line)) {
+        const normfuse_tensors tensors = bench_statistics_tensors(bench);
+        bench_take_set(bench);
+        status = bench_call(bench, &tensors, false, NULL);
     }
     /* The first call, not timed: it shows what is refused and starts the library's threads. */
-    take_set(bench);
+    bench_take_set(bench);
     if (status == NORMFUSE_OK)
-        status = call(bench, &bench->tensors, line->backward);
+        status = bench_call(bench, &bench->tensors, line->backward, NULL);
     if (status != NORMFUSE_OK)
         report_failure(name, "%s", normfuse_last_error());
 }
@@ -314,13 +310,13 @@ static void make_bench(struct bench *bench, const struct problem_line *line, con
 static void free_bench(struct bench *bench)
 {
     munmap(bench->mapping, bench->mapping_bytes);
-    for (int i = 0; i < SMALLS; i++)
+    for (int i = 0; i < BENCH_SMALLS; i++)
         free(bench->small_data[i]);
 }
 
 /* ---- timing ----------------------------------------------------------------------------------------------------- */
 
-static double now_us(void)
+double bench_now_us(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -330,26 +326,26 @@ static double now_us(void)
 /* The time of one call, from `repeats` of them. */
 static double time_operator(struct bench *bench, int64_t repeats)
 {
-    double begin = now_us();
+    double begin = bench_now_us();
     for (int64_t i = 0; i < repeats; i++) {
-        take_set(bench);
-        (void)call(bench, &bench->tensors, bench->line.backward); /* the same call was accepted before */
+        bench_take_set(bench);
+        (void)bench_call(bench, &bench->tensors, bench->line.backward, NULL); /* the same call was accepted before */
     }
-    return (now_us() - begin) / (double)repeats;
+    return (bench_now_us() - begin) / (double)repeats;
 }
 
 static double time_floor(struct bench *bench, struct floor *floor, int64_t repeats)
 {
     floor_wake(floor);
-    double begin = now_us();
+    double begin = bench_now_us();
     for (int64_t i = 0; i < repeats; i++) {
-        take_set(bench);
+        bench_take_set(bench);
         if (bench->line.backward)
             floor_combine(floor, bench->big[2].data, bench->big[0].data, bench->big[1].data, bench->tensor_bytes);
         else
             floor_copy(floor, bench->big[1].data, bench->big[0].data, bench->tensor_bytes);
     }
-    double time = (now_us() - begin) / (double)repeats;
+    double time = (bench_now_us() - begin) / (double)repeats;
     floor_rest(floor);
     return time;
 }
@@ -362,21 +358,20 @@ static int compare_numbers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* values is sorted. */
-static double quantile(const double *values, int64_t count, double part)
+void bench_sort(double *values, int64_t count)
+{
+    qsort(values, (size_t)count, sizeof(double), compare_numbers);
+}
+
+double bench_quantile(const double *sorted, int64_t count, double part)
 {
     double at = part * (double)(count - 1);
     int64_t below = (int64_t)at;
     int64_t above = below + 1 < count ? below + 1 : below;
-    return values[below] + (at - (double)below) * (values[above] - values[below]);
+    return sorted[below] + (at - (double)below) * (sorted[above] - sorted[below]);
 }
 
-struct result {
-    int64_t samples;
-    double median_us, p10_us, p90_us, floor_us;
-};
-
-static struct result measure(struct bench *bench, struct floor *floor, int64_t samples_wanted, double begin_us)
+static struct bench_result measure(struct bench *bench, struct floor *floor, int64_t samples_wanted, double begin_us)
 {
     enum { SAMPLES_LEAST = 3, SAMPLES_GOOD = 30, SAMPLES_MOST = 400 };
     /* All that a problem may take, and what it takes when 30 samples are had sooner. */
@@ -398,30 +393,30 @@ static struct result measure(struct bench *bench, struct floor *floor, int64_t s
     double *copy_us = operator_us + most;
     int64_t count = 0;
     while (count < most) {
-        double spent_us = now_us() - begin_us;
+        double spent_us = bench_now_us() - begin_us;
         if (!samples_wanted && count >= SAMPLES_LEAST &&
             (spent_us + pair_us > budget_us || (count >= SAMPLES_GOOD && spent_us > usual_us)))
             break;
-        double begin = now_us();
+        double begin = bench_now_us();
         operator_us[count] = time_operator(bench, repeats);
         copy_us[count] = time_floor(bench, floor, repeats);
-        pair_us = now_us() - begin;
+        pair_us = bench_now_us() - begin;
         count++;
     }
-    qsort(operator_us, (size_t)count, sizeof(double), compare_numbers);
-    qsort(copy_us, (size_t)count, sizeof(double), compare_numbers);
-    struct result result = {.samples = count,
-                            .median_us = quantile(operator_us, count, 0.5),
-                            .p10_us = quantile(operator_us, count, 0.1),
-                            .p90_us = quantile(operator_us, count, 0.9),
-                            .floor_us = quantile(copy_us, count, 0.5)};
+    bench_sort(operator_us, count);
+    bench_sort(copy_us, count);
+    struct bench_result result = {.samples = count,
+                            .median_us = bench_quantile(operator_us, count, 0.5),
+                            .p10_us = bench_quantile(operator_us, count, 0.1),
+                            .p90_us = bench_quantile(operator_us, count, 0.9),
+                            .floor_us = bench_quantile(copy_us, count, 0.5)};
     free(operator_us);
     return result;
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------- */
 
-static void print_json(const struct bench *bench, const char *name, const struct result *result,
+static void print_json(const struct bench *bench, const char *name, const struct bench_result *result,
                        const normfuse_information *info, bool warm)
 {
     const struct problem_line *line = &bench->line;
@@ -434,6 +429,7 @@ static void print_json(const struct bench *bench, const char *name, const struct
     gmtime_r(&now, &utc);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
     double bytes = (double)bench->tensor_bytes * bench->big_count;
+    bool on_device = line->device == NORMFUSE_CUDA;
     json_open();
     json_string("problem", name);
     json_string("op", problem_operator_name(line->op));
@@ -443,8 +439,8 @@ static void print_json(const struct bench *bench, const char *name, const struct
     json_string("layout", line->channels_last ? "nhwc" : "nchw");
     json_string("act", problem_activation_name(line->activation));
     json_string("dir", line->backward ? "bwd" : "fwd");
-    json_string("device", "cpu");
-    json_string("isa", info->isa);
+    json_string("device", on_device ? "cuda" : "cpu");
+    json_string("isa", on_device ? "cuda" : info->isa);
     json_integer("threads", bench->exec.threads);
     json_string("cache", warm ? "warm" : "cold");
     json_integer("samples", result->samples);
@@ -459,16 +455,32 @@ static void print_json(const struct bench *bench, const char *name, const struct
     json_string("commit", NORMFUSE_COMMIT);
     json_string("compiler", info->compiler);
     json_string("cpu", info->cpu);
+    if (on_device) {
+        const struct device_facts *gpu = device_facts();
+        char capability[16];
+        snprintf(capability, sizeof capability, "%" PRId32 ".%" PRId32, gpu->capability / 10, gpu->capability % 10);
+        json_string("gpu", gpu->name);
+        json_string("driver", gpu->driver);
+        json_string("cc", capability);
+        json_string("kernel", result->kernel);
+        json_string("floor_kernel", result->floor_name);
+        json_number("host_us", result->host_us, 3);
+        json_string("impl", "normfuse");
+    }
     json_string("date", date);
     json_close();
 }
 
-static void print_row(const struct bench *bench, const char *name, const struct result *result)
+static void print_row(const struct bench *bench, const char *name, const struct bench_result *result)
 {
     double bytes = (double)bench->tensor_bytes * bench->big_count;
-    printf("%11.1f %11.1f %11.1f %11.1f %7.2f %8.2f %8" PRId64 "  %s\n", result->median_us, result->p10_us,
-           result->p90_us, result->floor_us, result->median_us / result->floor_us, bytes / result->median_us * 1e-3,
-           result->samples, name);
+    int digits = bench->line.device == NORMFUSE_CUDA ? 2 : 1;
+    printf("%11.*f %11.*f %11.*f %11.*f %7.2f %8.2f %8" PRId64 "  %s", digits, result->median_us, digits,
+           result->p10_us, digits, result->p90_us, digits, result->floor_us, result->median_us / result->floor_us,
+           bytes / result->median_us * 1e-3, result->samples, name);
+    if (bench->line.device == NORMFUSE_CUDA)
+        printf("  [host %.2f us; %s; floor %s]", result->host_us, result->kernel, result->floor_name);
+    putchar('\n');
 }
 
 static int bench_main(const struct arguments *arguments)
@@ -483,31 +495,45 @@ static int bench_main(const struct arguments *arguments)
     int64_t samples = arguments_number(arguments, OPTION_SAMPLES, 1, 1000000, 0);
     bool warm = arguments_has(arguments, OPTION_WARM);
     bool json = arguments_has(arguments, OPTION_JSON);
-    for (size_t i = 0; i < count; i++)
-        if (lines[i].device != NORMFUSE_CPU) {
-            char name[512];
-            problem_line_name(&lines[i], name, sizeof name);
-            report_failure(name, "this program was built without CUDA");
-        }
+    const struct problem_line *first_on_device = NULL, *first_on_cpu = NULL;
+    for (size_t i = count; i-- > 0;)
+        *(lines[i].device == NORMFUSE_CPU ? &first_on_cpu : &first_on_device) = &lines[i];
+    char where[256] = "";
+    if (first_on_device) {
+        char name[512];
+        problem_line_name(first_on_device, name, sizeof name);
+        bench_device_open(name);
+        snprintf(where, sizeof where, "%s, ", device_facts()->name);
+    }
+    if (first_on_cpu)
+        snprintf(where + strlen(where), sizeof where - strlen(where), "%s, %d thread%s, ", info.isa, threads,
+                 threads == 1 ? "" : "s");
     struct floor *floor = floor_create(threads);
     if (!floor)
         report_failure("threads", "%d threads cannot be started", threads);
     if (!json)
-        printf("%11s %11s %11s %11s %7s %8s %8s  problem (%s, %d thread%s, %s)\n", "median us", "p10", "p90", "floor us",
-               "ratio", "GB/s", "samples", info.isa, threads, threads == 1 ? "" : "s", warm ? "warm" : "cold");
+        printf("%11s %11s %11s %11s %7s %8s %8s  problem (%s%s)\n", "median us", "p10", "p90", "floor us", "ratio",
+               "GB/s", "samples", where, warm ? "warm" : "cold");
     for (size_t i = 0; i < count; i++) {
         static struct bench bench;
         char name[512];
-        double begin_us = now_us();
+        double begin_us = bench_now_us();
         problem_line_name(&lines[i], name, sizeof name);
-        make_bench(&bench, &lines[i], name, threads, floor, info.llc_bytes, warm);
-        struct result result = measure(&bench, floor, samples, begin_us);
+        struct bench_result result;
+        bool on_device = lines[i].device == NORMFUSE_CUDA;
+        if (on_device) {
+            bench_device(&bench, &lines[i], name, samples, warm, &result);
+        } else {
+            make_bench(&bench, &lines[i], name, threads, floor, info.llc_bytes, warm);
+            result = measure(&bench, floor, samples, begin_us);
+        }
         if (json)
             print_json(&bench, name, &result, &info, warm);
         else
             print_row(&bench, name, &result);
         report_flush();
-        free_bench(&bench);
+        if (!on_device)
+            free_bench(&bench);
     }
     floor_destroy(floor);
     free(lines);

@@ -28,7 +28,8 @@ const struct command check_command = {
     .description = "Runs each problem on random inputs and compares every element of every output with naive\n"
                    "loops in double precision. The error that an element may have is computed from the problem\n"
                    "and its data (docs/numerics.md), not chosen; the line printed says which part of it the\n"
-                   "worst element used, and in which output.\n",
+                   "worst element used, and in which output. The GPU's results (device=cuda) are compared the\n"
+                   "same way; its own arithmetic has bounds of its own.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections =
@@ -41,12 +42,13 @@ const struct command check_command = {
                        "EXAMPLES\n"
                        "    normfuse check group_norm 2x320x64x64 groups=32 dtype=bf16 act=silu\n"
                        "    normfuse check 'batch_norm 8x64x28x28' 'batch_norm 8x64x28x28 dir=bwd' --seed 7\n"
+                       "    normfuse check group_norm 2x320x64x64 groups=32 dtype=f16 layout=nhwc device=cuda\n"
                        "    normfuse check @problems.txt --json\n"},
     .main = check_main,
 };
 
-static void print_json(const char *name, const struct verify_result *result, uint64_t seed, int threads,
-                       const normfuse_information *info)
+static void print_json(const char *name, bool on_device, const struct verify_result *result, uint64_t seed,
+                       int threads, const normfuse_information *info)
 {
     bool passed = result->outcome == VERIFY_PASSED;
     json_open();
@@ -60,7 +62,7 @@ static void print_json(const char *name, const struct verify_result *result, uin
     json_integer("compared", result->compared);
     json_integer("beyond", result->beyond);
     json_integer("seed", (int64_t)seed);
-    json_string("isa", info->isa);
+    json_string("isa", on_device ? "cuda" : info->isa);
     json_integer("threads", threads);
     json_string("message", passed ? NULL : result->message);
     json_close();
@@ -86,18 +88,17 @@ static int check_main(const struct arguments *arguments)
     struct verify_options verify = {
         .seed = (uint64_t)arguments_number(arguments, OPTION_SEED, 0, INT64_MAX, 1),
         .threads = (int32_t)arguments_number(arguments, OPTION_THREADS, 1, THREADS_MAX, info.threads)};
+    verify.reference_threads = verify.threads;
     int failed = 0;
     for (size_t i = 0; i < count; i++) {
         char name[512];
         struct verify_result result = {.outcome = VERIFY_FAILED};
         problem_line_name(&lines[i], name, sizeof name);
-        if (lines[i].device != NORMFUSE_CPU)
-            report_failure(name, "this program was built without CUDA");
         (void)verify_problem(&lines[i], &verify, &result);
         if (result.outcome != VERIFY_PASSED && result.outcome != VERIFY_FAILED)
             report_failure(name, "%s", result.message);
         if (arguments_has(arguments, OPTION_JSON))
-            print_json(name, &result, verify.seed, verify.threads, &info);
+            print_json(name, lines[i].device == NORMFUSE_CUDA, &result, verify.seed, verify.threads, &info);
         else
             print_line(name, &result, verify.seed);
         report_flush();

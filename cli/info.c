@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "device.h"
 #include "json.h"
 #include "report.h"
 
@@ -28,7 +29,8 @@ const struct command info_command = {
     .synopsis = "info [--json]\n",
     .description = "Prints the version and the commit, the instruction sets that were built, those that this\n"
                    "CPU has and the one that runs, the threads used by default, the caches, the CPU, the\n"
-                   "compiler, and the state of CUDA.\n",
+                   "compiler, the state of CUDA with the architectures that kernels were built for, and the GPU\n"
+                   "and its driver where there is one.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections = {"ENVIRONMENT\n"
@@ -76,6 +78,10 @@ static int info_main(const struct arguments *arguments)
     if (status != NORMFUSE_OK)
         report_refusal("info", "normfuse_info", status);
     const char *const ignored = ignored_cap(info.isas_built);
+    const struct device_facts *gpu = device_open() ? device_facts() : NULL;
+    char capability[16] = "";
+    if (gpu)
+        snprintf(capability, sizeof capability, "%" PRId32 ".%" PRId32, gpu->capability / 10, gpu->capability % 10);
     if (arguments_has(arguments, OPTION_JSON)) {
         if (ignored != NULL)
             fprintf(stderr, "normfuse info: NORMFUSE_MAX_ISA=%s is ignored: it is none of %s\n", ignored, info.isas_built);
@@ -92,6 +98,11 @@ static int info_main(const struct arguments *arguments)
         json_string("cpu", info.cpu);
         json_string("compiler", info.compiler);
         json_string("cuda", info.cuda);
+        json_string("gpu", gpu ? gpu->name : NULL);
+        json_string("driver", gpu ? gpu->driver : NULL);
+        json_string("cc", gpu ? capability : NULL);
+        json_integer("gpu_l2_bytes", gpu ? (int64_t)gpu->l2_bytes : 0);
+        json_integer("gpu_memory_bytes", gpu ? (int64_t)gpu->memory_bytes : 0);
         json_close();
         return CODE_OK;
     }
@@ -109,5 +120,11 @@ static int info_main(const struct arguments *arguments)
     printf("%-14s %s\n", "CPU", info.cpu);
     printf("%-14s %s\n", "compiler", info.compiler);
     printf("%-14s %s\n", "CUDA", info.cuda);
+    if (gpu) {
+        printf("%-14s %s, compute capability %s\n", "GPU", gpu->name, capability);
+        printf("%-14s %s\n", "driver", gpu->driver);
+        print_bytes("GPU L2 cache", (int64_t)gpu->l2_bytes);
+        print_bytes("GPU memory", (int64_t)gpu->memory_bytes);
+    }
     return CODE_OK;
 }

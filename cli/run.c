@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "mirror.h"
 #include "numbers.h"
 #include "problem_line.h"
 #include "report.h"
@@ -107,6 +108,7 @@ static const char sections[] =
     "                       what the files hold; needed only for bf16, which .npy has no\n"
     "                       name for: files of <u2, <i2 or |V2 are then read as bf16\n"
     "    weight_dtype=...   what the parameters hold, where it is not x's\n"
+    "    device=cpu|cuda    where the operator runs (cpu); blocks are copied to the GPU and back\n"
     "\n"
     "FILES\n"
     "    .npy of versions 1 to 3, C or Fortran order, little- or big-endian, of 2 to 5 axes (N, C\n"
@@ -233,6 +235,7 @@ struct run {
     int64_t n, c, s, groups;
     int64_t block; /* samples of a block */
     normfuse_exec exec;
+    struct mirror mirror; /* device=cuda */
 
     struct buffer mean, rstd; /* of the block; batch norm: of the batch */
     struct buffer stats, sums;
@@ -362,11 +365,6 @@ static void read_words(struct run *run)
                      problem_activation_name(run->line.activation));
     if (run->has_momentum && run->has_seen)
         report_usage("run", "momentum and seen exclude each other: without momentum the average is cumulative");
-    if (run->line.device != NORMFUSE_CPU) {
-        normfuse_information info = {.struct_bytes = sizeof info};
-        normfuse_info(&info);
-        report_failure("device=cuda", "run works on the CPU; CUDA: %s", info.cuda);
-    }
 }
 
 /* Which files are named, and whether the operator takes them. */
@@ -552,6 +550,7 @@ static void choose_block(struct run *run)
                                                 run->inputs[X].shape.sizes, &axes)
                 : normfuse_tensor_contiguous(NULL, run->inputs[X].type, run->inputs[X].shape.ndim,
                                              run->inputs[X].shape.sizes, &axes);
+        x.device.device_type = run->line.device;
         normfuse_status status = normfuse_sample_quantum(&x, &quantum);
         if (status != NORMFUSE_OK)
             report_refusal("run", run->x_path, status);
@@ -597,7 +596,9 @@ static void reserve_statistics(struct run *run, int64_t count)
 
 enum step { FORWARD, BACKWARD, STATS, APPLY, BACKWARD_SUMS, BACKWARD_APPLY };
 
-static void call(struct run *run, enum step step, const normfuse_tensors *tensors, uint32_t flags)
+/* Makes the call, or with scratch_bytes asks only for what it needs. */
+static normfuse_status invoke(const struct run *run, enum step step, const normfuse_tensors *tensors, uint32_t flags,
+                              size_t *scratch_bytes)
 {
     typedef normfuse_status group_call(const normfuse_group_norm_options *, const normfuse_tensors *,
                                        const normfuse_exec *);
@@ -610,7 +611,8 @@ static void call(struct run *run, enum step step, const normfuse_tensors *tensor
                                               normfuse_batch_norm_stats,         normfuse_batch_norm_apply,
                                               normfuse_batch_norm_backward_sums, normfuse_batch_norm_backward_apply};
     const struct problem_line *line = &run->line;
-    normfuse_status status;
+    const normfuse_exec *exec = &run->exec;
+    bool forward = step == FORWARD || step == STATS || step == APPLY;
     if (line->has_act_param)
         flags |= NORMFUSE_HAS_ACT_PARAM;
     if (line->evaluate)
@@ -622,9 +624,13 @@ static void call(struct run *run, enum step step, const normfuse_tensors *tensor
                                                 .flags = flags,
                                                 .activation = line->activation,
                                                 .act_param = line->act_param};
-        status = step == FORWARD ? normfuse_affine_forward(&affine, tensors, &run->exec)
-                                 : normfuse_affine_backward(&affine, tensors, &run->exec);
-    } else if (line->op == BATCH_NORM) {
+        if (scratch_bytes)
+            return forward ? normfuse_affine_forward_scratch_bytes(&affine, tensors, exec, scratch_bytes)
+                           : normfuse_affine_backward_scratch_bytes(&affine, tensors, exec, scratch_bytes);
+        return forward ? normfuse_affine_forward(&affine, tensors, exec)
+                       : normfuse_affine_backward(&affine, tensors, exec);
+    }
+    if (line->op == BATCH_NORM) {
         const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
                                                    .flags = flags,
                                                    .eps = line->eps,
@@ -633,18 +639,41 @@ static void call(struct run *run, enum step step, const normfuse_tensors *tensor
                                                    .momentum = run->momentum,
                                                    .batches_seen = run->seen,
                                                    .set_values = step == BACKWARD_APPLY ? run->n * run->s : 0};
-        status = batch_calls[step](&batch, tensors, &run->exec);
-    } else {
-        const normfuse_group_norm_options group = {.struct_bytes = sizeof group,
-                                                   .flags = flags,
-                                                   .groups = run->groups,
-                                                   .eps = line->eps,
-                                                   .activation = line->activation,
-                                                   .act_param = line->act_param};
-        status = group_calls[step](&group, tensors, &run->exec);
+        if (scratch_bytes)
+            return forward ? normfuse_batch_norm_forward_scratch_bytes(&batch, tensors, exec, scratch_bytes)
+                           : normfuse_batch_norm_backward_scratch_bytes(&batch, tensors, exec, scratch_bytes);
+        return batch_calls[step](&batch, tensors, exec);
     }
+    const normfuse_group_norm_options group = {.struct_bytes = sizeof group,
+                                               .flags = flags,
+                                               .groups = run->groups,
+                                               .eps = line->eps,
+                                               .activation = line->activation,
+                                               .act_param = line->act_param};
+    if (scratch_bytes)
+        return forward ? normfuse_group_norm_forward_scratch_bytes(&group, tensors, exec, scratch_bytes)
+                       : normfuse_group_norm_backward_scratch_bytes(&group, tensors, exec, scratch_bytes);
+    return group_calls[step](&group, tensors, exec);
+}
+
+static void call(struct run *run, enum step step, const normfuse_tensors *tensors, uint32_t flags)
+{
+    bool on_device = run->line.device == NORMFUSE_CUDA;
+    normfuse_tensors moved;
+    normfuse_status status = NORMFUSE_OK;
+    if (on_device) {
+        size_t bytes = 0;
+        moved = mirror_upload(&run->mirror, tensors);
+        status = invoke(run, step, &moved, flags, &bytes);
+        if (status == NORMFUSE_OK)
+            mirror_scratch(&run->mirror, bytes, &run->exec);
+    }
+    if (status == NORMFUSE_OK)
+        status = invoke(run, step, on_device ? &moved : tensors, flags, NULL);
     if (status != NORMFUSE_OK)
         report_refusal("run", run->x_path, status);
+    if (on_device)
+        mirror_download(&run->mirror, tensors, !run->line.evaluate);
 }
 
 static void set(normfuse_tensors *tensors, size_t field, const normfuse_tensor *tensor)
@@ -926,6 +955,8 @@ static int run_main(const struct arguments *arguments)
     run.exec = (normfuse_exec){.struct_bytes = sizeof run.exec,
                                .threads = (int32_t)arguments_number(arguments, OPTION_THREADS, 1, THREADS_MAX, 0)};
     (void)arguments_bytes(arguments, OPTION_BLOCK_BYTES, 1);
+    if (run.line.device == NORMFUSE_CUDA)
+        mirror_open(&run.mirror, run.x_path, &run.exec);
     open_x(&run);
     for (int i = X + 1; i < INPUTS; i++)
         if (run.given & BIT(i))

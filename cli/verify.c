@@ -9,10 +9,12 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "device.h"
 #include "tests/ref/reference.h"
 #include "tests/ref/tolerance.h"
 
@@ -46,6 +48,8 @@ struct buffer {
     char *base;
     size_t bytes;
     char *data;
+    char *mirror; /* base's counterpart on the device; NULL: on the CPU */
+    char *first;  /* what the first of several runs left on the device */
     normfuse_type type;
     int64_t n, c, s;
     ptrdiff_t batch, channel, position;
@@ -90,6 +94,18 @@ struct work {
     double *dweight, *dweight_error, *dbias, *dbias_error;
     char *scratch;
     size_t scratch_bytes;
+    double *statistics; /* of shards and parts */
+    bool on_device;
+    char *sync;
+    size_t sync_bytes;
+    struct device_room *rooms; /* in the order that calls ask for them, again in each run */
+    size_t room_count, rooms_used;
+};
+
+/* Memory of the device beside the tensors: scratch, statistics of shards. GUARD_BYTES follow. */
+struct device_room {
+    char *data;
+    size_t bytes;
 };
 
 static const double running_momentum = 0.125;
@@ -297,11 +313,19 @@ static double parameter_value(const struct work *work, enum tensor_name name, in
 
 static void free_buffers(struct work *work)
 {
-    for (int name = 0; name < TENSORS; name++)
+    for (int name = 0; name < TENSORS; name++) {
         free(work->buffers[name].base);
+        free(work->buffers[name].first);
+        device_free(work->buffers[name].mirror);
+    }
+    for (size_t i = 0; i < work->room_count; i++)
+        device_free(work->rooms[i].data);
+    free(work->rooms);
+    device_free(work->sync);
     free(work->records);
     free(work->dweight);
     free(work->scratch);
+    free(work->statistics);
 }
 
 static bool is_left_out(const struct work *work, unsigned bit)
@@ -422,8 +446,8 @@ static struct extent extent_of(const struct work *work, int64_t set)
 
 static struct tolerance_arithmetic arithmetic_of(const struct work *work, const struct extent *extent)
 {
-    return tolerance_arithmetic(work->line->type, work->line->channels_last, work->c == 1 || work->s == 1,
-                                extent->rows, extent->channels, extent->positions);
+    return tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last,
+                                work->c == 1 || work->s == 1, extent->rows, extent->channels, extent->positions);
 }
 
 /* The set's values of a big tensor, dense. */
@@ -564,8 +588,10 @@ static bool make_statistics(struct share *share, int64_t set)
         struct tolerance_arithmetic arithmetic = arithmetic_of(work, &extent);
         enum verify_data data = work->options->data;
         /* an even number of positions: then every shift is 4 */
-        arithmetic.exact_sums = data == VERIFY_CONSTANT || (data == VERIFY_EXACT && work->s % 2 == 0);
-        if (count > 0 && !work->options->sharded) /* shards begin pieces where one call would not */
+        arithmetic.exact_sums =
+            data == VERIFY_CONSTANT || (data == VERIFY_EXACT && work->s % 2 == 0 && !work->on_device);
+        /* on the CPU shards begin pieces where one call would not */
+        if (count > 0 && (work->on_device || !work->options->sharded))
             arithmetic.drift = tolerance_drift(&arithmetic, columns, u, extent.rows, extent.channels, extent.positions,
                                                record->mean);
         record->tolerance = tolerance_statistics(&arithmetic, record->statistics.count, record->mean,
@@ -581,50 +607,61 @@ static bool make_statistics(struct share *share, int64_t set)
     return true;
 }
 
+/* ---- what is found -------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 3, 4))) static enum verify_outcome conclude(struct verify_result *result,
+                                                                          enum verify_outcome outcome,
+                                                                          const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(result->message, sizeof result->message, format, arguments);
+    va_end(arguments);
+    return result->outcome = outcome;
+}
+
+/* By the library. */
+static enum verify_outcome conclude_refused(struct verify_result *result)
+{
+    return conclude(result, VERIFY_REFUSED, "%s: %s", normfuse_status_text(result->status), normfuse_last_error());
+}
+
+static bool is_untouched(const char *bytes, size_t count)
+{
+    return !count || ((unsigned char)bytes[0] == UNTOUCHED && memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
 /* ---- the library ---------------------------------------------------------------------------------------------- */
 
 enum call { FORWARD, BACKWARD, STATS_OF, APPLY, BACKWARD_SUMS, BACKWARD_APPLY };
 
-static normfuse_status call_library(struct work *work, enum call call, const normfuse_tensors *tensors,
-                                    int64_t set_values, bool accumulate)
+struct library_call {
+    enum call call;
+    const normfuse_tensors *tensors;
+    int64_t set_values;
+    bool accumulate;
+};
+
+/* Makes the call, or with scratch_bytes asks only for what it needs. */
+static normfuse_status invoke(const struct work *work, const struct library_call *what, const normfuse_exec *exec,
+                              size_t *scratch_bytes)
 {
     const struct problem_line *line = work->line;
     const struct verify_options *options = work->options;
-    normfuse_exec exec = { .struct_bytes = sizeof exec,
-                           .threads = options->threads,
-                           .parallel_for = options->parallel_for,
-                           .pool = options->pool };
-    uint32_t flags = (line->has_act_param ? NORMFUSE_HAS_ACT_PARAM : 0) | (accumulate ? NORMFUSE_ACCUMULATE : 0) |
-                     (work->evaluates ? NORMFUSE_EVALUATE : 0) |
+    const normfuse_tensors *tensors = what->tensors;
+    bool forward = what->call == FORWARD || what->call == STATS_OF || what->call == APPLY;
+    uint32_t flags = (line->has_act_param ? NORMFUSE_HAS_ACT_PARAM : 0) |
+                     (what->accumulate ? NORMFUSE_ACCUMULATE : 0) | (work->evaluates ? NORMFUSE_EVALUATE : 0) |
                      (options->cumulative && !work->evaluates ? NORMFUSE_CUMULATIVE : 0);
-    size_t bytes = 0;
-    bool scratch = options->own_scratch && (call == FORWARD || call == BACKWARD);
-    normfuse_status status = NORMFUSE_OK;
-#define QUERY(operator)                                                                                                \
-    (call == FORWARD ? normfuse_##operator##_forward_scratch_bytes(&own, tensors, &exec, &bytes)                       \
-                     : normfuse_##operator##_backward_scratch_bytes(&own, tensors, &exec, &bytes))
-#define TAKE_SCRATCH                                                                                                   \
-    if (status == NORMFUSE_OK && scratch) {                                                                            \
-        work->scratch_bytes = bytes;                                                                                   \
-        work->scratch = aligned_alloc(64, (bytes + GUARD_BYTES + 63) / 64 * 64);                                       \
-        if (!work->scratch)                                                                                            \
-            return NORMFUSE_OUT_OF_MEMORY;                                                                             \
-        memset(work->scratch, UNTOUCHED, bytes + GUARD_BYTES);                                                         \
-        exec.scratch = work->scratch;                                                                                  \
-        exec.scratch_bytes = bytes;                                                                                    \
-    }
     if (line->op == AFFINE) {
         normfuse_affine_options own = { .struct_bytes = sizeof own,
                                         .flags = flags,
                                         .activation = line->activation,
                                         .act_param = line->act_param };
-        if (scratch)
-            status = QUERY(affine);
-        TAKE_SCRATCH
-        if (status != NORMFUSE_OK)
-            return status;
-        return call == FORWARD ? normfuse_affine_forward(&own, tensors, &exec)
-                               : normfuse_affine_backward(&own, tensors, &exec);
+        if (scratch_bytes)
+            return forward ? normfuse_affine_forward_scratch_bytes(&own, tensors, exec, scratch_bytes)
+                           : normfuse_affine_backward_scratch_bytes(&own, tensors, exec, scratch_bytes);
+        return forward ? normfuse_affine_forward(&own, tensors, exec) : normfuse_affine_backward(&own, tensors, exec);
     }
     if (line->op == BATCH_NORM) {
         normfuse_batch_norm_options own = { .struct_bytes = sizeof own,
@@ -634,19 +671,17 @@ static normfuse_status call_library(struct work *work, enum call call, const nor
                                             .act_param = line->act_param,
                                             .momentum = running_momentum,
                                             .batches_seen = options->cumulative ? batches_seen : 0,
-                                            .set_values = set_values };
-        if (scratch)
-            status = QUERY(batch_norm);
-        TAKE_SCRATCH
-        if (status != NORMFUSE_OK)
-            return status;
-        switch (call) {
-        case FORWARD: return normfuse_batch_norm_forward(&own, tensors, &exec);
-        case BACKWARD: return normfuse_batch_norm_backward(&own, tensors, &exec);
-        case STATS_OF: return normfuse_batch_norm_stats(&own, tensors, &exec);
-        case APPLY: return normfuse_batch_norm_apply(&own, tensors, &exec);
-        case BACKWARD_SUMS: return normfuse_batch_norm_backward_sums(&own, tensors, &exec);
-        default: return normfuse_batch_norm_backward_apply(&own, tensors, &exec);
+                                            .set_values = what->set_values };
+        if (scratch_bytes)
+            return forward ? normfuse_batch_norm_forward_scratch_bytes(&own, tensors, exec, scratch_bytes)
+                           : normfuse_batch_norm_backward_scratch_bytes(&own, tensors, exec, scratch_bytes);
+        switch (what->call) {
+        case FORWARD: return normfuse_batch_norm_forward(&own, tensors, exec);
+        case BACKWARD: return normfuse_batch_norm_backward(&own, tensors, exec);
+        case STATS_OF: return normfuse_batch_norm_stats(&own, tensors, exec);
+        case APPLY: return normfuse_batch_norm_apply(&own, tensors, exec);
+        case BACKWARD_SUMS: return normfuse_batch_norm_backward_sums(&own, tensors, exec);
+        default: return normfuse_batch_norm_backward_apply(&own, tensors, exec);
         }
     }
     normfuse_group_norm_options own = { .struct_bytes = sizeof own,
@@ -657,22 +692,92 @@ static normfuse_status call_library(struct work *work, enum call call, const nor
                                         .act_param = line->act_param,
                                         .momentum = running_momentum,
                                         .batches_seen = options->cumulative ? batches_seen : 0,
-                                        .set_values = set_values };
-    if (scratch)
-        status = QUERY(group_norm);
-    TAKE_SCRATCH
-    if (status != NORMFUSE_OK)
-        return status;
-    switch (call) {
-    case FORWARD: return normfuse_group_norm_forward(&own, tensors, &exec);
-    case BACKWARD: return normfuse_group_norm_backward(&own, tensors, &exec);
-    case STATS_OF: return normfuse_group_norm_stats(&own, tensors, &exec);
-    case APPLY: return normfuse_group_norm_apply(&own, tensors, &exec);
-    case BACKWARD_SUMS: return normfuse_group_norm_backward_sums(&own, tensors, &exec);
-    default: return normfuse_group_norm_backward_apply(&own, tensors, &exec);
+                                        .set_values = what->set_values };
+    if (scratch_bytes)
+        return forward ? normfuse_group_norm_forward_scratch_bytes(&own, tensors, exec, scratch_bytes)
+                       : normfuse_group_norm_backward_scratch_bytes(&own, tensors, exec, scratch_bytes);
+    switch (what->call) {
+    case FORWARD: return normfuse_group_norm_forward(&own, tensors, exec);
+    case BACKWARD: return normfuse_group_norm_backward(&own, tensors, exec);
+    case STATS_OF: return normfuse_group_norm_stats(&own, tensors, exec);
+    case APPLY: return normfuse_group_norm_apply(&own, tensors, exec);
+    case BACKWARD_SUMS: return normfuse_group_norm_backward_sums(&own, tensors, exec);
+    default: return normfuse_group_norm_backward_apply(&own, tensors, exec);
     }
-#undef QUERY
-#undef TAKE_SCRATCH
+}
+
+/* Memory of the device for this place in the run: made in the first one, found again in later ones, which may be
+ * captured. */
+static char *take_room(struct work *work, size_t bytes, int byte)
+{
+    if (work->rooms_used == work->room_count) {
+        struct device_room *rooms = realloc(work->rooms, (work->room_count + 1) * sizeof *rooms);
+        if (!rooms)
+            return NULL;
+        work->rooms = rooms;
+        rooms[work->room_count] = (struct device_room){ device_allocate(bytes + GUARD_BYTES), bytes };
+        if (!rooms[work->room_count].data)
+            return NULL;
+        work->room_count++;
+    }
+    const struct device_room *room = &work->rooms[work->rooms_used++];
+    if (room->bytes != bytes || !device_fill(room->data, byte, bytes) ||
+        !device_fill(room->data + bytes, UNTOUCHED, GUARD_BYTES))
+        return NULL;
+    return room->data;
+}
+
+/* The statistics or sums of shards, every byte of them `byte`. */
+static double *make_sharded_memory(struct work *work, int64_t values, int byte)
+{
+    size_t bytes = (size_t)(values + 1) * sizeof(double);
+    if (work->on_device)
+        return (double *)(void *)take_room(work, bytes, byte);
+    work->statistics = malloc(bytes);
+    if (work->statistics)
+        memset(work->statistics, byte, bytes);
+    return work->statistics;
+}
+
+static normfuse_exec make_exec(const struct work *work)
+{
+    normfuse_exec exec = { .struct_bytes = sizeof exec,
+                           .threads = work->options->threads,
+                           .parallel_for = work->options->parallel_for,
+                           .pool = work->options->pool };
+    if (work->on_device) {
+        exec.stream = device_stream();
+        exec.sync = work->sync;
+        exec.sync_bytes = work->sync_bytes;
+    }
+    return exec;
+}
+
+static normfuse_status call_library(struct work *work, enum call call, const normfuse_tensors *tensors,
+                                    int64_t set_values, bool accumulate)
+{
+    const struct library_call what = { call, tensors, set_values, accumulate };
+    normfuse_exec exec = make_exec(work);
+    if (work->on_device || (work->options->own_scratch && (call == FORWARD || call == BACKWARD))) {
+        size_t bytes = 0;
+        normfuse_status status = invoke(work, &what, &exec, &bytes);
+        if (status != NORMFUSE_OK)
+            return status;
+        if (work->on_device) {
+            exec.scratch = take_room(work, bytes, UNWRITTEN);
+        } else {
+            free(work->scratch);
+            work->scratch_bytes = bytes;
+            work->scratch = aligned_alloc(64, (bytes + GUARD_BYTES + 63) / 64 * 64);
+            if (work->scratch)
+                memset(work->scratch, UNTOUCHED, bytes + GUARD_BYTES);
+            exec.scratch = work->scratch;
+        }
+        if (!exec.scratch)
+            return NORMFUSE_OUT_OF_MEMORY;
+        exec.scratch_bytes = bytes;
+    }
+    return invoke(work, &what, &exec, NULL);
 }
 
 /* The tensors of a call; of some, a part along an axis. */
@@ -759,8 +864,8 @@ struct shard_values {
     normfuse_axes axes;
 };
 
-static void describe(struct shard_values *part, double *values, int64_t shards, int64_t rows, int64_t columns,
-                     int64_t width)
+static void describe(const struct work *work, struct shard_values *part, double *values, int64_t shards, int64_t rows,
+                     int64_t columns, int64_t width)
 {
     int64_t sizes[4];
     int32_t ndim = 0;
@@ -772,6 +877,7 @@ static void describe(struct shard_values *part, double *values, int64_t shards, 
     sizes[ndim++] = width;
     part->values = values;
     part->tensor = normfuse_tensor_contiguous(values, NORMFUSE_F64, ndim, sizes, &part->axes);
+    part->tensor.device.device_type = work->line->device;
 }
 
 /* One call a shard, merged between. The applying call of shard 0 alone gets what belongs to the whole: the others
@@ -783,26 +889,26 @@ static normfuse_status call_sharded(struct work *work)
     int64_t length = work->line->sizes[axis], cut[SHARDS + 1] = { 0, length / 3, length / 2, length };
     int64_t rows = work->set_is_group ? work->n : NO_ROWS, columns = backward ? work->c : work->groups;
     int64_t width = backward ? 2 : 3, values = (rows == NO_ROWS ? 1 : rows) * columns * width;
-    double *memory = malloc((size_t)((SHARDS + 1) * values + 1) * sizeof(double));
+    double *memory = make_sharded_memory(work, (SHARDS + 1) * values, UNWRITTEN);
     if (!memory)
         return NORMFUSE_OUT_OF_MEMORY;
-    memset(memory, UNWRITTEN, (size_t)((SHARDS + 1) * values + 1) * sizeof(double));
     normfuse_status status = NORMFUSE_OK;
     struct arguments arguments;
     struct shard_values all, merged, shard;
-    describe(&all, memory, SHARDS, rows, columns, width);
-    describe(&merged, memory + SHARDS * values, 0, rows, columns, width);
+    describe(work, &all, memory, SHARDS, rows, columns, width);
+    describe(work, &merged, memory + SHARDS * values, 0, rows, columns, width);
     enum tensor_name carrier = backward ? SUMS : STATS;
     unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | 1u << PRE_ADD | 1u << U;
     for (int i = 0; i < SHARDS && status == NORMFUSE_OK; i++) {
         take(work, &arguments, first, axis, cut[i], cut[i + 1] - cut[i]);
-        describe(&shard, memory + i * values, 0, rows, columns, width);
+        describe(work, &shard, memory + i * values, 0, rows, columns, width);
         *member(&arguments.tensors, carrier) = &shard.tensor;
         status = call_library(work, backward ? BACKWARD_SUMS : STATS_OF, &arguments.tensors, 0, false);
     }
+    normfuse_exec exec = make_exec(work);
     if (status == NORMFUSE_OK)
-        status = backward ? normfuse_sums_merge(&all.tensor, &merged.tensor, NULL)
-                          : normfuse_stats_merge(&all.tensor, &merged.tensor, NULL);
+        status = backward ? normfuse_sums_merge(&all.tensor, &merged.tensor, work->on_device ? &exec : NULL)
+                          : normfuse_stats_merge(&all.tensor, &merged.tensor, work->on_device ? &exec : NULL);
     unsigned second = backward ? backward_inputs | 1u << DU | 1u << DX : forward_inputs | 1u << Y;
     unsigned whole = backward ? parameter_gradients : running_statistics | 1u << MEAN | 1u << RSTD;
     for (int i = 0; i < SHARDS && status == NORMFUSE_OK; i++) {
@@ -818,7 +924,6 @@ static normfuse_status call_sharded(struct work *work)
         *member(&arguments.tensors, carrier) = &merged.tensor;
         status = call_library(work, backward ? BACKWARD_APPLY : APPLY, &arguments.tensors, largest_set(work), false);
     }
-    free(memory);
     return status;
 }
 
@@ -832,11 +937,11 @@ static normfuse_status call_in_parts(struct work *work)
     if (status != NORMFUSE_OK)
         return status;
     int64_t width = backward ? 2 : 3;
-    double *memory = calloc((size_t)(work->c * width + 1), sizeof(double));
+    double *memory = make_sharded_memory(work, work->c * width, 0);
     if (!memory)
         return NORMFUSE_OUT_OF_MEMORY;
     struct shard_values total;
-    describe(&total, memory, 0, NO_ROWS, work->c, width);
+    describe(work, &total, memory, 0, NO_ROWS, work->c, width);
     struct arguments arguments;
     enum tensor_name carrier = backward ? SUMS : STATS;
     unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | 1u << PRE_ADD | 1u << U;
@@ -865,7 +970,6 @@ static normfuse_status call_in_parts(struct work *work)
         *member(&arguments.tensors, carrier) = &total.tensor;
         status = call_library(work, backward ? BACKWARD_APPLY : APPLY, &arguments.tensors, 0, false);
     }
-    free(memory);
     return status;
 }
 
@@ -877,6 +981,145 @@ static normfuse_status call_plain(struct work *work)
                          : forward_inputs | forward_outputs;
     take(work, &arguments, names, -1, 0, 0);
     return call_library(work, work->line->backward ? BACKWARD : FORWARD, &arguments.tensors, 0, false);
+}
+
+static normfuse_status call_operator(struct work *work)
+{
+    return work->options->sharded ? call_sharded(work)
+           : work->options->accumulate ? call_in_parts(work)
+                                       : call_plain(work);
+}
+
+/* ---- on the device -------------------------------------------------------------------------------------------- */
+
+/* A counterpart of every buffer, at the same distance from an aligned address, to which the tensors then point. */
+static bool make_mirrors(struct work *work)
+{
+    for (int name = 0; name < TENSORS; name++) {
+        struct buffer *buffer = &work->buffers[name];
+        if (!buffer->base)
+            continue;
+        buffer->mirror = device_allocate(buffer->bytes);
+        if (!buffer->mirror)
+            return false;
+        buffer->tensor.data = buffer->mirror + (buffer->data - buffer->base);
+        buffer->tensor.device.device_type = NORMFUSE_CUDA;
+    }
+    return true;
+}
+
+static bool upload_mirrors(const struct work *work)
+{
+    for (int name = 0; name < TENSORS; name++) {
+        const struct buffer *buffer = &work->buffers[name];
+        if (buffer->base && !device_upload(buffer->mirror, buffer->base, buffer->bytes))
+            return false;
+    }
+    return true;
+}
+
+/* The rooms' and the sync memory's ends are as they were. */
+static const char *find_changed_room(const struct work *work)
+{
+    char guard[GUARD_BYTES];
+    for (size_t i = 0; i < work->room_count; i++)
+        if (!device_download(guard, work->rooms[i].data + work->rooms[i].bytes, GUARD_BYTES))
+            return device_error();
+        else if (!is_untouched(guard, GUARD_BYTES))
+            return "scratch or statistics: memory behind them was changed";
+    if (!work->sync)
+        return NULL;
+    if (!device_download(guard, work->sync + work->sync_bytes, GUARD_BYTES))
+        return device_error();
+    return is_untouched(guard, GUARD_BYTES) ? NULL : "sync memory: memory behind it was changed";
+}
+
+/* What is on the device against what the first run left there. */
+static const char *find_difference(const struct work *work)
+{
+    for (int name = 0; name < TENSORS; name++) {
+        const struct buffer *buffer = &work->buffers[name];
+        if (!buffer->base)
+            continue;
+        char *now = malloc(buffer->bytes);
+        if (!now)
+            return "no memory";
+        bool there = device_download(now, buffer->mirror, buffer->bytes);
+        bool same = there && memcmp(now, buffer->first, buffer->bytes) == 0;
+        free(now);
+        if (!there)
+            return device_error();
+        if (!same)
+            return tensor_names[name];
+    }
+    return NULL;
+}
+
+/* Runs the calls on fresh tensors and leaves the results in the host's buffers. */
+static enum verify_outcome run_on_device(struct work *work)
+{
+    struct verify_result *result = work->result;
+    const struct verify_options *options = work->options;
+    bool again = options->twice || options->graph;
+    if (!options->no_sync) {
+        result->status = normfuse_sync_bytes(0, &work->sync_bytes);
+        if (result->status != NORMFUSE_OK)
+            return conclude_refused(result);
+        work->sync = device_allocate(work->sync_bytes + GUARD_BYTES);
+        if (!work->sync || !device_fill(work->sync, 0, work->sync_bytes) ||
+            !device_fill(work->sync + work->sync_bytes, UNTOUCHED, GUARD_BYTES))
+            return conclude(result, VERIFY_NO_MEMORY, "%s", device_error());
+    }
+    if (!make_mirrors(work) || !upload_mirrors(work))
+        return conclude(result, VERIFY_NO_MEMORY, "%s", device_error());
+    result->status = call_operator(work);
+    if (result->status != NORMFUSE_OK)
+        return conclude_refused(result);
+    if (!device_wait())
+        return conclude(result, VERIFY_FAILED, "%s", device_error());
+    for (int name = 0; name < TENSORS; name++) {
+        struct buffer *buffer = &work->buffers[name];
+        if (!buffer->base)
+            continue;
+        if (again && !(buffer->first = malloc(buffer->bytes)))
+            return conclude(result, VERIFY_NO_MEMORY, "no memory for the results");
+        if (!device_download(again ? buffer->first : buffer->base, buffer->mirror, buffer->bytes))
+            return conclude(result, VERIFY_FAILED, "%s", device_error());
+    }
+    const char *wrong = find_changed_room(work);
+    if (wrong)
+        return conclude(result, VERIFY_FAILED, "%s", wrong);
+    if (options->twice) {
+        work->rooms_used = 0;
+        if (!upload_mirrors(work) || call_operator(work) != NORMFUSE_OK || !device_wait())
+            return conclude(result, VERIFY_FAILED, "the second run: %s %s", normfuse_last_error(), device_error());
+        if ((wrong = find_difference(work)) || (wrong = find_changed_room(work)))
+            return conclude(result, VERIFY_FAILED, "%s: a second run gives other bits", wrong);
+    }
+    if (options->graph) {
+        work->rooms_used = 0;
+        if (!device_record_begin())
+            return conclude(result, VERIFY_FAILED, "%s", device_error());
+        result->status = call_operator(work);
+        struct device_graph *graph = device_record_end();
+        if (result->status != NORMFUSE_OK || !graph) {
+            device_graph_free(graph);
+            return conclude(result, VERIFY_FAILED, "under capture: %s %s", normfuse_last_error(), device_error());
+        }
+        for (int i = 0; i < 2 && !wrong; i++) {
+            if (!upload_mirrors(work) || !device_replay(graph) || !device_wait())
+                wrong = device_error();
+            else if (!(wrong = find_difference(work)))
+                wrong = find_changed_room(work);
+        }
+        device_graph_free(graph);
+        if (wrong)
+            return conclude(result, VERIFY_FAILED, "%s: a replayed graph gives other bits", wrong);
+    }
+    for (int name = 0; name < TENSORS; name++)
+        if (work->buffers[name].first)
+            memcpy(work->buffers[name].base, work->buffers[name].first, work->buffers[name].bytes);
+    return VERIFY_PASSED;
 }
 
 /* ---- comparing ------------------------------------------------------------------------------------------------ */
@@ -1251,11 +1494,6 @@ static void compare_running(struct share *share)
 
 /* ---- memory around tensors ------------------------------------------------------------------------------------ */
 
-static bool is_untouched(const char *bytes, size_t count)
-{
-    return !count || ((unsigned char)bytes[0] == UNTOUCHED && memcmp(bytes, bytes + 1, count - 1) == 0);
-}
-
 /* The name of a tensor whose surroundings, or which itself though an input, were changed; NULL when all is well.
  * Destroys the tensors. */
 static const char *find_changed(struct work *work)
@@ -1289,23 +1527,12 @@ static const char *find_changed(struct work *work)
 
 /* ---- the whole ------------------------------------------------------------------------------------------------ */
 
-__attribute__((format(printf, 3, 4))) static enum verify_outcome conclude(struct verify_result *result,
-                                                                          enum verify_outcome outcome,
-                                                                          const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(result->message, sizeof result->message, format, arguments);
-    va_end(arguments);
-    return result->outcome = outcome;
-}
-
 static const char *impossible(const struct problem_line *line, const struct verify_options *options)
 {
     bool grouped = line->op == GROUP_NORM || line->op == INSTANCE_NORM;
     bool evaluates = line->evaluate || options->evaluate;
-    if (line->device != NORMFUSE_CPU)
-        return "only device=cpu can be checked";
+    if (line->device == NORMFUSE_CPU && (options->no_sync || options->twice || options->graph))
+        return "+no_sync, +twice and +graph need device=cuda";
     if (options->write_u && !options->pre_add)
         return "+u needs +pre_add";
     if (!line->backward && (options->left_out & VERIFY_Y) && (line->op == AFFINE || evaluates))
@@ -1354,9 +1581,15 @@ static enum verify_outcome verify_work(struct work *work)
     }
     if ((backward || !options->bits_only) && !for_each_set(work, make_statistics, NULL))
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
-    result->status = options->sharded ? call_sharded(work) : options->accumulate ? call_in_parts(work) : call_plain(work);
-    if (result->status != NORMFUSE_OK)
-        return conclude(result, VERIFY_REFUSED, "%s: %s", normfuse_status_text(result->status), normfuse_last_error());
+    if (work->on_device) {
+        enum verify_outcome outcome = run_on_device(work);
+        if (outcome != VERIFY_PASSED)
+            return outcome;
+    } else {
+        result->status = call_operator(work);
+        if (result->status != NORMFUSE_OK)
+            return conclude_refused(result);
+    }
     struct share last = { .work = work };
     if (!for_each_set(work, backward ? compare_backward : compare_forward, &last.tally))
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
@@ -1391,6 +1624,16 @@ enum verify_outcome verify_problem(const struct problem_line *line, const struct
     if (reason)
         return conclude(result, VERIFY_IMPOSSIBLE, "%s", reason);
     struct work work = { .line = line, .options = options, .result = result, .n = line->sizes[0], .c = line->sizes[1] };
+    work.on_device = line->device == NORMFUSE_CUDA;
+    if (work.on_device) {
+        result->status = normfuse_prepare(0);
+        if (result->status != NORMFUSE_OK)
+            return conclude_refused(result);
+        if (!device_open()) {
+            result->status = NORMFUSE_DEVICE_ERROR;
+            return conclude(result, VERIFY_REFUSED, "%s", device_error());
+        }
+    }
     work.s = 1;
     for (int32_t axis = 2; axis < line->ndim; axis++)
         work.s *= line->sizes[axis];
@@ -1437,6 +1680,9 @@ static const struct {
     { "+scratch", offsetof(struct verify_options, own_scratch) },
     { "+sharded", offsetof(struct verify_options, sharded) },
     { "+accumulate", offsetof(struct verify_options, accumulate) },
+    { "+no_sync", offsetof(struct verify_options, no_sync) },
+    { "+twice", offsetof(struct verify_options, twice) },
+    { "+graph", offsetof(struct verify_options, graph) },
 };
 
 static const struct {

@@ -3,6 +3,9 @@
  * verify.h - runs one problem through the public interface and compares every element that it writes with the double
  * reference, within the bounds of docs/numerics.md. `normfuse check` and tests/test_operators.c are made of it.
  *
+ * With device=cuda the tensors, guards included, are mirrored on the device before the calls and read back after them,
+ * so that everything that holds on the CPU is checked there too.
+ *
  * Data are a function of (seed, tensor, n, c, position), so that the same problem in another layout, batch or cut has the
  * same values. */
 #ifndef NORMFUSE_VERIFY_H
@@ -55,6 +58,9 @@ struct verify_options {
     bool own_scratch;       /* a caller's scratch, exactly as large as asked for */
     bool sharded;           /* stats, merge, apply; sums, merge, apply: over 3 shards */
     bool accumulate;        /* in parts of normfuse_sample_quantum samples */
+    bool no_sync;           /* device=cuda: no sync memory */
+    bool twice;             /* device=cuda: a second run, with the sync memory that the first left, gives the same bits */
+    bool graph;             /* device=cuda: so do two replays of a graph that the calls were captured into */
     int64_t first_sample;   /* the data are those of a bigger batch from here on */
     int32_t threads;        /* 0: the default */
     void (*parallel_for)(void *pool, int64_t tasks, void (*task)(void *context, int64_t i), void *context);

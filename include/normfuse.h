@@ -215,10 +215,11 @@ typedef struct normfuse_exec {
     uint32_t struct_bytes; /* sizeof(normfuse_exec) */
     uint32_t flags;        /* 0 */
     void *stream;          /* CUDA: the CUstream; NULL: the default stream */
-    void *scratch;         /* 64-byte aligned, droppable after the call. CPU: NULL lets the library allocate it */
+    void *scratch;         /* 64-byte aligned, droppable after the call (CUDA: once its kernels have run).
+                              CPU: NULL lets the library allocate it. CUDA: required where ..._scratch_bytes is not 0 */
     size_t scratch_bytes;
-    void *sync; /* CUDA: normfuse_sync_bytes(device) bytes, zeroed once by the caller, left ready by every call, not
-                   shared by calls that may overlap; NULL is allowed */
+    void *sync; /* CUDA: normfuse_sync_bytes(device) bytes, 64-byte aligned, zeroed once by the caller, left ready by
+                   every call, not shared by calls that may overlap; NULL is allowed */
     size_t sync_bytes;
     /* CPU: runs task(context, i) once for every i in [0, tasks), in any order, on any threads, and returns when all are
      * done. NULL: the built-in pool. */
@@ -321,7 +322,8 @@ NORMFUSE_API normfuse_status normfuse_sums_merge(const normfuse_tensor *in, cons
 
 /* Samples that each part but the last of an accumulated batch should be a multiple of to give the bits of one call, for
  * tensors like x (its N does not matter): the statistics and sums of batch norm, and dweight and dbias (in f64) of every
- * backward. */
+ * backward. On a CUDA device it is 1: NORMFUSE_ACCUMULATE promises no equal bits there, whatever the parts, only the
+ * same bits every time the same parts come in the same order. */
 NORMFUSE_API normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *samples);
 
 /* Folds an evaluating batch norm into the convolution (or linear layer) before it:
@@ -336,6 +338,29 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
                                                       const normfuse_tensor *conv_bias,
                                                       const normfuse_tensor *new_weight,
                                                       const normfuse_tensor *new_bias);
+
+/* ---- CUDA devices -------------------------------------------------------------------------------------------- */
+
+/* A call with tensors on a CUDA device enqueues kernels on exec.stream and returns. The library allocates no device
+ * memory, waits for nothing, and can be captured into a graph. The thread's current context is used where it belongs to
+ * the tensors' device; otherwise the device's primary context, current for the length of the call only.
+ *
+ * The driver, libcuda.so.1, is opened at the first call that needs it and never closed. It must be of the CUDA major
+ * version that the library was built with, or newer. */
+
+/* Loads every kernel for CUDA device `device`, into the context that a call of this thread would use. Without it the
+ * first call for a device does the same, which takes milliseconds and is not permitted while a stream is captured: call
+ * this before the first capture. Once loaded, it costs next to nothing.
+ * NORMFUSE_NO_DRIVER, also where the library was built without CUDA; NORMFUSE_OLD_DRIVER; NORMFUSE_NO_KERNEL: none for
+ * this GPU; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
+NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
+
+/* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The memory is the device's, aligned
+ * to 64 bytes, and zeroed once by the caller, before the first call that is given it; every call leaves it ready for
+ * the next one. Calls that may overlap share none: one to a stream, and one to each graph that may run beside another.
+ * Without it a kernel whose blocks wait for one another is launched cooperatively, or another kernel takes its place:
+ * legal, and at times slower. Asks no driver; a library without CUDA: NORMFUSE_NO_DRIVER. */
+NORMFUSE_API normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes);
 
 /* ---- what the library is ------------------------------------------------------------------------------------- */
 
@@ -353,10 +378,13 @@ typedef struct normfuse_information {
     int64_t llc_bytes;         /* last-level cache as this machine reports it */
     const char *cpu;           /* model name */
     const char *compiler;      /* and flags */
-    const char *cuda;          /* "not built", or the state of the driver in words */
+    const char *cuda;          /* "not built", or the driver, its devices and the architectures built, in words:
+                                  "driver 580.95.05 (CUDA 13.0), 1 device: NVIDIA H200 (9.0); built for 90a" */
 } normfuse_information;
 
-/* Fills *info; strings are static. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the library's first use. */
+/* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that
+ * forks workers which use CUDA asks in the workers. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the
+ * library's first use. */
 NORMFUSE_API normfuse_status normfuse_info(normfuse_information *info);
 
 #ifdef __cplusplus

@@ -5,6 +5,9 @@
 #include <inttypes.h>
 
 #include "problem.h"
+#if defined(NORMFUSE_HAVE_CUDA)
+#include "cuda/loader.h"
+#endif
 
 /* ---- backends ------------------------------------------------------------------------------------------------- */
 
@@ -29,30 +32,85 @@ static normfuse_status check_exec(const struct normfuse_problem *problem, const 
     return NORMFUSE_OK;
 }
 
-/* The one place that knows which backends there are. */
+/* From here to `run`: all that knows which backends there are, but for merge.c. */
+
 static normfuse_status check_backend(const struct normfuse_problem *problem)
 {
     if (problem->device.device_type == NORMFUSE_CPU)
         return NORMFUSE_OK;
+#if defined(NORMFUSE_HAVE_CUDA)
+    const struct normfuse_cuda_device *device;
+    return normfuse_cuda_device(problem->name, problem->device.device_id, &device);
+#else
     return normfuse_refuse(NORMFUSE_NO_DRIVER,
                            "%s: tensors.x is on a CUDA device, and this library was built without CUDA", problem->name);
+#endif
 }
+
+static size_t backend_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+#if defined(NORMFUSE_HAVE_CUDA)
+    if (problem->device.device_type == NORMFUSE_CUDA)
+        return normfuse_cuda_scratch_bytes(problem, exec);
+#endif
+    return normfuse_cpu_scratch_bytes(problem, exec);
+}
+
+static normfuse_status backend_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+#if defined(NORMFUSE_HAVE_CUDA)
+    if (problem->device.device_type == NORMFUSE_CUDA)
+        return normfuse_cuda_run(problem, exec);
+#endif
+    return normfuse_cpu_run(problem, exec);
+}
+
+/* A CUDA device has no memory but the caller's; the CPU allocates what it was not given. */
+static normfuse_status check_scratch(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    const bool given = exec != NULL && exec->scratch != NULL;
+    const bool required = problem->device.device_type == NORMFUSE_CUDA;
+    if (!given && !required)
+        return NORMFUSE_OK;
+    const size_t needed = backend_scratch_bytes(problem, exec);
+    if (!given && needed > 0)
+        return normfuse_refuse(NORMFUSE_SCRATCH,
+                               "%s: exec.scratch is NULL, this call needs %zu bytes on device %" PRId32, problem->name,
+                               needed, problem->device.device_id);
+    if (given && exec->scratch_bytes < needed)
+        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, this call needs %zu", problem->name,
+                               exec->scratch_bytes, needed);
+    return NORMFUSE_OK;
+}
+
+#if defined(NORMFUSE_HAVE_CUDA)
+static normfuse_status check_sync(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    if (problem->device.device_type != NORMFUSE_CUDA || exec == NULL || exec->sync == NULL)
+        return NORMFUSE_OK;
+    if ((uintptr_t)exec->sync % 64 != 0)
+        return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: exec.sync is not aligned to 64 bytes", problem->name);
+    if (exec->sync_bytes < NORMFUSE_CUDA_SYNC_BYTES)
+        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.sync_bytes is %zu, normfuse_sync_bytes says %d",
+                               problem->name, exec->sync_bytes, (int)NORMFUSE_CUDA_SYNC_BYTES);
+    return NORMFUSE_OK;
+}
+#endif
 
 static normfuse_status run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
     normfuse_status status = check_exec(problem, exec);
     if (status == NORMFUSE_OK)
         status = check_backend(problem);
+#if defined(NORMFUSE_HAVE_CUDA)
+    if (status == NORMFUSE_OK)
+        status = check_sync(problem, exec);
+#endif
     /* Without channels no tensor has an element. */
     if (status != NORMFUSE_OK || problem->c == 0)
         return status;
-    if (exec != NULL && exec->scratch != NULL) {
-        const size_t needed = normfuse_cpu_scratch_bytes(problem, exec);
-        if (exec->scratch_bytes < needed)
-            return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, this call needs %zu",
-                                   problem->name, exec->scratch_bytes, needed);
-    }
-    return normfuse_cpu_run(problem, exec);
+    status = check_scratch(problem, exec);
+    return status != NORMFUSE_OK ? status : backend_run(problem, exec);
 }
 
 /* The most that the whole call or either half of it needs. */
@@ -73,7 +131,7 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
     for (int i = 0; i < 3; i++) {
         struct normfuse_problem part = *problem;
         part.phases = phases[i];
-        const size_t needed = phases[i] != 0 ? normfuse_cpu_scratch_bytes(&part, exec) : 0;
+        const size_t needed = phases[i] != 0 ? backend_scratch_bytes(&part, exec) : 0;
         if (needed > *bytes)
             *bytes = needed;
     }
@@ -259,9 +317,37 @@ normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *sampl
     const normfuse_status backend = check_backend(&problem);
     if (backend != NORMFUSE_OK)
         return backend;
-    *samples =
-        problem.c == 0 || problem.s == 0 ? 1 : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
+    const bool any = problem.c == 0 || problem.s == 0 || problem.device.device_type != NORMFUSE_CPU;
+    *samples = any ? 1 : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
     return NORMFUSE_OK;
+}
+
+/* ---- CUDA devices --------------------------------------------------------------------------------------------- */
+
+normfuse_status normfuse_prepare(int32_t device)
+{
+#if defined(NORMFUSE_HAVE_CUDA)
+    return normfuse_cuda_prepare("normfuse_prepare", device);
+#else
+    (void)device;
+    return normfuse_refuse(NORMFUSE_NO_DRIVER, "normfuse_prepare: this library was built without CUDA");
+#endif
+}
+
+normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes)
+{
+    if (bytes == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_sync_bytes: bytes is NULL");
+#if defined(NORMFUSE_HAVE_CUDA)
+    if (device < 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "normfuse_sync_bytes: device is %" PRId32 ", must not be negative", device);
+    *bytes = NORMFUSE_CUDA_SYNC_BYTES;
+    return NORMFUSE_OK;
+#else
+    (void)device;
+    return normfuse_refuse(NORMFUSE_NO_DRIVER, "normfuse_sync_bytes: this library was built without CUDA");
+#endif
 }
 
 /* ---- tensors -------------------------------------------------------------------------------------------------- */

@@ -5,9 +5,13 @@
 
 #include <inttypes.h>
 
+#if defined(NORMFUSE_HAVE_CUDA)
+#include "cuda/loader.h"
+#endif
+
 struct shards {
-    const double *in;
-    double *out;
+    struct normfuse_flat in, out;
+    normfuse_device device;
     int64_t count, values; /* shards, doubles a shard */
 };
 
@@ -45,20 +49,35 @@ static normfuse_status check(struct shards *shards, const char *call, const norm
                                flat_out.elements, values);
     if (in->device.device_type != out->device.device_type || in->device.device_id != out->device.device_id)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: out is on another device than in", call);
-    if (in->device.device_type == NORMFUSE_CUDA)
-        return normfuse_refuse(NORMFUSE_NO_DRIVER,
-                               "%s: in is on a CUDA device, and this library was built without CUDA", call);
-    if (in->device.device_type != NORMFUSE_CPU)
+    if (in->device.device_type != NORMFUSE_CPU && in->device.device_type != NORMFUSE_CUDA)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
                                "%s: in is on a device of type %d; CPU (1) and CUDA (2) are supported", call,
                                (int)in->device.device_type);
-    *shards = (struct shards){(const double *)(const void *)flat_in.data, (double *)(void *)flat_out.data, in->shape[0],
-                              values};
+    *shards = (struct shards){flat_in, flat_out, in->device, in->shape[0], values};
     const uintptr_t in_low = (uintptr_t)flat_in.data, in_high = in_low + (uintptr_t)flat_in.elements * sizeof(double);
     const uintptr_t out_low = (uintptr_t)flat_out.data, out_high = out_low + (uintptr_t)values * sizeof(double);
     if (flat_in.elements != 0 && in_low != out_low && in_low < out_high && out_low < in_high)
         return normfuse_refuse(NORMFUSE_OVERLAP, "%s: out overlaps in, but is not its first shard", call);
     return NORMFUSE_OK;
+}
+
+/* On a CUDA device. */
+static normfuse_status merge_there(const struct shards *shards, const char *call, int32_t width,
+                                   const normfuse_exec *exec)
+{
+#if defined(NORMFUSE_HAVE_CUDA)
+    const struct normfuse_cuda_device *device;
+    const normfuse_status status = normfuse_cuda_device(call, shards->device.device_id, &device);
+    if (status != NORMFUSE_OK || shards->values == 0)
+        return status;
+    return normfuse_cuda_merge(&shards->in, &shards->out, width, shards->device.device_id, exec);
+#else
+    (void)shards;
+    (void)width;
+    (void)exec;
+    return normfuse_refuse(NORMFUSE_NO_DRIVER, "%s: in is on a CUDA device, and this library was built without CUDA",
+                           call);
+#endif
 }
 
 /* Chan, Golub and LeVeque 1979: the moments of two parts give those of the whole, without the cancellation of sums of
@@ -69,10 +88,14 @@ normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_t
     const normfuse_status status = check(&shards, "stats_merge", in, out, exec, 3);
     if (status != NORMFUSE_OK)
         return status;
+    if (shards.device.device_type == NORMFUSE_CUDA)
+        return merge_there(&shards, "stats_merge", 3, exec);
+    const double *const from = (const double *)(const void *)shards.in.data;
+    double *const to = (double *)(void *)shards.out.data;
     for (int64_t i = 0; i < shards.values; i += 3) {
         double count = 0, mean = 0, m2 = 0;
         for (int64_t shard = 0; shard < shards.count; shard++) {
-            const double *const part = shards.in + shard * shards.values + i;
+            const double *const part = from + shard * shards.values + i;
             if (part[0] == 0)
                 continue;
             if (count == 0) {
@@ -86,9 +109,9 @@ normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_t
             mean += delta * share;
             count = total;
         }
-        shards.out[i] = count;
-        shards.out[i + 1] = mean;
-        shards.out[i + 2] = m2;
+        to[i] = count;
+        to[i + 1] = mean;
+        to[i + 2] = m2;
     }
     return NORMFUSE_OK;
 }
@@ -99,11 +122,15 @@ normfuse_status normfuse_sums_merge(const normfuse_tensor *in, const normfuse_te
     const normfuse_status status = check(&shards, "sums_merge", in, out, exec, 2);
     if (status != NORMFUSE_OK)
         return status;
+    if (shards.device.device_type == NORMFUSE_CUDA)
+        return merge_there(&shards, "sums_merge", 2, exec);
+    const double *const from = (const double *)(const void *)shards.in.data;
+    double *const to = (double *)(void *)shards.out.data;
     for (int64_t i = 0; i < shards.values; i++) {
         double sum = 0;
         for (int64_t shard = 0; shard < shards.count; shard++)
-            sum += shards.in[shard * shards.values + i];
-        shards.out[i] = sum;
+            sum += from[shard * shards.values + i];
+        to[i] = sum;
     }
     return NORMFUSE_OK;
 }

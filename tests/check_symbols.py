@@ -7,11 +7,13 @@ import sys
 
 HEADER = pathlib.Path(__file__).resolve().parent.parent / "include/normfuse.h"
 # libc's own parts: older glibc keeps threads and the dynamic linker's entry points in libraries of their own.
-LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|ld-linux[-a-z0-9]*\.so)")
+LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|libdl\.so|ld-linux[-a-z0-9]*\.so)")
 # A library neither ends its caller's process nor writes to its standard output.
 FORBIDDEN = {"abort", "exit", "_exit", "_Exit", "quick_exit", "raise", "__assert_fail", "printf", "puts", "putchar",
              "__printf_chk"}
 TEXT_LIMIT = 1536 * 1024
+# The CUDA kernels of all architectures, compressed.
+FATBIN_LIMIT = 10 * 1024 * 1024
 
 counts = [0, 0]
 
@@ -54,8 +56,13 @@ check("the soname carries the major version", set() if soname == [f"libnormfuse.
 check("no executable stack, no text relocations",
       {word for word in ("RWE", "TEXTREL") if word in tool("readelf", "-l", "-d", "-W", shared)})
 text_bytes = int(tool("size", shared).splitlines()[1].split()[0])
+sections = dict(line.split()[:2] for line in tool("size", "-A", shared).splitlines() if line.startswith("."))
+fatbin_bytes = int(sections.get(".nv_fatbin", 0))
+text_bytes -= fatbin_bytes  # size counts every read-only section as text
 check(f"text is under {TEXT_LIMIT} bytes", {f"{text_bytes} bytes"} if text_bytes >= TEXT_LIMIT else set())
+check(f"the CUDA kernels are under {FATBIN_LIMIT} bytes", {f"{fatbin_bytes} bytes"} if fatbin_bytes >= FATBIN_LIMIT
+      else set())
 
-print(f"text: {text_bytes} bytes; {len(exported)} exported functions")
+print(f"text: {text_bytes} bytes; CUDA kernels: {fatbin_bytes} bytes; {len(exported)} exported functions")
 print(f"{counts[0]} passed, {counts[1]} failed, 0 skipped")
 sys.exit(counts[1] > 0)

@@ -17,6 +17,8 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$")
 PROGRAMS = ["test_passes", "test_problem_line", "test_arguments", "test_threads", "test_reference", "test_operators"]
+# There only where the build found nvcc.
+CUDA_PROGRAM = "test_cuda_host"
 HEADER_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only"]
 
 totals = [0, 0, 0]
@@ -124,6 +126,8 @@ def cmake_build(name, folder, options, env=None, timeout=600):
     """Configures and builds into build/<folder>. True if that worked; counted as one check."""
     start = time.monotonic()
     binary = BUILD / folder
+    # The CUDA kernels are the same in every build: those of build/release are not compiled again.
+    options = [f"-DNORMFUSE_CUDA_FATBIN_DIR={BUILD / 'release/cuda'}", *options]
     code, output, _ = run(name + " configure", [args.cmake, "-S", ROOT, "-B", binary, *options], 120, env)
     if code == 0:
         code, output, _ = run(name, [args.cmake, "--build", binary, "-j", args.jobs], timeout, env)
@@ -249,9 +253,23 @@ def neon():
                          {"NORMFUSE_NUM_THREADS": "2"}, past_time_is_skip=True)
 
 
+def cuda():
+    """The host side of the CUDA backend, without a GPU, and what its kernels use of one."""
+    if not (BUILD / "release" / CUDA_PROGRAM).exists():
+        skip("CUDA", "built without nvcc")
+        return
+    test_program(CUDA_PROGRAM, [BUILD / "release" / CUDA_PROGRAM])
+    test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
+                                               BUILD / "release/cuda"])
+    if cmake_build("build without CUDA", "cpu", ["-DNORMFUSE_CUDA=OFF", "-DNORMFUSE_WERROR=ON",
+                                                 "-DNORMFUSE_BUILD_CLI=OFF"]):
+        test_program("without CUDA: test_arguments", [BUILD / "cpu/test_arguments"])
+
+
 def check_all():
     for name in PROGRAMS:
         test_program(name, [BUILD / "release" / name])
+    cuda()
     pytest("test_program.py", BUILD / "release/normfuse")
     test_program("check_symbols.py", [sys.executable, ROOT / "tests/check_symbols.py",
                                       BUILD / "release/libnormfuse.so", BUILD / "release/libnormfuse.a"])
@@ -269,10 +287,11 @@ def sanitize_all():
     limit = 150 if fast else 900
     # The operator cases of one file reach every pass and every way of scheduling.
     words = {"test_operators": [ROOT / "tests/cases/options.txt"]} if fast else {}
+    programs = PROGRAMS + ([CUDA_PROGRAM] if (BUILD / "release" / CUDA_PROGRAM).exists() else [])
     if cmake_build("build with ASan and UBSan", "asan", ["-DCMAKE_BUILD_TYPE=RelWithDebInfo",
                                                          "-DNORMFUSE_SANITIZE=address,undefined",
                                                          "-DNORMFUSE_BUILD_SHARED=OFF"]):
-        for name in PROGRAMS:
+        for name in programs:
             test_program(f"ASan and UBSan: {name}", [BUILD / "asan" / name, *words.get(name, [])], limit,
                          {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"},
                          past_time_is_skip=True)
@@ -281,7 +300,7 @@ def sanitize_all():
         # TSan of older compilers cannot place its shadow when addresses are randomized over 32 bits.
         fixed = ["setarch", "-R"] if subprocess.run("setarch -R true", shell=True, stderr=subprocess.DEVNULL,
                                                     stdin=subprocess.DEVNULL).returncode == 0 else []
-        for name in ("test_threads", "test_operators"):
+        for name in ("test_threads", "test_operators", *programs[len(PROGRAMS):]):
             test_program(f"TSan: {name}", [*fixed, BUILD / "tsan" / name, *words.get(name, [])], limit,
                          {"NORMFUSE_NUM_THREADS": "4"}, past_time_is_skip=True)
     fuzz(10 if fast else 60)
@@ -302,6 +321,7 @@ def fuzz(seconds):
                                                         "-DNORMFUSE_SANITIZE=address,undefined",
                                                         "-DNORMFUSE_ENABLE_AVX512=OFF", "-DNORMFUSE_ENABLE_AVX2=OFF",
                                                         "-DNORMFUSE_BUILD_FUZZ=ON", "-DNORMFUSE_BUILD_TESTS=OFF",
+                                                        "-DNORMFUSE_CUDA=OFF",
                                                         "-DNORMFUSE_BUILD_CLI=OFF", "-DNORMFUSE_BUILD_SHARED=OFF"]):
         return
     for target in sorted((BUILD / "fuzz").glob("fuzz_*")):

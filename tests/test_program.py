@@ -932,7 +932,8 @@ def test_main_help_and_version():
 def test_info():
     row = json.loads(succeed("info", "--json"))
     assert set(row) == {"version", "commit", "isas_built", "isas_usable", "isa", "threads", "l1_bytes", "l2_bytes",
-                        "llc_bytes", "cpu", "compiler", "cuda"}
+                        "llc_bytes", "cpu", "compiler", "cuda", "gpu", "driver", "cc", "gpu_l2_bytes",
+                        "gpu_memory_bytes"}
     assert row["isa"] in row["isas_usable"] and set(row["isas_usable"]) <= set(row["isas_built"])
     assert "scalar" in row["isas_built"]
     text = succeed("info")
@@ -1016,13 +1017,98 @@ def test_problem_files(folder):
     refuse(3, "^normfuse: absent.txt: No such file", "check", "@absent.txt")
 
 
-def test_cuda_is_refused_where_it_is_not_built(folder):
-    if "not built" not in json.loads(succeed("info", "--json"))["cuda"]:
-        pytest.skip("this program was built with CUDA")
+# ---- device=cuda -----------------------------------------------------------------------------------------------------
+
+
+def has_gpu():
+    return json.loads(succeed("info", "--json"))["gpu"] is not None
+
+
+def test_cuda_is_refused_without_a_gpu(folder):
+    if has_gpu():
+        pytest.skip("this machine has a GPU")
     np.save("x.npy", np.zeros((1, 4), np.float32))
-    refuse(3, "CUDA", "bench", "group_norm", "1x4", "groups=2", "device=cuda")
-    refuse(3, "CUDA", "check", "group_norm", "1x4", "groups=2", "device=cuda")
-    refuse(3, "CUDA", "run", "group_norm", "x.npy", "groups=2", "device=cuda", "-o", "y.npy")
+    message = "normfuse: .*CUDA"
+    refuse(3, message, "bench", "group_norm", "1x4", "groups=2", "device=cuda")
+    refuse(3, message, "check", "group_norm", "1x4", "groups=2", "device=cuda")
+    refuse(3, message, "check", "group_norm 1x4 groups=2", "group_norm 1x4 groups=2 device=cuda")
+    refuse(3, message, "run", "group_norm", "x.npy", "groups=2", "device=cuda", "-o", "y.npy")
+    assert os.listdir() == ["x.npy"]
+
+
+@pytest.mark.parametrize("name", ["bars-cuda.txt", "heldout-cuda.txt"])
+def test_cuda_problem_files(folder, name):
+    """Every line is a problem, and none is there twice."""
+    path = os.path.join(ROOT, "bench", name)
+    problems = [line for line in open(path).read().splitlines() if line and not line.startswith("#")]
+    assert len(problems) == len(set(problems)) and len(problems) >= 50
+    assert all(line.endswith(" device=cuda") for line in problems)
+    assert sum(" dir=bwd" in line for line in problems) * 2 == len(problems)
+    if not has_gpu():
+        refuse(3, re.escape(problems[0]), "bench", "@" + path)
+
+
+def test_cuda_info(folder):
+    if not has_gpu():
+        pytest.skip("no GPU")
+    row = json.loads(succeed("info", "--json"))
+    assert re.fullmatch(r"\d+\.\d", row["cc"]) and row["gpu_l2_bytes"] > 0 and row["gpu_memory_bytes"] > 0
+    text = succeed("info")
+    assert row["gpu"] in text and row["driver"] in text and row["cc"] in text
+
+
+def test_cuda_check_and_bench(folder):
+    if not has_gpu():
+        pytest.skip("no GPU")
+    problems = ["group_norm 2x32x16x16 groups=8 dtype=f16 layout=nhwc act=silu device=cuda",
+                "batch_norm 4x8x10 dir=bwd device=cuda", "affine 3x8x7 act=relu per=sample device=cuda"]
+    for line in succeed("check", *problems, "--json").splitlines():
+        row = json.loads(line)
+        assert list(row) == CHECK_FIELDS and row["ok"] is True and row["isa"] == "cuda" and row["compared"] > 0
+    rows = [json.loads(line) for line in succeed("bench", *problems, "--json", "--samples", "15").splitlines()]
+    assert [row["problem"] for row in rows] == problems
+    for row in rows:
+        assert list(row) == FIELDS[:-1] + ["gpu", "driver", "cc", "kernel", "floor_kernel", "host_us", "impl", "date"]
+        assert row["device"] == "cuda" and row["samples"] == 15 and row["cache"] == "cold" and row["impl"] == "normfuse"
+        assert 0 < row["p10_us"] <= row["median_us"] <= row["p90_us"] and row["floor_us"] > 0 and row["host_us"] > 0
+        assert row["kernel"]
+
+
+@pytest.mark.parametrize("op", [["group_norm", "groups=2", "act=silu"], ["instance_norm"], ["affine"],
+                                ["batch_norm"], ["batch_norm", "mode=eval"]], ids=" ".join)
+def test_cuda_runs_as_the_cpu_does(folder, op):
+    """f64, so that both devices are near the exact result; in one block and in many."""
+    if not has_gpu():
+        pytest.skip("no GPU")
+    rng = np.random.default_rng(7)
+    for name in ("x", "dy", "pre_add"):
+        np.save(f"{name}.npy", rng.normal(0.5, 1, (40, 6, 5, 7)))
+    for name in ("weight", "bias", "rm"):
+        np.save(f"{name}.npy", rng.normal(0.5, 1, 6))
+    np.save("rv.npy", rng.uniform(0.5, 2, 6))
+    evaluates = "mode=eval" in op
+    names = ["y", "u", "dx", "dweight", "dbias"]
+    if not evaluates and op[0] != "affine":
+        names += ["mean", "rstd"]
+    options = ["--weight", "weight.npy", "--bias", "bias.npy", "--pre-add", "pre_add.npy", "--backward", "dy.npy"]
+    if op[0] in ("batch_norm", "instance_norm") and (evaluates or op[0] == "batch_norm"):
+        options += ["--running-mean", "rm.npy", "--running-var", "rv.npy"]
+        if not evaluates:
+            names += ["new-running-mean", "new-running-var"]
+    spelled = {"y": "output", "u": "sum-out"}
+    results = {}
+    for label, words in [("cpu", []), ("cuda", ["device=cuda"]),
+                         ("blocks", ["device=cuda", "--block-bytes", "8K"])]:
+        outputs = [word for name in names for word in (f"--{spelled.get(name, name)}", f"{label}-{name}.npy")]
+        succeed("run", *op, "x.npy", *words, *options, *outputs)
+        results[label] = {name: np.load(f"{label}-{name}.npy") for name in names}
+    for name in names:
+        cpu, cuda = results["cpu"][name], results["cuda"][name]
+        # sums of some thousand products, each of a few roundings
+        bound = 4096 * 2.0 ** -53 * (1 + np.abs(cpu).max())
+        assert cpu.dtype == cuda.dtype
+        assert np.abs(cpu - cuda).max() <= bound, name
+        assert np.abs(results["blocks"][name] - cuda).max() <= bound, name
 
 
 @pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["--help"], ["--version"], ["run", "--help"],

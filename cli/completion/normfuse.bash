@@ -50,7 +50,8 @@ _normfuse()
             options="--output --weight --bias --pre-add --sum-out --post-add --scale --shift --mean --rstd
                 --running-mean --running-var --new-running-mean --new-running-var --backward --du --dx --dweight
                 --dbias --dscale --dshift --dpost-add --threads --block-bytes --quiet --help"
-            words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype="
+            words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype=
+                device="
             ;;
         check) options="--seed --threads --json --help" ;;
         bench) options="--json --warm --samples --threads --help" ;;

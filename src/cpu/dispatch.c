@@ -14,6 +14,9 @@
 #include "cpu/kernels.h"
 #include "cpu/machine.h"
 #include "cpu/threads.h"
+#if defined(NORMFUSE_HAVE_CUDA)
+#include "cuda/loader.h"
+#endif
 #include "problem.h"
 
 #if defined(__AVX__) && !defined(NORMFUSE_NATIVE)
@@ -169,6 +172,10 @@ normfuse_status normfuse_info(normfuse_information *info)
     info->llc_bytes = machine.llc_bytes;
     info->cpu = processor;
     info->compiler = COMPILER " " NORMFUSE_COMPILER_FLAGS;
+#if defined(NORMFUSE_HAVE_CUDA)
+    info->cuda = normfuse_cuda_state();
+#else
     info->cuda = "not built";
+#endif
     return NORMFUSE_OK;
 }

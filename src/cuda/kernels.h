@@ -7,14 +7,143 @@
 
 #include <stdint.h>
 
-/* KERNEL(name): one line for each; the .cu file that defines it is named by its first two words. */
-#define NORMFUSE_CUDA_KERNEL_LIST(KERNEL) KERNEL(merge)
+#include "../problem.h"
+
+/* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps in registers>. Packs of 16 bytes
+ * need tensors that allow them; packs of one element take any strides. Kernels that keep the least are for sets so small
+ * that several fit in a block. */
+#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, many)                                       \
+    KERNEL(runs, direction, type, 1, least)                                                                            \
+    KERNEL(runs, direction, type, 1, few)                                                                              \
+    KERNEL(runs, direction, type, pack, least)                                                                         \
+    KERNEL(runs, direction, type, pack, few)                                                                           \
+    KERNEL(runs, direction, type, pack, many)
+#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, many)                                           \
+    KERNEL(columns, direction, type, 1, few)                                                                           \
+    KERNEL(columns, direction, type, pack, few)                                                                        \
+    KERNEL(columns, direction, type, pack, many)
+#define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 8, 20)                                                         \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 8, 20)                                                         \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 8, 20)                                                         \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 8, 20)
+#define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 4, 8)                                                         \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 4, 8)                                                         \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 4, 8)                                                         \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 4, 8)
+#define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 8, 16)                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 8, 16)                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 8, 16)                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 8, 16)
+#define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 4, 8)                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 4, 8)                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 4, 8)                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 4, 8)
+
+/* In the order that tile_kernel in run.c counts on. */
+#define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
+    NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                                 \
+    NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                                \
+    NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                              \
+    NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)
+
+/* The small ones: what follows the tiles. */
+#define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
+    KERNEL(statistics)                                                                                                 \
+    KERNEL(running)                                                                                                    \
+    KERNEL(totals)                                                                                                     \
+    KERNEL(gradients)                                                                                                  \
+    KERNEL(merge)
 
 enum normfuse_cuda_kernel {
-#define NORMFUSE_CUDA_KERNEL_ID(name) NORMFUSE_CUDA_##name,
-    NORMFUSE_CUDA_KERNEL_LIST(NORMFUSE_CUDA_KERNEL_ID)
+#define NORMFUSE_CUDA_KERNEL_ID(picture, direction, type, pack, kept)                                                  \
+    NORMFUSE_CUDA_##picture##_##direction##_##type##_##pack##x##kept,
+    NORMFUSE_CUDA_TILE_LIST(NORMFUSE_CUDA_KERNEL_ID)
 #undef NORMFUSE_CUDA_KERNEL_ID
-        NORMFUSE_CUDA_KERNELS
+#define NORMFUSE_CUDA_KERNEL_ID(name) NORMFUSE_CUDA_##name,
+    NORMFUSE_CUDA_FINISH_LIST(NORMFUSE_CUDA_KERNEL_ID)
+#undef NORMFUSE_CUDA_KERNEL_ID
+    NORMFUSE_CUDA_KERNELS
+};
+
+/* How the blocks that share a set tell one another their sums. */
+enum normfuse_cuda_exchange {
+    NORMFUSE_EXCHANGE_NONE,    /* one block holds the set, or the sums only go to memory */
+    NORMFUSE_EXCHANGE_CLUSTER, /* through the shared memory of a cluster */
+    NORMFUSE_EXCHANGE_GRID     /* through scratch, with a barrier in sync memory; the whole grid is resident */
+};
+
+/* Where the statistics of a tile kernel come from that does not compute them. */
+enum normfuse_cuda_source {
+    NORMFUSE_SOURCE_NONE,    /* there are none: affine */
+    NORMFUSE_SOURCE_SAVED,   /* problem.mean, problem.rstd: backward */
+    NORMFUSE_SOURCE_RUNNING, /* problem.running_mean, running_var */
+    NORMFUSE_SOURCE_SCRATCH  /* arguments.statistics */
+};
+
+/* A tile is what one block holds at a time.
+ *
+ * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of s positions, that is `spans` rows
+ * of `lanes` packs each. A part of a set is part_rows such rows, of which each segment of `lanes` threads takes
+ * segment_rows adjacent ones. Where sets_a_block > 1 each segment holds a set of its own.
+ *
+ * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
+ * part_rows rows, which the block walks threads / width at a time. */
+struct normfuse_cuda_geometry {
+    int64_t sets;        /* runs: sets; columns: teams */
+    int64_t rows;        /* of a set or team */
+    int64_t part_rows;
+    int32_t parts;       /* blocks a set or team */
+    int32_t passes;      /* tiles that each part walks through one after the other; 1: kept on the chip */
+    int32_t kept_shared; /* packs of each tensor that a thread keeps in shared memory beside those in registers */
+    int32_t teams;       /* exchange by the grid: sets at a time */
+    int32_t exchange;    /* enum normfuse_cuda_exchange */
+    int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
+    /* runs */
+    int32_t lane_bits, spans, segment_rows, sets_a_block;
+    int32_t last_lanes;         /* lanes that have a pack in the last row of a stretch */
+    int32_t coefficients;       /* channels that a block holds coefficients of, at most */
+    int32_t channels_a_segment; /* backward: that the rows of a segment can touch */
+    int64_t outer;
+    /* columns */
+    int32_t width, blocks_wide, all_samples;
+    int32_t parts_a_sample; /* all_samples: each part is of one sample; parts, where the rows of all samples are one stride
+                               apart in every tensor and count as those of one */
+    int32_t group;       /* channels whose sums are joined in the block: those of a group, or 1 */
+    int32_t group_lanes; /* threads that join the sums of a group */
+    /* backward */
+    int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
+    int32_t sums_by_channel; /* sums are of all samples */
+};
+
+/* What normfuse_sync_bytes answers for every device: 1024 tickets, each on a cache line of its own. */
+enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
+
+struct normfuse_cuda_statistics {
+    double mean, rstd;
+    double variance; /* biased */
+};
+
+struct normfuse_cuda_arguments {
+    struct normfuse_problem problem;
+    struct normfuse_cuda_geometry geometry;
+    int32_t phases; /* of problem.phases, those that this launch does */
+    int32_t source; /* enum normfuse_cuda_source */
+    struct normfuse_cuda_statistics *statistics; /* one a set */
+    double *partials;  /* triples (count, mean, M2) [set][part]; exchange by the grid: [parity][team][group][part] */
+    double *sums;      /* pairs per (n, c, slot), or per (c, slot) */
+    double *totals;    /* pairs a set: what the backward subtracts */
+    uint32_t *tickets; /* sync memory */
+};
+
+struct normfuse_cuda_merge_arguments {
+    const double *in; /* [shards][values] */
+    double *out;      /* [values] */
+    int64_t shards, values;
+    int32_t width; /* 3: triples, 2: pairs */
 };
 
 #endif

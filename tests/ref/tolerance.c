@@ -80,9 +80,38 @@ static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool column
     return arithmetic;
 }
 
-struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, bool ambiguous, int64_t rows,
-                                                 int64_t channels, int64_t positions)
+/* numerics.md, "CUDA": threads sum in f32 about a shift that is one of their values; a block joins its threads in f32,
+ * about a shift too, and blocks are joined in double. How the threads' values are chosen is the kernel's. */
+static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, int64_t rows, int64_t channels,
+                                                      int64_t positions)
 {
+    enum {
+        THREAD_VALUES = 256,  /* most that a thread sums, one after the other */
+        BLOCK_LEVELS = 10,    /* of the tree that joins 1024 threads */
+        LEVEL_ROUNDINGS = 4,  /* that a value meets in one of Chan's steps */
+        BLOCK_VALUES = 256    /* at least so many for each join in double */
+    };
+    /* Activations: f32 within 4 ulp; in 16-bit storage within 2^-10. */
+    const double f32_activation = 0x1p-21, half_activation = 0x1p-10;
+    struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .on_cuda = true,
+                                               .drift = (double)INFINITY };
+    double count = (double)rows * (double)channels * (double)positions;
+    arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
+    arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
+    arithmetic.additions = fmin(THREAD_VALUES, count) + LEVEL_ROUNDINGS * fmin(BLOCK_LEVELS, ceil(log2(count + 1)));
+    arithmetic.shift_additions = 0; /* the shift is a value */
+    arithmetic.shift_ratio = fmin(THREAD_VALUES, fmax(count, 1));
+    arithmetic.shift_values = 1;
+    arithmetic.joins = 16 + count / BLOCK_VALUES;
+    arithmetic.activation_unit = arithmetic.is_double ? 0 : type == NORMFUSE_F32 ? f32_activation : half_activation;
+    return arithmetic;
+}
+
+struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
+                                                 int64_t rows, int64_t channels, int64_t positions)
+{
+    if (device == NORMFUSE_CUDA)
+        return cuda_arithmetic_of(type, rows, channels, positions);
     struct tolerance_arithmetic arithmetic = arithmetic_of(type, columns, rows, channels, positions);
     if (!ambiguous)
         return arithmetic;
@@ -105,6 +134,14 @@ double tolerance_drift(const struct tolerance_arithmetic *arithmetic, bool colum
     if (window == 0 || block > MOST_WINDOW)
         return (double)INFINITY;
     double prefix[MOST_WINDOW], widest = 0;
+    if (window == 1) {
+        for (int64_t i = 0; i < rows * channels * positions; i++) {
+            if (isnan(u[i]))
+                return (double)INFINITY;
+            widest = fmax(widest, fabs(u[i] - mean));
+        }
+        return second_order * widest;
+    }
     for (int64_t first = 0; first < (columns ? channels : 1); first++) {
         int64_t step = columns ? channels : 1, pairs = columns ? rows : rows * channels, seen = 0, pair = 0, at = 0;
         int64_t count = pairs * positions;
@@ -150,6 +187,10 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
         spread = factor * m2 + 2 * count * shift_error * shift_error;
         if (2 * m2 + 4 * count * (drift * drift + shift_error * shift_error) < spread)
             spread = 2 * m2 + 4 * count * (drift * drift + shift_error * shift_error);
+        if (arithmetic->shift_values == 1) { /* no rounding of the shift: the two parts add like sides of a triangle */
+            double side = sqrt(m2) + sqrt(count) * drift;
+            spread = fmin(spread, side * side);
+        }
         tolerance.m2 = growth * (3 * spread + 2 * sqrt(m2 * spread)) * second_order +
                        joins * double_unit * count * mean * mean;
         tolerance.mean = growth * sqrt(spread / count) + 2 * joins * fabs(mean);
@@ -303,6 +344,10 @@ double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int a
     if (activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU)
         return error;
     double y = reference_activation(activation, parameter, z);
+    if (arithmetic->on_cuda && !arithmetic->is_double) {
+        double size = fmax(fabs(y), fabs(z * reference_slope(activation, parameter, z)));
+        return error + second_order * arithmetic->activation_unit * size + flushed(arithmetic, z);
+    }
     double computed = computed_activation(activation, z, y);
     if (arithmetic->is_double) /* libm's and the reference's own */
         computed = 2 * computed + (8 + 4 * z * z) * fabs(y);
@@ -318,8 +363,10 @@ double tolerance_slope(const struct tolerance_arithmetic *arithmetic, int activa
         steepest_change(activation, parameter) * z_error + jump_nearby(activation, parameter, z, z_error);
     if (activation == NORMFUSE_RELU)
         return error;
+    /* computed_slope counts a part's roundings, at least 4 of each */
+    double unit = arithmetic->on_cuda && !arithmetic->is_double ? arithmetic->activation_unit / 4 : arithmetic->unit;
     double computed = computed_slope(activation, z, reference_slope(activation, parameter, z));
     if (arithmetic->is_double)
         computed = 2 * computed + 8 * (1 + fabs(z));
-    return error + second_order * arithmetic->unit * computed + flushed(arithmetic, z);
+    return error + second_order * unit * computed + flushed(arithmetic, z);
 }

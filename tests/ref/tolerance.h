@@ -23,12 +23,14 @@ struct tolerance_arithmetic {
     double joins;           /* most chunks and pieces of a set, which are joined in double */
     bool is_double;
     bool exact_sums; /* the data are such that every sum is exact */
+    bool on_cuda;    /* then activations are the device's; */
+    double activation_unit; /* half an ulp of 1 of them: coarser where the result is stored in 16 bits */
 };
 
-/* A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
+/* device: NORMFUSE_CPU or NORMFUSE_CUDA. A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
  * channel or one position, and may be seen either way. */
-struct tolerance_arithmetic tolerance_arithmetic(normfuse_type type, bool columns, bool ambiguous, int64_t rows,
-                                                 int64_t channels, int64_t positions);
+struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
+                                                 int64_t rows, int64_t channels, int64_t positions);
 
 /* The data's own drift: how far the mean of shift_values or more adjacent values may be from the mean of all. u is
  * [rows, channels, positions]; in columns a channel's values are adjacent to each other only. */

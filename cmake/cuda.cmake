@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: MIT
+#
+# The CUDA part: nvcc makes one fatbin of each src/cuda/*.cu, an assembler file embeds them, and the host side in C
+# finds the driver at run time, so the library links to nothing of CUDA. Sets NORMFUSE_HAVE_CUDA and, with it, appends
+# to NORMFUSE_SOURCES and NORMFUSE_DEFINITIONS and sets NORMFUSE_CUDA_INCLUDE_DIR.
+
+set(NORMFUSE_HAVE_CUDA OFF)
+
+# Why there is no CUDA part: AUTO goes on without it and says so, ON stops.
+macro(normfuse_no_cuda reason)
+    if(NORMFUSE_CUDA STREQUAL "AUTO")
+        message(STATUS "CUDA: ${reason}; building the CPU library only (NORMFUSE_CUDA=ON insists)")
+        return()
+    endif()
+    message(FATAL_ERROR "NORMFUSE_CUDA=ON: ${reason}.")
+endmacro()
+
+set(NORMFUSE_CUDA AUTO CACHE STRING "Build the CUDA part: ON, OFF, or AUTO (where nvcc is found)")
+set_property(CACHE NORMFUSE_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(NORMFUSE_CUDA_ARCHITECTURES "90a" CACHE STRING
+    "GPUs to compile for: machine code (80, 90a), PTX that the driver compiles (80-virtual), separated by ';', or all")
+set(NORMFUSE_CUDA_HOST_COMPILER "" CACHE STRING "The C++ compiler that nvcc preprocesses with; empty: nvcc's choice")
+set(NORMFUSE_CUDA_FATBIN_DIR ${PROJECT_BINARY_DIR}/cuda CACHE PATH
+    "Where the fatbins are made; build trees with the same architectures may share it")
+if(NOT NORMFUSE_CUDA)
+    message(STATUS "CUDA: NORMFUSE_CUDA=${NORMFUSE_CUDA}; building the CPU library only")
+    return()
+endif()
+if(CMAKE_CROSSCOMPILING AND NORMFUSE_CUDA STREQUAL "AUTO")
+    normfuse_no_cuda("a cross build")
+endif()
+
+find_program(NORMFUSE_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin
+             DOC "nvcc of CUDA 12.8 or newer")
+if(NOT NORMFUSE_NVCC)
+    normfuse_no_cuda("nvcc was not found")
+endif()
+
+# ---- what nvcc can --------------------------------------------------------------------------------------------------
+
+# src/cuda/ is compiled with these and nothing else: no line information, nothing of the C compiler's flags.
+set(NORMFUSE_NVCC_FLAGS -fatbin -O3 -std=c++17 --compress-mode=size -Xptxas -v)
+if(NORMFUSE_CUDA_HOST_COMPILER)
+    list(APPEND NORMFUSE_NVCC_FLAGS -ccbin ${NORMFUSE_CUDA_HOST_COMPILER})
+endif()
+
+set(NORMFUSE_CUDA_TARGETS ${NORMFUSE_CUDA_ARCHITECTURES})
+if(NORMFUSE_CUDA_TARGETS STREQUAL "all")
+    set(NORMFUSE_CUDA_TARGETS 80 86 89 90a 100 120 80-virtual)
+endif()
+set(NORMFUSE_CUDA_BUILT_FOR "")
+foreach(target ${NORMFUSE_CUDA_TARGETS})
+    if(target MATCHES "^([0-9]+[af]?)-virtual$")
+        list(APPEND NORMFUSE_NVCC_FLAGS -gencode arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1})
+        string(APPEND NORMFUSE_CUDA_BUILT_FOR " ${CMAKE_MATCH_1}-PTX")
+    elseif(target MATCHES "^[0-9]+[af]?$")
+        list(APPEND NORMFUSE_NVCC_FLAGS -gencode arch=compute_${target},code=sm_${target})
+        string(APPEND NORMFUSE_CUDA_BUILT_FOR " ${target}")
+    else()
+        message(FATAL_ERROR "NORMFUSE_CUDA_ARCHITECTURES: '${target}' is neither like 90a nor like 80-virtual.")
+    endif()
+endforeach()
+string(STRIP "${NORMFUSE_CUDA_BUILT_FOR}" NORMFUSE_CUDA_BUILT_FOR)
+
+# Tried with the very flags: an old nvcc, one without a host compiler, or one that lacks an architecture is told here.
+set(NORMFUSE_PROBE ${PROJECT_BINARY_DIR}/CMakeFiles/normfuse_nvcc)
+if(NOT NORMFUSE_NVCC_WORKS STREQUAL "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}")
+    file(WRITE ${NORMFUSE_PROBE}.cu "extern \"C\" __global__ void probe() {}\n")
+    execute_process(COMMAND ${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS} ${NORMFUSE_PROBE}.cu -o ${NORMFUSE_PROBE}.fatbin
+                    RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    if(NOT result EQUAL 0)
+        # AUTO does not let this pass quietly: who has nvcc may well want the CUDA part.
+        message(WARNING "CUDA: ${output}")
+        normfuse_no_cuda("${NORMFUSE_NVCC} cannot compile for ${NORMFUSE_CUDA_BUILT_FOR}")
+    endif()
+    set(NORMFUSE_NVCC_WORKS "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}" CACHE INTERNAL "")
+endif()
+
+# nvcc may be a wrapper elsewhere, but it says which headers are its own.
+if(NOT NORMFUSE_CUDA_INCLUDE_DIR)
+    execute_process(COMMAND ${NORMFUSE_NVCC} --dryrun -fatbin -x cu ${NORMFUSE_PROBE}.cu -o ${NORMFUSE_PROBE}.fatbin
+                    OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    string(REGEX MATCHALL "INCLUDES=\"-I[^\"]+\"" own "${output}")
+    string(REGEX REPLACE "INCLUDES=\"-I([^\"]+)\"" "\\1" own "${own}")
+    find_path(NORMFUSE_CUDA_INCLUDE_DIR cuda.h HINTS ${own} NO_DEFAULT_PATH DOC "Where nvcc's cuda.h is")
+    if(NOT NORMFUSE_CUDA_INCLUDE_DIR)
+        normfuse_no_cuda("cuda.h was not found beside ${NORMFUSE_NVCC}")
+    endif()
+endif()
+
+# ---- fatbins --------------------------------------------------------------------------------------------------------
+
+enable_language(ASM)
+file(GLOB NORMFUSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
+file(GLOB NORMFUSE_CUDA_KERNEL_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh)
+list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
+    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
+# Other flags make other fatbins.
+file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}\n")
+list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt)
+set(NORMFUSE_FATBINS "")
+set(NORMFUSE_INCBINS "")
+set(NORMFUSE_POINTERS "")
+foreach(source ${NORMFUSE_CUDA_KERNEL_SOURCES})
+    get_filename_component(name ${source} NAME_WE)
+    set(fatbin ${NORMFUSE_CUDA_FATBIN_DIR}/${name}.fatbin)
+    # The list travels as one argument of a shell: ';' would end it.
+    string(REPLACE ";" " " flags "${NORMFUSE_NVCC_FLAGS}")
+    add_custom_command(OUTPUT ${fatbin}
+        COMMAND ${CMAKE_COMMAND} -DNVCC=${NORMFUSE_NVCC} "-DFLAGS=${flags}" -DSOURCE=${source} -DOUTPUT=${fatbin}
+                -P ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake
+        DEPENDS ${source} ${NORMFUSE_CUDA_KERNEL_HEADERS}
+        COMMENT "Building the kernels of ${name}.cu for ${NORMFUSE_CUDA_BUILT_FOR}"
+        VERBATIM)
+    list(APPEND NORMFUSE_FATBINS ${fatbin})
+    string(APPEND NORMFUSE_INCBINS "    .balign 64\nimage_${name}:\n    .incbin \"${fatbin}\"\n")
+    string(APPEND NORMFUSE_POINTERS "    .quad image_${name}\n")
+endforeach()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/images.S.in ${PROJECT_BINARY_DIR}/generated/normfuse_images.S @ONLY)
+set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_images.S PROPERTIES
+    OBJECT_DEPENDS "${NORMFUSE_FATBINS}")
+if(CMAKE_C_COMPILER_ID MATCHES "Clang")
+    # It warns of every flag that means nothing to an assembler.
+    set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_images.S PROPERTIES
+        COMPILE_OPTIONS "-Wno-unused-command-line-argument")
+endif()
+
+# ---- the host side --------------------------------------------------------------------------------------------------
+
+list(APPEND NORMFUSE_SOURCES
+    src/cuda/loader.c
+    src/cuda/run.c
+    ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)
+list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
+set_source_files_properties(src/cuda/loader.c PROPERTIES COMPILE_DEFINITIONS
+    "NORMFUSE_CUDA_BUILT_FOR=\"${NORMFUSE_CUDA_BUILT_FOR}\"")
+set(NORMFUSE_HAVE_CUDA ON)
+message(STATUS "CUDA: kernels for ${NORMFUSE_CUDA_BUILT_FOR} with ${NORMFUSE_NVCC}")

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * join.cuh - sums of threads become those of a block, and those of blocks the ones of their set. Every join has one
+ * order, fixed by the geometry: no float atomics, the same bits each time. */
+#ifndef NORMFUSE_CUDA_JOIN_CUH
+#define NORMFUSE_CUDA_JOIN_CUH
+
+#include "pack.cuh"
+
+constexpr unsigned full_mask = 0xffffffffu;
+constexpr int most_warps = 32;
+
+/* Of values: how many, their mean less a shift, the sum of squares about that mean. */
+template <typename R> struct moments {
+    R count, mean, squares;
+};
+
+/* `mask` are the threads that call together: a multiple of `lanes`. */
+template <typename R> __device__ __forceinline__ R sum_lanes(R value, int lanes, unsigned mask = full_mask)
+{
+    for (int distance = lanes / 2; distance > 0; distance /= 2)
+        value += __shfl_xor_sync(mask, value, distance);
+    return value;
+}
+
+/* Over `lanes` adjacent threads: first the mean, then squares about it, which cannot cancel. */
+template <typename R> __device__ __forceinline__ moments<R> join_lanes(const moments<R> &own, int lanes)
+{
+    moments<R> all;
+    all.count = sum_lanes(own.count, lanes);
+    all.mean = all.count > R(0) ? sum_lanes(own.count * own.mean, lanes) / all.count : R(0);
+    const R distance = own.mean - all.mean;
+    all.squares = sum_lanes(own.count > R(0) ? own.squares + own.count * distance * distance : R(0), lanes);
+    return all;
+}
+
+/* Chan, Golub and LeVeque 1979: what a thread has met so far and what its next tile brought. */
+template <typename R> __device__ __forceinline__ void append(moments<R> &to, const moments<R> &next)
+{
+    const R count = to.count + next.count;
+    if (count > R(0)) {
+        const R distance = next.mean - to.mean, share = next.count / count;
+        to.mean += distance * share;
+        to.squares += next.squares + distance * distance * to.count * share;
+        to.count = count;
+    }
+}
+
+/* What the blocks of a set tell one another: a triple with the whole mean, since each block has a shift of its own. */
+enum { TRIPLE = 3, PAIR = 2, MOST_CLUSTER = 16 };
+
+/* From shared memory, or from what other blocks wrote, which this processor's L1 may hold an old copy of. */
+__device__ __forceinline__ double read_part(const double *address, bool far)
+{
+    return far ? __ldcg(address) : *address;
+}
+
+template <typename R> struct set_statistics {
+    double mean;
+    R variance, rstd;
+};
+
+/* One warp joins `parts` triples: count, mean, squares, `stride` doubles apart. Written by other blocks, so not from L1. */
+template <typename R>
+__device__ __forceinline__ moments<R> join_parts(const double *triples, int64_t stride, int parts, double *shift)
+{
+    const int lane = threadIdx.x % 32;
+    moments<R> own = {R(0), R(0), R(0)};
+    *shift = __ldcg(triples + 1);
+    for (int i = lane; i < parts; i += 32) {
+        const double *triple = triples + i * stride;
+        const moments<R> next = {(R)__ldcg(triple), (R)(__ldcg(triple + 1) - *shift), (R)__ldcg(triple + 2)};
+        append(own, next);
+    }
+    return join_lanes(own, 32);
+}
+
+/* The same from this block's shared memory. */
+template <typename R>
+__device__ __forceinline__ moments<R> join_near(const double *triples, int64_t stride, int parts, double *shift)
+{
+    const int lane = threadIdx.x % 32;
+    moments<R> own = {R(0), R(0), R(0)};
+    *shift = triples[1];
+    if (lane < parts) {
+        const double *triple = triples + lane * stride;
+        own = {(R)triple[0], (R)(triple[1] - *shift), (R)triple[2]};
+    }
+    return join_lanes(own, 32);
+}
+
+template <typename R>
+__device__ __forceinline__ set_statistics<R> statistics_of(const moments<R> &all, double shift, double eps)
+{
+    const R variance = all.squares / all.count;
+    return {shift + (double)all.mean, variance, R(1) / sqrt(variance + (R)eps)};
+}
+
+/* running = (1 - momentum) * running + momentum * of this batch, in R; the variance is the unbiased one. */
+template <typename R>
+__device__ __forceinline__ void update_running(const normfuse_problem &p, int64_t c, double mean, double variance,
+                                               double count)
+{
+    const R momentum = (R)p.momentum, keep = R(1) - momentum;
+    const R unbiased = (R)(variance * (count / (count - 1.0)));
+    put_parameter<R>(p.running_mean, 0, c, keep * parameter<R>(p.running_mean, 0, c, R(0)) + momentum * (R)mean);
+    put_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * unbiased);
+}
+
+/* Sums of two numbers over the parts of a set, `stride` doubles apart. */
+template <typename R> struct totals {
+    R plain, centred;
+};
+template <typename R>
+__device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stride, int parts, bool near_by)
+{
+    double plain = 0.0, centred = 0.0;
+    for (int i = threadIdx.x % 32; i < parts; i += 32) {
+        plain += near_by ? pairs[i * stride] : __ldcg(pairs + i * stride);
+        centred += near_by ? pairs[i * stride + 1] : __ldcg(pairs + i * stride + 1);
+    }
+    return {(R)sum_lanes(plain, 32), (R)sum_lanes(centred, 32)};
+}
+
+/* ---- clusters --------------------------------------------------------------------------------------------------- */
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ int cluster_rank()
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+/* Eight bytes into the same place of another block's shared memory. */
+__device__ __forceinline__ void store_remote(void *place, int rank, double value)
+{
+    unsigned address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
+    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
+}
+#else
+/* No launch asks for clusters here. */
+__device__ __forceinline__ void cluster_arrive() { __trap(); }
+__device__ __forceinline__ void cluster_wait() { __trap(); }
+__device__ __forceinline__ int cluster_rank() { return 0; }
+__device__ __forceinline__ void store_remote(void *, int, double) { __trap(); }
+#endif
+
+/* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */
+
+/* Block 0 of the team adds 2^31 - (parts - 1) to the ticket and every other block 1: when all have, its top bit has
+ * flipped and the lower ones are as they were, so that the ticket is ready for the next barrier with nothing to reset.
+ * Every thread's writes before it are seen by every thread of the team after it. */
+__device__ __forceinline__ void team_barrier(uint32_t *ticket, int part, int parts)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const uint32_t add = part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
+        uint32_t before, now;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                     : "=r"(before) : "l"(ticket), "r"(add) : "memory");
+        do
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(ticket) : "memory");
+        while (((now ^ before) & 0x80000000u) == 0);
+    }
+    __syncthreads();
+}
+
+/* Tickets are on cache lines of their own. */
+constexpr int ticket_stride = 16;
+
+#endif

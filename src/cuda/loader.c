@@ -1,0 +1,645 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * loader.c - see loader.h. What is found out is published once and only read from then on, so that a launch takes no
+ * lock: the driver by one atomic pointer, each device by one atomic flag, occupancy by one atomic word an answer. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "cuda/loader.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver.h"
+
+#if CUDA_VERSION < 12080
+#error "the CUDA part needs the headers of CUDA 12.8 or newer"
+#endif
+
+enum { DRIVER_MAJOR = CUDA_VERSION / 1000 };
+
+/* The fatbins that the build embedded, one of each .cu file; ends with NULL. */
+extern const void *const normfuse_cuda_images[];
+
+static const char *const kernel_names[] = {
+#define NAME(picture, direction, type, pack, kept)                                                                     \
+    "normfuse_" #picture "_" #direction "_" #type "_" #pack "x" #kept,
+    NORMFUSE_CUDA_TILE_LIST(NAME)
+#undef NAME
+#define NAME(name) "normfuse_" #name,
+        NORMFUSE_CUDA_FINISH_LIST(NAME)
+#undef NAME
+};
+
+/* ---- what is known -------------------------------------------------------------------------------------------- */
+
+/* Answers about occupancy: see occupancy_key. A call asks for a handful; few enough slots to stay in the cache. */
+enum { OCCUPANCY_SLOTS = 512, OCCUPANCY_PROBES = 8 };
+
+struct device {
+    struct normfuse_cuda_device facts; /* first: a pointer to it is a pointer to the device */
+    CUdevice handle;
+    _Atomic(bool) ready;
+    _Atomic(CUcontext) primary; /* retained at the first call whose thread has no context of this device */
+    CUcontext loaded;           /* under the mutex: the context that the kernels were last loaded in */
+    char name[128];
+    _Atomic(uint64_t) occupancy[OCCUPANCY_SLOTS];
+};
+
+struct loaded {
+    struct normfuse_cuda_driver driver;
+    normfuse_status status; /* of finding the driver; if not OK, `problem` says why and nothing else is set */
+    int32_t version;        /* as cuDriverGetVersion says it: 13000 */
+    int32_t devices;
+    struct device *device;
+    /* Libraries and kernels belong to no context: one set serves all devices. Under the mutex until a device is ready.
+     */
+    bool has_kernels;
+    CUkernel kernels[NORMFUSE_CUDA_KERNELS];
+    char problem[256];
+    char state[512];
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(struct loaded *) known;
+static const struct normfuse_cuda_driver *stand_in;
+/* Where `known` points when there is no memory for more. */
+static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = "no memory for the list of devices"};
+
+static const char *error_text(const struct loaded *loaded, CUresult result)
+{
+    const char *text = NULL;
+    if (loaded->driver.cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
+        return "unknown error";
+    return text;
+}
+
+/* ---- the driver ----------------------------------------------------------------------------------------------- */
+
+static bool look_up(void *library, const char *name, void *entry)
+{
+    void *const address = dlsym(library, name);
+    memcpy(entry, &address, sizeof address); /* ISO C has no cast from an object's to a function's address */
+    return address != NULL;
+}
+
+static normfuse_status old_driver(struct loaded *loaded)
+{
+    snprintf(loaded->problem, sizeof loaded->problem,
+             "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", loaded->version / 1000,
+             loaded->version % 1000 / 10, (int)DRIVER_MAJOR);
+    return NORMFUSE_OLD_DRIVER;
+}
+
+/* Fills loaded->driver. The version is asked for first: an older driver lacks some of the rest. */
+static normfuse_status find_entries(struct loaded *loaded)
+{
+    void *library = NULL;
+    if (stand_in != NULL) {
+        loaded->driver = *stand_in;
+    } else {
+        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        if (library == NULL) {
+            const char *const reason = dlerror();
+            snprintf(loaded->problem, sizeof loaded->problem, "no CUDA driver: %s",
+                     reason != NULL ? reason : "libcuda.so.1 cannot be opened");
+            return NORMFUSE_NO_DRIVER;
+        }
+        if (!look_up(library, "cuDriverGetVersion", &loaded->driver.cuDriverGetVersion)) {
+            snprintf(loaded->problem, sizeof loaded->problem,
+                     "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
+            return NORMFUSE_NO_DRIVER;
+        }
+    }
+    int version = 0;
+    if (loaded->driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
+        version = 0;
+    loaded->version = version;
+    if (version / 1000 < DRIVER_MAJOR)
+        return old_driver(loaded);
+    if (library == NULL)
+        return NORMFUSE_OK;
+#define TEXT(name) #name
+#define LOOK_UP(name)                                                                                                  \
+    if (!look_up(library, TEXT(name), &loaded->driver.name)) {                                                         \
+        snprintf(loaded->problem, sizeof loaded->problem, "the CUDA driver, of version %d.%d, has no function %s",     \
+                 version / 1000, version % 1000 / 10, TEXT(name));                                                     \
+        return NORMFUSE_OLD_DRIVER;                                                                                    \
+    }
+    NORMFUSE_CUDA_DRIVER_LIST(LOOK_UP)
+#undef LOOK_UP
+    return NORMFUSE_OK;
+}
+
+/* The driver API tells which CUDA it offers, not its own version; the kernel module's file does, where it is visible.
+ */
+static void read_module_version(char *text, size_t bytes)
+{
+    text[0] = '\0';
+    FILE *const file = stand_in == NULL ? fopen("/sys/module/nvidia/version", "re") : NULL;
+    if (file == NULL)
+        return;
+    if (fgets(text, (int)bytes, file) == NULL)
+        text[0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    fclose(file);
+}
+
+__attribute__((format(printf, 2, 3))) static void append(struct loaded *loaded, const char *format, ...)
+{
+    const size_t length = strlen(loaded->state);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(loaded->state + length, sizeof loaded->state - length, format, arguments);
+    va_end(arguments);
+}
+
+static normfuse_status read_facts(struct loaded *loaded, struct device *device, int32_t ordinal)
+{
+    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    int major = 0, minor = 0, processors = 0, threads = 0, registers = 0, shared_processor = 0, shared_block = 0;
+    int shared_reserved = 0, l2 = 0, clusters = 0;
+    const struct {
+        CUdevice_attribute attribute;
+        int *value;
+    } wanted[] = {
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &processors},
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, &threads},
+        {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, &registers},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &shared_processor},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &shared_block},
+        {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, &shared_reserved},
+        {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &l2},
+        {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, &clusters},
+    };
+    CUresult result = driver->cuDeviceGet(&device->handle, ordinal);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
+    for (size_t i = 0; result == CUDA_SUCCESS && i < sizeof wanted / sizeof *wanted; i++)
+        result = driver->cuDeviceGetAttribute(wanted[i].value, wanted[i].attribute, device->handle);
+    if (result != CUDA_SUCCESS) {
+        snprintf(loaded->problem, sizeof loaded->problem, "the driver says of device %" PRId32 ": %s", ordinal,
+                 error_text(loaded, result));
+        return NORMFUSE_DEVICE_ERROR;
+    }
+    device->facts = (struct normfuse_cuda_device){.ordinal = ordinal,
+                                                  .capability = 10 * major + minor,
+                                                  .processors = processors,
+                                                  .threads_per_processor = threads,
+                                                  .registers_per_processor = registers,
+                                                  .shared_per_processor = (size_t)shared_processor,
+                                                  .shared_per_block = (size_t)shared_block,
+                                                  .shared_reserved = (size_t)shared_reserved,
+                                                  .l2_bytes = (size_t)l2,
+                                                  .clusters = clusters != 0,
+                                                  .name = device->name};
+    return NORMFUSE_OK;
+}
+
+static normfuse_status find_driver(struct loaded *loaded)
+{
+    const normfuse_status status = find_entries(loaded);
+    if (status != NORMFUSE_OK)
+        return status;
+    const CUresult result = loaded->driver.cuInit(0);
+    if (result == CUDA_ERROR_STUB_LIBRARY) {
+        snprintf(loaded->problem, sizeof loaded->problem,
+                 "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
+        return NORMFUSE_NO_DRIVER;
+    }
+    /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
+     */
+    if (result == CUDA_ERROR_NO_DEVICE)
+        return NORMFUSE_OK;
+    int count = 0;
+    const CUresult counted = result == CUDA_SUCCESS ? loaded->driver.cuDeviceGetCount(&count) : result;
+    if (counted != CUDA_SUCCESS) {
+        snprintf(loaded->problem, sizeof loaded->problem, "the CUDA driver does not start: %s",
+                 error_text(loaded, counted));
+        return NORMFUSE_DEVICE_ERROR;
+    }
+    if (count <= 0)
+        return NORMFUSE_OK;
+    loaded->device = calloc((size_t)count, sizeof *loaded->device);
+    if (loaded->device == NULL) {
+        snprintf(loaded->problem, sizeof loaded->problem, "%s", no_memory.problem);
+        return NORMFUSE_OUT_OF_MEMORY;
+    }
+    loaded->devices = count;
+    for (int32_t i = 0; i < loaded->devices; i++) {
+        const normfuse_status read = read_facts(loaded, &loaded->device[i], i);
+        if (read != NORMFUSE_OK)
+            return read;
+    }
+    return NORMFUSE_OK;
+}
+
+static void describe(struct loaded *loaded)
+{
+    if (loaded->status != NORMFUSE_OK) {
+        append(loaded, "%s; built for " NORMFUSE_CUDA_BUILT_FOR, loaded->problem);
+        return;
+    }
+    char module[32];
+    read_module_version(module, sizeof module);
+    append(loaded, "driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "", loaded->version / 1000,
+           loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
+    for (int32_t i = 0; i < loaded->devices; i++) {
+        const struct normfuse_cuda_device *const facts = &loaded->device[i].facts;
+        append(loaded, "%s%s (%d.%d)", i == 0 ? ": " : ", ", facts->name, (int)facts->capability / 10,
+               (int)facts->capability % 10);
+    }
+    append(loaded, "; built for " NORMFUSE_CUDA_BUILT_FOR);
+}
+
+/* The driver's state, found out at the first call and kept, failures too. */
+static struct loaded *driver_known(void)
+{
+    struct loaded *loaded = atomic_load_explicit(&known, memory_order_acquire);
+    if (loaded != NULL)
+        return loaded;
+    const int saved_errno = errno;
+    pthread_mutex_lock(&mutex);
+    loaded = atomic_load_explicit(&known, memory_order_relaxed);
+    if (loaded == NULL) {
+        loaded = calloc(1, sizeof *loaded);
+        if (loaded != NULL) {
+            loaded->status = find_driver(loaded);
+            describe(loaded);
+        } else {
+            loaded = &no_memory;
+        }
+        atomic_store_explicit(&known, loaded, memory_order_release);
+    }
+    pthread_mutex_unlock(&mutex);
+    errno = saved_errno;
+    return loaded;
+}
+
+/* ---- contexts ------------------------------------------------------------------------------------------------- */
+
+/* Makes a context of this device current: the caller's, if it is one, else the device's primary one. *pushed says
+ * whether leave() has one to take away again. */
+static CUresult enter(struct loaded *loaded, struct device *device, bool *pushed)
+{
+    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    *pushed = false;
+    CUcontext current = NULL;
+    CUresult result = driver->cuCtxGetCurrent(&current);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (current != NULL) {
+        CUdevice of_current;
+        result = driver->cuCtxGetDevice(&of_current);
+        if (result == CUDA_SUCCESS && of_current == device->handle)
+            return result;
+    }
+    CUcontext primary = atomic_load_explicit(&device->primary, memory_order_acquire);
+    if (primary == NULL) {
+        result = driver->cuDevicePrimaryCtxRetain(&primary, device->handle);
+        if (result != CUDA_SUCCESS)
+            return result;
+        CUcontext other = NULL;
+        /* Another thread was first: one reference is enough. */
+        if (!atomic_compare_exchange_strong(&device->primary, &other, primary))
+            driver->cuDevicePrimaryCtxRelease(device->handle);
+    }
+    result = driver->cuCtxPushCurrent(primary);
+    *pushed = result == CUDA_SUCCESS;
+    return result;
+}
+
+static void leave(struct loaded *loaded, bool pushed)
+{
+    CUcontext popped;
+    if (pushed)
+        loaded->driver.cuCtxPopCurrent(&popped);
+}
+
+/* ---- kernels -------------------------------------------------------------------------------------------------- */
+
+static normfuse_status refuse_kernels(const char *call, const struct loaded *loaded, const struct device *device,
+                                      const char *kernel, CUresult result)
+{
+    const int32_t capability = device->facts.capability;
+    switch (result) {
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
+    case CUDA_ERROR_NOT_FOUND:
+        return normfuse_refuse(NORMFUSE_NO_KERNEL,
+                               "%s: no kernel for device %d, %s (compute capability %d.%d): this library was built "
+                               "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
+                               call, (int)device->facts.ordinal, device->name, (int)capability / 10,
+                               (int)capability % 10, kernel, error_text(loaded, result));
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory to load the kernels on device %d, %s", call,
+                               (int)device->facts.ordinal, device->name);
+    default:
+        return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call,
+                               (int)device->facts.ordinal, device->name, kernel, error_text(loaded, result));
+    }
+}
+
+/* Under the mutex. */
+static normfuse_status find_kernels(const char *call, struct loaded *loaded, const struct device *device)
+{
+    enum { MOST_IMAGES = 64 };
+    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    CUlibrary libraries[MOST_IMAGES];
+    size_t images = 0;
+    const char *refused = "the images";
+    CUresult result = CUDA_SUCCESS;
+    while (result == CUDA_SUCCESS && images < MOST_IMAGES && normfuse_cuda_images[images] != NULL) {
+        result =
+            driver->cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
+        images += result == CUDA_SUCCESS;
+    }
+    for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
+        result = CUDA_ERROR_NOT_FOUND;
+        for (size_t image = 0; result == CUDA_ERROR_NOT_FOUND && image < images; image++)
+            result = driver->cuLibraryGetKernel(&loaded->kernels[i], libraries[image], kernel_names[i]);
+        refused = kernel_names[i];
+    }
+    if (result == CUDA_SUCCESS) {
+        loaded->has_kernels = true;
+        return NORMFUSE_OK;
+    }
+    /* Another device may still be served, so the next call tries again. */
+    while (images > 0)
+        driver->cuLibraryUnload(libraries[--images]);
+    return refuse_kernels(call, loaded, device, refused, result);
+}
+
+/* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
+static CUresult allow_most(const struct loaded *loaded, const struct device *device, CUkernel kernel)
+{
+    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    int fixed = 0;
+    CUresult result = driver->cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                              (int)device->facts.shared_per_block - fixed, kernel, device->handle);
+    if (result == CUDA_SUCCESS && device->facts.clusters)
+        result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel,
+                                              device->handle);
+    return result;
+}
+
+/* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
+ * survive: this asks for it ahead. */
+static normfuse_status load_kernels(const char *call, struct loaded *loaded, struct device *device)
+{
+    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    CUcontext context = NULL;
+    bool pushed = false;
+    const char *refused = "its context";
+    CUresult result = enter(loaded, device, &pushed);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuCtxGetCurrent(&context);
+    if (result == CUDA_SUCCESS && context == device->loaded) {
+        leave(loaded, pushed);
+        return NORMFUSE_OK;
+    }
+    for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
+        CUfunction function;
+        refused = kernel_names[i];
+        result = driver->cuKernelGetFunction(&function, loaded->kernels[i]);
+        if (result == CUDA_SUCCESS)
+            result = driver->cuFuncLoad(function);
+        if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
+            result = allow_most(loaded, device, loaded->kernels[i]);
+    }
+    leave(loaded, pushed);
+    if (result != CUDA_SUCCESS)
+        return refuse_kernels(call, loaded, device, refused, result);
+    device->loaded = context;
+    atomic_store_explicit(&device->ready, true, memory_order_release);
+    return NORMFUSE_OK;
+}
+
+static normfuse_status find_device(const char *call, int32_t ordinal, struct loaded **loaded, struct device **device)
+{
+    struct loaded *const driver = driver_known();
+    if (driver->status != NORMFUSE_OK)
+        return normfuse_refuse(driver->status, "%s: %s", call, driver->problem);
+    if (ordinal < 0 || ordinal >= driver->devices)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
+                               driver->devices);
+    *loaded = driver;
+    *device = &driver->device[ordinal];
+    return NORMFUSE_OK;
+}
+
+static normfuse_status prepare(const char *call, struct loaded *loaded, struct device *device)
+{
+    const int saved_errno = errno;
+    pthread_mutex_lock(&mutex);
+    normfuse_status status = loaded->has_kernels ? NORMFUSE_OK : find_kernels(call, loaded, device);
+    if (status == NORMFUSE_OK)
+        status = load_kernels(call, loaded, device);
+    pthread_mutex_unlock(&mutex);
+    errno = saved_errno;
+    return status;
+}
+
+normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
+{
+    struct loaded *loaded;
+    struct device *found;
+    normfuse_status status = find_device(call, ordinal, &loaded, &found);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (!atomic_load_explicit(&found->ready, memory_order_acquire))
+        status = prepare(call, loaded, found);
+    *device = &found->facts;
+    return status;
+}
+
+normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
+{
+    struct loaded *loaded;
+    struct device *device;
+    const normfuse_status status = find_device(call, ordinal, &loaded, &device);
+    return status != NORMFUSE_OK ? status : prepare(call, loaded, device);
+}
+
+/* ---- launches ------------------------------------------------------------------------------------------------- */
+
+/* A device that normfuse_cuda_device gave: the driver is known then. */
+static struct device *own(const struct normfuse_cuda_device *device, struct loaded **loaded)
+{
+    *loaded = atomic_load_explicit(&known, memory_order_acquire);
+    return &(*loaded)->device[device->ordinal];
+}
+
+enum { MOST_ATTRIBUTES = 3 };
+
+static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstream stream,
+                                CUlaunchAttribute attributes[static MOST_ATTRIBUTES])
+{
+    unsigned count = 0;
+    if (launch->cluster > 1)
+        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                                  .value.clusterDim = {launch->cluster, 1, 1}};
+    if (launch->cooperative)
+        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
+    if (launch->dependent)
+        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                                  .value.programmaticStreamSerializationAllowed = 1};
+    return (CUlaunchConfig){.gridDimX = launch->grid,
+                            .gridDimY = 1,
+                            .gridDimZ = 1,
+                            .blockDimX = launch->threads,
+                            .blockDimY = 1,
+                            .blockDimZ = 1,
+                            .sharedMemBytes = (unsigned)launch->shared,
+                            .hStream = stream,
+                            .attrs = attributes,
+                            .numAttrs = count};
+}
+
+/* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
+static CUfunction function_of(const struct loaded *loaded, enum normfuse_cuda_kernel kernel)
+{
+    return (CUfunction)loaded->kernels[kernel];
+}
+
+normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
+                                     const struct normfuse_cuda_launch *launch)
+{
+    struct loaded *loaded;
+    struct device *const found = own(device, &loaded);
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
+    /* With its size, which the driver compares to the kernel's. The buffer is copied and never written. */
+    void *arguments;
+    memcpy(&arguments, &launch->arguments, sizeof arguments);
+    size_t argument_bytes = launch->argument_bytes;
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, arguments, CU_LAUNCH_PARAM_BUFFER_SIZE, &argument_bytes,
+                     CU_LAUNCH_PARAM_END};
+    bool pushed;
+    CUresult result = enter(loaded, found, &pushed);
+    if (result == CUDA_SUCCESS)
+        result = loaded->driver.cuLaunchKernelEx(&config, function_of(loaded, launch->kernel), NULL, extra);
+    leave(loaded, pushed);
+    if (result == CUDA_SUCCESS)
+        return NORMFUSE_OK;
+    return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
+                           "%s: device %d, %s, refused to launch %s (%" PRIu32 " blocks of %" PRIu32
+                           " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
+                           call, (int)device->ordinal, device->name, kernel_names[launch->kernel], launch->grid,
+                           launch->threads, launch->cluster, launch->shared, error_text(loaded, result));
+}
+
+/* ---- occupancy ------------------------------------------------------------------------------------------------ */
+
+/* Question and answer are one word, so that neither can be seen without the other: the answer in the low 16 bits,
+ * above it shared memory (18 bits), cluster (5), threads (11) and kernel + 1 (14). A word of 0 is an empty slot. */
+static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_t cluster)
+{
+    return (uint64_t)(launch->kernel + 1u) << 50 | (uint64_t)launch->threads << 39 | (uint64_t)cluster << 34 |
+           (uint64_t)launch->shared << 16;
+}
+
+_Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
+
+static CUresult ask_occupancy(struct loaded *loaded, const struct normfuse_cuda_launch *launch, uint32_t cluster,
+                              int *answer)
+{
+    const CUfunction function = function_of(loaded, launch->kernel);
+    if (cluster == 0)
+        return loaded->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
+                                                                          launch->shared);
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    struct normfuse_cuda_launch asked = *launch;
+    /* Residency does not depend on these, but the driver refuses to answer for some of them. */
+    asked.cooperative = false;
+    asked.dependent = false;
+    /* Nor on the grid, but the driver wants one. */
+    asked.grid = cluster;
+    const CUlaunchConfig config = configure(&asked, NULL, attributes);
+    return loaded->driver.cuOccupancyMaxActiveClusters(answer, function, &config);
+}
+
+/* cluster 0: blocks of one multiprocessor; else clusters of the device. */
+static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch,
+                         uint32_t cluster)
+{
+    if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block ||
+        launch->shared >= 1u << 18 || cluster > 16)
+        return 0;
+    struct loaded *loaded;
+    struct device *const found = own(device, &loaded);
+    const uint64_t key = occupancy_key(launch, cluster);
+    const uint64_t hash = key * UINT64_C(0x9e3779b97f4a7c15) >> 32;
+    _Atomic(uint64_t) *slot = NULL;
+    for (uint64_t probe = 0; probe < OCCUPANCY_PROBES; probe++) {
+        slot = &found->occupancy[(hash + probe) % OCCUPANCY_SLOTS];
+        const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
+        if ((word & ~UINT64_C(0xffff)) == key)
+            return (int32_t)(word & 0xffff);
+        if (word == 0)
+            break;
+    }
+    bool pushed;
+    int answer = 0;
+    CUresult result = enter(loaded, found, &pushed);
+    if (result == CUDA_SUCCESS)
+        result = ask_occupancy(loaded, launch, cluster, &answer);
+    leave(loaded, pushed);
+    /* An error may be of this moment or of this context: it is no answer to keep. */
+    if (result != CUDA_SUCCESS || answer < 0)
+        return 0;
+    if (answer > 0xffff)
+        answer = 0xffff;
+    /* Where every slot of the probe is taken, the last one's answer is given up. */
+    atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
+    return answer;
+}
+
+int32_t normfuse_cuda_blocks_per_processor(const struct normfuse_cuda_device *device, enum normfuse_cuda_kernel kernel,
+                                           uint32_t threads, size_t shared)
+{
+    const struct normfuse_cuda_launch launch = {.kernel = kernel, .threads = threads, .shared = shared};
+    return occupancy(device, &launch, 0);
+}
+
+int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
+                                        const struct normfuse_cuda_launch *launch)
+{
+    if (launch->cluster > 1)
+        return device->clusters ? occupancy(device, launch, launch->cluster) : 0;
+    return device->processors * occupancy(device, launch, 0);
+}
+
+/* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */
+
+const char *normfuse_cuda_state(void)
+{
+    const struct loaded *const loaded = driver_known();
+    return loaded->state[0] != '\0' ? loaded->state : loaded->problem;
+}
+
+void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver)
+{
+    struct loaded *const loaded = atomic_exchange(&known, NULL);
+    if (loaded != NULL && loaded != &no_memory) {
+        free(loaded->device);
+        free(loaded);
+    }
+    stand_in = driver;
+}

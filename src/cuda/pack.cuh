@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * pack.cuh - packs of adjacent elements, loads and stores, values of any dtype, activations. R is what a storage type T
+ * is computed in: double for double, float for all others. */
+#ifndef NORMFUSE_CUDA_PACK_CUH
+#define NORMFUSE_CUDA_PACK_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels.h"
+
+using f64 = double;
+using f32 = float;
+using f16 = __half;
+using bf16 = __nv_bfloat16;
+
+template <typename T> struct compute_type { using type = float; };
+template <> struct compute_type<double> { using type = double; };
+template <typename T> using compute = typename compute_type<T>::type;
+
+/* ---- packs ------------------------------------------------------------------------------------------------------ */
+
+/* A pack is 16 bytes or one element. */
+template <typename T, int V> struct raw_type { using type = uint4; };
+template <> struct raw_type<double, 1> { using type = double; };
+template <> struct raw_type<float, 1> { using type = float; };
+template <> struct raw_type<f16, 1> { using type = unsigned short; };
+template <> struct raw_type<bf16, 1> { using type = unsigned short; };
+template <typename T, int V> using raw = typename raw_type<T, V>::type;
+
+__device__ __forceinline__ float2 pair_of(unsigned bits, f16)
+{
+    return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
+}
+
+/* A bf16 is the upper half of a float. */
+__device__ __forceinline__ float2 pair_of(unsigned bits, bf16)
+{
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+}
+
+__device__ __forceinline__ unsigned bits_of(float low, float high, f16)
+{
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const unsigned *>(&pair);
+}
+
+__device__ __forceinline__ unsigned bits_of(float low, float high, bf16)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned *>(&pair);
+}
+
+template <typename T, int V> __device__ __forceinline__ void unpack(const raw<T, V> &pack, compute<T> (&values)[V])
+{
+    if constexpr (V == 1) {
+        if constexpr (sizeof(T) == 2)
+            values[0] = pair_of(pack, T()).x;
+        else
+            values[0] = pack;
+    } else if constexpr (sizeof(T) == 2) {
+        const unsigned words[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 pair = pair_of(words[i], T());
+            values[2 * i] = pair.x;
+            values[2 * i + 1] = pair.y;
+        }
+    } else if constexpr (sizeof(T) == 4) {
+        values[0] = __uint_as_float(pack.x);
+        values[1] = __uint_as_float(pack.y);
+        values[2] = __uint_as_float(pack.z);
+        values[3] = __uint_as_float(pack.w);
+    } else {
+        values[0] = __hiloint2double((int)pack.y, (int)pack.x);
+        values[1] = __hiloint2double((int)pack.w, (int)pack.z);
+    }
+}
+
+template <typename T, int V> __device__ __forceinline__ raw<T, V> make_pack(const compute<T> (&values)[V])
+{
+    if constexpr (V == 1) {
+        if constexpr (sizeof(T) == 2)
+            return (unsigned short)bits_of(values[0], 0.0f, T());
+        else
+            return values[0];
+    } else if constexpr (sizeof(T) == 2) {
+        return make_uint4(bits_of(values[0], values[1], T()), bits_of(values[2], values[3], T()),
+                          bits_of(values[4], values[5], T()), bits_of(values[6], values[7], T()));
+    } else if constexpr (sizeof(T) == 4) {
+        return make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+                          __float_as_uint(values[3]));
+    } else {
+        return make_uint4((unsigned)__double2loint(values[0]), (unsigned)__double2hiint(values[0]),
+                          (unsigned)__double2loint(values[1]), (unsigned)__double2hiint(values[1]));
+    }
+}
+
+template <typename T, int V> __device__ __forceinline__ raw<T, V> zero_pack()
+{
+    const compute<T> zeros[V] = {};
+    return make_pack<T, V>(zeros);
+}
+
+/* Reads past the L1: what a block reads it reads once. Not the read-only path, since outputs may be written in place. */
+template <typename T, int V> __device__ __forceinline__ raw<T, V> load_pack(const char *data, int64_t element)
+{
+    const T *address = reinterpret_cast<const T *>(data) + element;
+    if constexpr (V > 1) {
+        uint4 value;
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                     : "l"(address));
+        return value;
+    } else {
+        return *reinterpret_cast<const raw<T, V> *>(address);
+    }
+}
+
+/* Results are not read again soon: streaming stores gained 5 % over plain ones in whole-tensor copies. */
+template <typename T, int V> __device__ __forceinline__ void store_pack(char *data, int64_t element, raw<T, V> value)
+{
+    T *address = reinterpret_cast<T *>(data) + element;
+    __stcs(reinterpret_cast<raw<T, V> *>(address), value);
+}
+
+/* Keeps the compiler from holding values that can be had again from what it holds anyway: without it unpacked copies of
+ * all packs of a thread live from the sums to the stores and spill. */
+__device__ __forceinline__ void forget(uint4 &pack)
+{
+    asm volatile("" : "+r"(pack.x), "+r"(pack.y), "+r"(pack.z), "+r"(pack.w));
+}
+__device__ __forceinline__ void forget(unsigned short &pack) { asm volatile("" : "+h"(pack)); }
+__device__ __forceinline__ void forget(float &pack) { asm volatile("" : "+f"(pack)); }
+__device__ __forceinline__ void forget(double &pack) { asm volatile("" : "+d"(pack)); }
+__device__ __forceinline__ void forget(int &value) { asm volatile("" : "+r"(value)); }
+
+__device__ __forceinline__ unsigned shared_address(const void *pointer)
+{
+    return (unsigned)__cvta_generic_to_shared(pointer);
+}
+
+/* Each thread copies what it alone reads, so waiting is enough and no barrier is needed. */
+__device__ __forceinline__ void copy_ahead(uint4 *to, const char *data, int64_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(data + bytes) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/* ---- single values of any dtype --------------------------------------------------------------------------------- */
+
+template <typename R> __device__ __forceinline__ R load_value(const char *data, int64_t element, int type)
+{
+    switch (type) {
+    case NORMFUSE_F64:
+        return (R) reinterpret_cast<const double *>(data)[element];
+    case NORMFUSE_F32:
+        return (R) reinterpret_cast<const float *>(data)[element];
+    case NORMFUSE_F16:
+        return (R)__half2float(reinterpret_cast<const __half *>(data)[element]);
+    default:
+        return (R)__bfloat162float(reinterpret_cast<const __nv_bfloat16 *>(data)[element]);
+    }
+}
+
+/* Rounds once, whatever R. */
+template <typename R> __device__ __forceinline__ void store_value(char *data, int64_t element, int type, R value)
+{
+    switch (type) {
+    case NORMFUSE_F64:
+        reinterpret_cast<double *>(data)[element] = (double)value;
+        break;
+    case NORMFUSE_F32:
+        reinterpret_cast<float *>(data)[element] = (float)value;
+        break;
+    case NORMFUSE_F16:
+        if constexpr (sizeof(R) == 8)
+            reinterpret_cast<__half *>(data)[element] = __double2half(value);
+        else
+            reinterpret_cast<__half *>(data)[element] = __float2half_rn(value);
+        break;
+    default:
+        if constexpr (sizeof(R) == 8)
+            reinterpret_cast<__nv_bfloat16 *>(data)[element] = __double2bfloat16(value);
+        else
+            reinterpret_cast<__nv_bfloat16 *>(data)[element] = __float2bfloat16_rn(value);
+    }
+}
+
+template <typename R>
+__device__ __forceinline__ R parameter(const normfuse_parameter &p, int64_t n, int64_t c, R absent)
+{
+    return p.data ? load_value<R>(p.data, n * p.batch + c * p.channel, p.type) : absent;
+}
+
+template <typename R>
+__device__ __forceinline__ void put_parameter(const normfuse_parameter &p, int64_t n, int64_t c, R value)
+{
+    if (p.data)
+        store_value<R>(p.data, n * p.batch + c * p.channel, p.type, value);
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------ */
+
+/* 1/(1 + e^-z). Where the result is stored in 16 bits the hardware's tanh is good enough (absolute error 2^-11), else
+ * exp and division as the compiler makes them. */
+template <bool fast> __device__ __forceinline__ float sigmoid(float z)
+{
+    if constexpr (fast) {
+        float t;
+        asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(0.5f * z));
+        return fmaf(0.5f, t, 0.5f);
+    } else {
+        return 1.0f / (1.0f + expf(-z));
+    }
+}
+template <bool fast> __device__ __forceinline__ double sigmoid(double z) { return 1.0 / (1.0 + exp(-z)); }
+
+template <bool fast> __device__ __forceinline__ float exponential(float z) { return fast ? __expf(z) : expf(z); }
+template <bool fast> __device__ __forceinline__ double exponential(double z) { return exp(z); }
+
+/* tanh(log(1 + e^z)) from e^z without cancellation: (e^2z + 2 e^z) / (e^2z + 2 e^z + 2). Beyond 20 it is 1. */
+template <bool fast, typename R> __device__ __forceinline__ R tanh_softplus(R z)
+{
+    const R e = exponential<fast>(z < R(20) ? z : R(20)), w = e * (e + R(2));
+    return z < R(20) ? w / (w + R(2)) : z != z ? z : R(1);
+}
+
+__device__ __forceinline__ float error_function(float z) { return erff(z); }
+__device__ __forceinline__ double error_function(double z) { return erf(z); }
+
+/* maximum that keeps a NaN */
+__device__ __forceinline__ float relu_of(float z) { return z > 0.0f ? z : z != z ? z : 0.0f; }
+__device__ __forceinline__ double relu_of(double z) { return z > 0.0 ? z : z != z ? z : 0.0; }
+
+/* gelu_tanh is z sigmoid(2 q(z)), since (1 + tanh q)/2 = sigmoid(2 q). */
+template <typename R> struct gelu_tanh_constants {
+    static constexpr R linear = R(1.5957691216057308), cubic = R(0.07135481627159589); /* 2 sqrt(2/pi), * 0.044715 */
+};
+
+/* The six that networks use most are everywhere; the others (`rare`) cost so much code that only the kernels that keep few
+ * packs in registers have them. */
+template <bool fast, bool rare, typename R, int V>
+__device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
+{
+    switch (activation) {
+    case NORMFUSE_IDENTITY:
+        return;
+    case NORMFUSE_RELU:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = relu_of(z[i]);
+        return;
+    case NORMFUSE_LEAKY_RELU:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = z[i] > R(0) ? z[i] : p * z[i];
+        return;
+    case NORMFUSE_SILU:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] *= sigmoid<fast>(z[i]);
+        return;
+    case NORMFUSE_GELU_TANH:
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            using k = gelu_tanh_constants<R>;
+            z[i] *= sigmoid<fast>(z[i] * (k::linear + k::cubic * z[i] * z[i]));
+        }
+        return;
+    case NORMFUSE_HARDSWISH:
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const R clipped = z[i] + R(3) > R(0) ? (z[i] + R(3) < R(6) ? z[i] + R(3) : R(6)) : R(0);
+            z[i] = z[i] * clipped * R(1.0 / 6.0);
+        }
+        return;
+    default:
+        break;
+    }
+    if constexpr (!rare)
+        return;
+    switch (activation) {
+    case NORMFUSE_GELU:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = R(0.5) * z[i] * (R(1) + error_function(z[i] * R(0.7071067811865476)));
+        return;
+    case NORMFUSE_ELU:
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            if constexpr (sizeof(R) == 8)
+                z[i] = z[i] > R(0) ? z[i] : p * expm1(z[i]);
+            else
+                z[i] = z[i] > R(0) ? z[i] : p * (fast ? __expf(z[i]) - 1.0f : expm1f(z[i]));
+        }
+        return;
+    default:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] *= tanh_softplus<fast>(z[i]);
+    }
+}
+
+/* g *= act'(z) */
+template <bool fast, bool rare, typename R, int V>
+__device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], int activation, R p)
+{
+    switch (activation) {
+    case NORMFUSE_IDENTITY:
+        return;
+    case NORMFUSE_RELU:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            g[i] = z[i] > R(0) ? g[i] : R(0) * g[i];
+        return;
+    case NORMFUSE_LEAKY_RELU:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            g[i] = z[i] > R(0) ? g[i] : p * g[i];
+        return;
+    case NORMFUSE_SILU:
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const R s = sigmoid<fast>(z[i]);
+            g[i] *= s * (R(1) + z[i] * (R(1) - s));
+        }
+        return;
+    case NORMFUSE_GELU_TANH:
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            using k = gelu_tanh_constants<R>;
+            const R square = z[i] * z[i], s = sigmoid<fast>(z[i] * (k::linear + k::cubic * square));
+            g[i] *= s + z[i] * s * (R(1) - s) * (k::linear + R(3) * k::cubic * square);
+        }
+        return;
+    case NORMFUSE_HARDSWISH:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            g[i] *= z[i] <= R(-3) ? R(0) : z[i] < R(3) ? (R(2) * z[i] + R(3)) * R(1.0 / 6.0) : R(1);
+        return;
+    default:
+        break;
+    }
+    if constexpr (!rare)
+        return;
+    switch (activation) {
+    case NORMFUSE_GELU:
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const R cumulative = R(0.5) * (R(1) + error_function(z[i] * R(0.7071067811865476)));
+            g[i] *= cumulative + z[i] * R(0.3989422804014327) * exponential<fast>(R(-0.5) * z[i] * z[i]);
+        }
+        return;
+    case NORMFUSE_ELU:
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            g[i] *= z[i] > R(0) ? R(1) : p * exponential<fast>(z[i]);
+        return;
+    default:
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const R t = tanh_softplus<fast>(z[i]);
+            g[i] *= t + z[i] * sigmoid<fast>(z[i]) * (R(1) - t * t);
+        }
+    }
+}
+
+#endif

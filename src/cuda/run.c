@@ -1,0 +1,853 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * run.c - a problem on a CUDA device. A call is a few steps, each a kernel with its geometry: tiles that keep what they
+ * read on the chip where that is possible, else tiles that only sum and tiles that read again, and the small kernels of
+ * finish.cu between and after them. Nothing here waits, allocates or touches device memory. */
+#include "run.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "policy.h"
+
+enum { MOST_STEPS = 5, FORWARD = 0, BACKWARD = 1 };
+
+struct step {
+    enum normfuse_cuda_kernel kernel;
+    struct normfuse_cuda_geometry geometry;
+    int32_t phases, source;
+    uint32_t threads, cluster;
+    int64_t blocks;
+    size_t shared;
+    bool cooperative, needs_tickets;
+};
+
+struct plan {
+    struct step steps[MOST_STEPS];
+    int count;
+    /* Bytes of each part of scratch; 0: not there. */
+    size_t partials, statistics, sums, totals;
+    struct normfuse_cuda_geometry sums_geometry; /* of the tiles that wrote the sums */
+};
+
+static const char *const kernel_names[] = {
+#define NAME(picture, direction, type, pack, kept) #picture "_" #direction "_" #type "_" #pack "x" #kept,
+    NORMFUSE_CUDA_TILE_LIST(NAME)
+#undef NAME
+#define NAME(name) #name,
+        NORMFUSE_CUDA_FINISH_LIST(NAME)
+#undef NAME
+};
+
+static int64_t divide_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t whole_warps(int64_t threads)
+{
+    return (uint32_t)(divide_up(most(threads, 1), 32) * 32);
+}
+
+/* ---- which kernel ------------------------------------------------------------------------------------------------ */
+
+enum kept { LEAST, FEW, MANY };
+
+/* Packs that a thread of each kind keeps in registers, as in kernels.h. */
+static const int packs_kept[2][2][3] = {
+    {{4, 8, 20}, {2, 4, 8}}, /* runs: forward, backward */
+    {{0, 8, 16}, {0, 4, 8}}, /* columns */
+};
+
+static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
+{
+    const enum normfuse_cuda_kernel first =
+        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x8 : NORMFUSE_CUDA_columns_backward_f64_1x4)
+                : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
+    const int of_type = columns ? 3 : 5;
+    const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 + (int)kept : (int)kept);
+    return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
+}
+
+/* The kernels that keep many packs lack the activations that cost much code. */
+static bool is_rare(int32_t activation)
+{
+    return activation == NORMFUSE_GELU || activation == NORMFUSE_ELU || activation == NORMFUSE_MISH;
+}
+
+/* ---- what a call is, to the planner ------------------------------------------------------------------------------ */
+
+struct task {
+    const struct normfuse_problem *problem;
+    const struct normfuse_cuda_device *device;
+    const struct normfuse_cuda_policy *policy;
+    bool has_tickets;
+    int direction;
+    bool wide;          /* packs of 16 bytes */
+    int pack;           /* elements of one */
+    size_t value_bytes; /* of what is computed in */
+    int tensors;        /* that a tile keeps: x, or x and dy */
+    size_t pack_bytes;
+    double bytes;       /* that must move at least */
+};
+
+static int views_of(const struct normfuse_problem *p, const struct normfuse_view **views)
+{
+    const struct normfuse_view *const all[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                               &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    int count = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->data != NULL)
+            views[count++] = all[i];
+    return count;
+}
+
+/* Whether every tensor can be read and written in packs of 16 bytes. */
+static bool allows_packs(const struct normfuse_problem *p, int pack)
+{
+    if ((p->columns ? p->c : p->s) % pack != 0)
+        return false;
+    const struct normfuse_view *views[9];
+    const int count = views_of(p, views);
+    for (int i = 0; i < count; i++) {
+        const struct normfuse_view *const view = views[i];
+        if ((uintptr_t)view->data % 16 != 0 || view->batch % pack != 0 ||
+            (p->columns ? view->channel != 1 || view->position % pack != 0
+                        : view->position != 1 || view->channel % pack != 0))
+            return false;
+    }
+    return true;
+}
+
+/* Whether the rows of all samples are one stride apart in every tensor. */
+static bool has_uniform_rows(const struct normfuse_problem *p)
+{
+    const struct normfuse_view *views[9];
+    const int count = views_of(p, views);
+    for (int i = 0; i < count && p->n > 1; i++)
+        if (views[i]->batch != views[i]->position * p->s && p->s > 1)
+            return false;
+    return true;
+}
+
+static int32_t exponent_of(int64_t value)
+{
+    int32_t bits = 0;
+    while ((INT64_C(1) << bits) < value)
+        bits++;
+    return bits;
+}
+
+/* ---- runs -------------------------------------------------------------------------------------------------------- */
+
+static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
+{
+    const struct normfuse_problem *const p = task->problem;
+    struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
+    const int64_t packs = p->s / task->pack;
+    g.lane_bits = (int32_t)least(5, exponent_of(packs));
+    const int64_t lanes = INT64_C(1) << g.lane_bits;
+    g.spans = (int32_t)divide_up(packs, lanes);
+    g.last_lanes = (int32_t)(packs - (g.spans - 1) * lanes);
+    g.outer = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->n : p->c;
+    g.sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n;
+    g.rows = g.outer * g.spans;
+    g.part_rows = g.rows;
+    g.group = p->sets == NORMFUSE_SETS_GROUP ? (int32_t)g.outer : 1;
+    g.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    return g;
+}
+
+/* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
+static bool settle_runs(const struct task *task, struct step *step, enum kept kept, int64_t part_rows, uint32_t threads)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    const int registers = packs_kept[0][task->direction][kept];
+    const int64_t segments = (int64_t)threads >> g->lane_bits;
+    const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
+
+    step->kernel = tile_kernel(false, task->direction, p->type, task->wide, kept);
+    step->threads = threads;
+    g->passes = 1;
+    g->part_rows = part_rows;
+    g->parts = (int32_t)divide_up(g->rows, part_rows);
+    g->segment_rows = (int32_t)divide_up(part_rows, segments);
+    g->kept_shared = (int32_t)most(0, g->segment_rows - registers);
+    if (g->kept_shared > 0 && !task->wide)
+        return false;
+    const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
+    g->coefficients = (int32_t)touched;
+    g->channels_a_segment = task->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
+    g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
+    step->blocks = g->sets * g->parts;
+    const int64_t numbers = task->direction == FORWARD ? 3 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
+    step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
+    return step->shared + 2048 <= task->device->shared_per_block;
+}
+
+/* Sets so small that each segment of a warp holds one. */
+static bool plan_many_sets(const struct task *task, struct step *step)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    if (g->rows > packs_kept[0][task->direction][LEAST] ||
+        g->sets << g->lane_bits < INT64_C(1024) * task->device->processors)
+        return false;
+    const uint32_t threads = 128;
+    const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
+    step->kernel = tile_kernel(false, task->direction, p->type, task->wide, LEAST);
+    step->threads = threads;
+    g->sets_a_block = (int32_t)(threads >> g->lane_bits);
+    g->segment_rows = (int32_t)g->rows;
+    g->coefficients = g->sets_a_block * (by_sample ? 1 : (int32_t)g->outer);
+    g->channels_a_segment = by_sample ? 1 : (int32_t)g->outer;
+    g->sum_slots = 1;
+    step->blocks = divide_up(g->sets, g->sets_a_block);
+    step->shared = (size_t)(task->direction == FORWARD ? 3 * g->coefficients
+                                                       : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
+                   task->value_bytes;
+    return true;
+}
+
+/* Keeps each set on the chip, in one block or several. */
+static bool plan_kept_runs(const struct task *task, struct step *step)
+{
+    const struct normfuse_cuda_policy *const policy = task->policy;
+    const struct normfuse_cuda_device *const device = task->device;
+    const bool rare = is_rare(task->problem->activation);
+    const int32_t few = packs_kept[0][task->direction][FEW];
+    step->geometry = runs_geometry(task);
+    if (plan_many_sets(task, step))
+        return true;
+
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t lanes = INT64_C(1) << g->lane_bits;
+    const double row_bytes = (double)(lanes * (int64_t)task->pack_bytes * task->tensors);
+    /* One block: as few threads as the registers of the small kernel allow, or twice as many where blocks are few. */
+    const int64_t wanted = g->sets < 4 * device->processors ? most(1, few / 2) : few;
+    const int64_t most_threads = policy->few_threads[task->direction];
+    const int64_t set_bytes = (int64_t)((double)g->rows * row_bytes);
+    const int64_t blocks_wanted = 2 * device->processors;
+    int64_t parts = divide_up(set_bytes, policy->part_bytes[task->direction]);
+    if (g->sets * parts < blocks_wanted)
+        parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
+    parts = normfuse_tune("PARTS", parts);
+
+    if (parts <= 1) {
+        const int64_t threads = whole_warps(divide_up(g->rows, wanted) * lanes);
+        if (threads <= most_threads && settle_runs(task, step, FEW, g->rows, (uint32_t)threads) &&
+            step->geometry.kept_shared == 0)
+            return true;
+        if (whole_warps(divide_up(g->rows, few) * lanes) <= most_threads &&
+            settle_runs(task, step, FEW, g->rows, whole_warps(divide_up(g->rows, few) * lanes)))
+            return true;
+        parts = 1;
+    }
+    const uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
+    const enum kept kept = rare || !task->wide ? FEW : MANY;
+    /* A cluster: powers of two, which fill the chip best. */
+    int64_t cluster = INT64_C(1) << exponent_of(parts);
+    const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster) : 1;
+    for (; cluster <= most_cluster && cluster <= g->rows; cluster *= 2) {
+        if (!settle_runs(task, step, kept, divide_up(g->rows, cluster), threads))
+            continue;
+        if (step->shared > policy->shared_a_block && cluster < most_cluster)
+            continue;
+        if (cluster == 1)
+            return true;
+        /* Parts that round away would leave blocks of the cluster without rows. */
+        g->parts = (int32_t)cluster;
+        g->sum_slots = task->problem->sets == NORMFUSE_SETS_BATCH ? g->parts : g->sum_slots;
+        step->blocks = g->sets * cluster;
+        step->cluster = (uint32_t)cluster;
+        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+        const struct normfuse_cuda_launch launch = {.kernel = step->kernel, .grid = (uint32_t)cluster,
+                                                    .threads = step->threads, .cluster = step->cluster,
+                                                    .shared = step->shared};
+        if (normfuse_cuda_resident_clusters(device, &launch) > 0)
+            return true;
+        step->cluster = 0;
+        g->exchange = NORMFUSE_EXCHANGE_NONE;
+    }
+    /* The whole grid, some sets at a time. */
+    if (!task->has_tickets)
+        return false;
+    struct step trial = *step;
+    const int64_t resident = (int64_t)device->processors * 2;
+    for (int64_t teams = least(g->sets, resident); teams >= 1; teams--) {
+        const int64_t blocks = resident / teams;
+        trial.geometry = runs_geometry(task);
+        if (blocks < 2 || blocks > trial.geometry.rows)
+            continue;
+        if (!settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
+            trial.shared > policy->shared_a_block)
+            continue;
+        const int32_t fit = normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared);
+        if ((int64_t)fit * device->processors < teams * trial.geometry.parts)
+            continue;
+        trial.geometry.teams = (int32_t)teams;
+        trial.geometry.exchange = NORMFUSE_EXCHANGE_GRID;
+        trial.blocks = teams * trial.geometry.parts;
+        trial.cooperative = trial.needs_tickets = true;
+        trial.cluster = 0;
+        *step = trial;
+        return true;
+    }
+    return false;
+}
+
+/* Tiles that only sum, or that only write from statistics that are known. */
+static bool plan_passing_runs(const struct task *task, struct step *step, bool sums)
+{
+    step->geometry = runs_geometry(task);
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (!sums && plan_many_sets(task, step))
+        return true;
+    const int64_t lanes = INT64_C(1) << g->lane_bits;
+    const int few = packs_kept[0][task->direction][FEW];
+    const uint32_t threads = (uint32_t)least(256, whole_warps(divide_up(g->rows, few) * lanes));
+    const int64_t tile_rows = (threads >> g->lane_bits) * few;
+    const int64_t tiles = divide_up(g->rows, tile_rows);
+    /* Forward sums go on in registers from tile to tile. */
+    int64_t passes = 1;
+    if (sums && task->direction == FORWARD)
+        passes = most(1, least(16, tiles * g->sets / (8 * (int64_t)task->device->processors)));
+    if (!settle_runs(task, step, FEW, least(g->rows, tile_rows), threads))
+        return false;
+    g->part_rows = tile_rows * passes;
+    g->segment_rows = few;
+    g->passes = (int32_t)passes;
+    g->parts = (int32_t)divide_up(g->rows, g->part_rows);
+    if (task->problem->sets == NORMFUSE_SETS_BATCH)
+        g->sum_slots = g->parts;
+    step->blocks = g->sets * g->parts;
+    g->backwards = !sums;
+    return true;
+}
+
+/* ---- columns ----------------------------------------------------------------------------------------------------- */
+
+static bool takes_all_samples(const struct normfuse_problem *p)
+{
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0;
+    return p->sets == NORMFUSE_SETS_BATCH;
+}
+
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y != 0) {
+        const int64_t t = x % y;
+        x = y;
+        y = t;
+    }
+    return a / x * b;
+}
+
+/* `width` packs a block; `group` channels are joined in it. */
+static struct normfuse_cuda_geometry columns_geometry(const struct task *task, int64_t width, int64_t group)
+{
+    const struct normfuse_problem *const p = task->problem;
+    struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
+    g.width = (int32_t)width;
+    g.blocks_wide = (int32_t)divide_up(p->c / task->pack, width);
+    g.all_samples = takes_all_samples(p);
+    const bool uniform = has_uniform_rows(p);
+    g.rows = g.all_samples && uniform ? p->n * p->s : p->s;
+    g.sets = g.all_samples ? g.blocks_wide : p->n * g.blocks_wide;
+    g.group = (int32_t)group;
+    g.sums_by_channel = g.all_samples;
+    return g;
+}
+
+static bool settle_columns(const struct task *task, struct step *step, enum kept kept, int64_t part_rows,
+                           uint32_t threads, int32_t cluster)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    const int registers = packs_kept[1][task->direction][kept];
+    const int64_t at_once = (int64_t)threads / g->width;
+    step->kernel = tile_kernel(true, task->direction, p->type, task->wide, kept);
+    step->threads = threads;
+    g->passes = 1;
+    g->part_rows = part_rows;
+    g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
+    const bool apart = g->all_samples && g->rows != p->n * p->s;
+    g->parts = apart ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
+    if (!apart)
+        g->parts_a_sample = g->parts;
+    g->kept_shared = (int32_t)most(0, divide_up(part_rows, at_once) - registers);
+    if (g->kept_shared > 0 && !task->wide)
+        return false;
+    const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
+    int32_t group_lanes = 1;
+    while (group_lanes < 32 && groups * group_lanes * 2 <= threads)
+        group_lanes *= 2;
+    g->group_lanes = group_lanes;
+    g->sum_slots = g->parts;
+    step->blocks = g->sets * g->parts;
+    const int64_t words = task->direction == FORWARD ? 3 : 2;
+    size_t bytes = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads;
+    bytes += (size_t)(groups * most(1, cluster) * words) * sizeof(double);
+    if (task->direction == FORWARD)
+        bytes += (size_t)groups * 16 + (size_t)(3 * channels + 2 * (int64_t)threads * task->pack) * task->value_bytes;
+    else
+        bytes += (size_t)groups * 2 * task->value_bytes +
+                 (size_t)(8 * channels + 2 * (int64_t)threads * task->pack) * task->value_bytes;
+    step->shared = bytes;
+    return step->shared + 1024 <= task->device->shared_per_block;
+}
+
+/* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow, and
+ * what the blocks wait for one another. */
+static double cost_of_columns(const struct task *task, const struct step *step)
+{
+    const struct normfuse_cuda_policy *const policy = task->policy;
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int32_t a_processor =
+        normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared);
+    if (a_processor == 0)
+        return INFINITY;
+    int64_t slots = (int64_t)a_processor * task->device->processors;
+    if (step->cluster > 1) {
+        const struct normfuse_cuda_launch launch = {.kernel = step->kernel, .grid = step->cluster,
+                                                    .threads = step->threads, .cluster = step->cluster,
+                                                    .shared = step->shared};
+        slots = (int64_t)normfuse_cuda_resident_clusters(task->device, &launch) * step->cluster;
+        if (slots == 0)
+            return INFINITY;
+    }
+    const double width_bytes = (double)g->width * (double)task->pack_bytes;
+    double stretch = 1.0;
+    for (int i = 0; i < NORMFUSE_CUDA_WIDTHS; i++)
+        if (width_bytes < policy->widths[i].bytes && g->blocks_wide > 1) {
+            stretch = policy->widths[i].stretch;
+            break;
+        }
+    const double waves = ceil((double)step->blocks / (double)slots);
+    const double busy = (double)step->blocks / (waves * (double)slots);
+    /* Half of the processors draw most of the bandwidth. */
+    const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / task->device->processors);
+    const double filled = waves < 4.0 ? fmax(busy, a_processor > 1 ? 0.8 : busy) : 1.0;
+    double time = task->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
+    if (a_processor == 1 && waves > 1.0)
+        time *= policy->alone;
+    if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
+        time += policy->cluster_wait * (waves < 2.0 ? 1.0 : 0.3);
+    if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
+        const double rounds = (double)divide_up(g->sets, g->teams);
+        const double groups = (double)g->width * task->pack / g->group;
+        time += policy->grid_wait * rounds +
+                (double)step->blocks * g->parts * groups * 24.0 * rounds / policy->l2_bytes_a_microsecond;
+    }
+    return time;
+}
+
+static bool plan_kept_columns(const struct task *task, struct step *best)
+{
+    const struct normfuse_problem *const p = task->problem;
+    const struct normfuse_cuda_policy *const policy = task->policy;
+    const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    const int64_t unit = common_multiple(d, task->pack) / task->pack;
+    const bool rare = is_rare(p->activation);
+    double lowest = task->bytes * 1.5 / policy->bytes_a_microsecond + policy->twice_wait;
+    bool found = false;
+    const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
+    const int64_t only_exchange = normfuse_tune("EXCHANGE", -1);
+    if (only_width || only_parts || only_exchange >= 0)
+        lowest = INFINITY;
+
+    for (int64_t units = 1; (units - 1) * unit < packs; units *= 2) {
+        const int64_t width = least(units * unit, packs);
+        if (width > 512 || (only_width && width != only_width))
+            continue;
+        const uint32_t threads = whole_warps(width * most(1, normfuse_tune("THREADS", policy->column_threads) / width));
+        for (int32_t way = 0; way < 8; way++) {
+            /* One block, clusters of 2 to 16, the grid with all it holds. */
+            static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
+            const bool grid = way >= 5;
+            if ((grid && !task->has_tickets) || (!grid && clusters[way] > 1 && !task->device->clusters))
+                continue;
+            if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
+                continue;
+            struct step step = {.phases = best->phases, .source = best->source,
+                                .geometry = columns_geometry(task, width, d)};
+            struct normfuse_cuda_geometry *const g = &step.geometry;
+            if (g->all_samples && g->rows != p->n * p->s)
+                continue;
+            int64_t parts = grid ? 0 : clusters[way];
+            if (grid) {
+                /* Teams of as many blocks as share a processor's shared memory once, twice or four times. */
+                const int64_t resident = (int64_t)task->device->processors * (INT64_C(1) << (way - 5));
+                const int64_t teams = least(g->sets, resident);
+                parts = resident / teams;
+                int64_t fewer = teams;
+                /* Fewer teams of more blocks until a part fits. */
+                while (fewer > 1 && divide_up(g->rows, parts) * width * 16 * task->tensors >
+                                        (int64_t)policy->resident_bytes >> (way - 5)) {
+                    fewer = (fewer + 1) / 2;
+                    parts = resident / fewer;
+                }
+                g->teams = (int32_t)fewer;
+            }
+            if (only_parts && parts != only_parts)
+                continue;
+            if (parts > g->rows || parts < 1)
+                continue;
+            const int64_t part_rows = divide_up(g->rows, parts), at_once = threads / width;
+            const int64_t slots = divide_up(part_rows, at_once);
+            const enum kept kept =
+                !task->wide || rare || slots <= packs_kept[1][task->direction][FEW] ? FEW : MANY;
+            if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts))
+                continue;
+            if (!grid && g->parts != parts) {
+                g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
+                step.blocks = g->sets * parts;
+            }
+            if (grid) {
+                if (g->parts < 2)
+                    continue;
+                g->exchange = NORMFUSE_EXCHANGE_GRID;
+                step.cooperative = step.needs_tickets = true;
+                step.blocks = (int64_t)g->teams * g->parts;
+                if ((int64_t)normfuse_cuda_blocks_per_processor(task->device, step.kernel, threads, step.shared) *
+                        task->device->processors < step.blocks)
+                    continue;
+            } else if (parts > 1) {
+                g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+                step.cluster = (uint32_t)parts;
+            }
+            const double time = cost_of_columns(task, &step);
+            if (time < lowest) {
+                lowest = time;
+                *best = step;
+                found = true;
+            }
+        }
+    }
+    return found;
+}
+
+static bool plan_passing_columns(const struct task *task, struct step *step, bool sums)
+{
+    const struct normfuse_problem *const p = task->problem;
+    const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    const int64_t unit = common_multiple(d, task->pack) / task->pack;
+    const int few = packs_kept[1][task->direction][FEW];
+    int64_t width = least(packs, 256), group = d;
+    if (packs > 256) {
+        if (unit <= 512)
+            width = most(1, 256 / unit) * unit;
+        else
+            group = 1; /* A group wider than a block: its channels are joined by a later kernel. */
+    }
+    /* A backward that knows its totals needs whole groups as well, and finds those of one channel a block as totals. */
+    step->geometry = columns_geometry(task, width, group);
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const uint32_t threads = whole_warps(width * most(1, 256 / width));
+    const int64_t at_once = threads / width, tile_rows = at_once * few, tiles = divide_up(g->rows, tile_rows);
+    int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
+    passes = least(passes, sums ? 64 : 4);
+    if (!settle_columns(task, step, FEW, least(g->rows, tile_rows), threads, 1))
+        return false;
+    const bool apart = g->all_samples && g->rows != p->n * p->s;
+    g->part_rows = tile_rows * passes;
+    g->passes = (int32_t)passes;
+    g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
+    g->parts = apart ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
+    g->sum_slots = g->parts;
+    step->blocks = g->sets * g->parts;
+    g->backwards = !sums;
+    return true;
+}
+
+/* ---- the steps of a call ----------------------------------------------------------------------------------------- */
+
+static void add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry, enum normfuse_cuda_kernel kernel,
+                      int64_t warps)
+{
+    struct step *const step = &plan->steps[plan->count++];
+    *step = (struct step){.kernel = kernel, .threads = 128, .blocks = divide_up(warps, 4)};
+    step->geometry = *geometry;
+}
+
+static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases, int32_t source, bool keeps)
+{
+    struct step *const step = &plan->steps[plan->count];
+    *step = (struct step){0};
+    const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
+    const bool sums = (phases & first) != 0;
+    bool found;
+    if (task->problem->columns)
+        found = keeps ? plan_kept_columns(task, step) : plan_passing_columns(task, step, sums && !(phases & ~first));
+    else
+        found = keeps ? plan_kept_runs(task, step) : plan_passing_runs(task, step, sums && !(phases & ~first));
+    if (!found)
+        return false;
+    step->phases = phases;
+    step->source = source;
+    plan->count++;
+    return true;
+}
+
+static size_t rounded(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cuda_device *device, bool has_tickets,
+                      struct plan *plan)
+{
+    *plan = (struct plan){.count = 0};
+    struct task task = {.problem = p, .device = device, .policy = normfuse_cuda_policy(device->capability),
+                        .has_tickets = has_tickets};
+    const int32_t backward = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    task.direction = (p->phases & backward) != 0 ? BACKWARD : FORWARD;
+    task.tensors = task.direction == FORWARD ? 1 : 2;
+    task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
+    task.pack = (int)(16 / normfuse_type_bytes(p->type));
+    task.wide = allows_packs(p, task.pack);
+    if (!task.wide)
+        task.pack = 1;
+    task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
+    const bool empty = p->n == 0 || p->s == 0;
+    task.bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) *
+                 (task.direction == FORWARD ? 2.0 : 3.0);
+    const int64_t sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
+    const struct normfuse_cuda_geometry nothing = {.group = p->sets == NORMFUSE_SETS_GROUP ? (int32_t)(p->c / p->groups) : 1};
+    const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
+
+    if (task.direction == FORWARD) {
+        const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
+        const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
+        const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
+        if (p->sets == NORMFUSE_SETS_NONE)
+            return empty || p->y.data == NULL || plan_tile(&task, plan, NORMFUSE_PHASE_APPLY, given, false);
+        bool kept = false;
+        if (statistics && applies && p->y.data != NULL && !empty)
+            kept = plan_tile(&task, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
+        if (!kept) {
+            const struct normfuse_cuda_geometry *summed = &nothing;
+            if (statistics && !empty) {
+                if (!plan_tile(&task, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
+                    return false;
+                summed = &plan->steps[plan->count - 1].geometry;
+                const int64_t split = nothing.group / summed->group;
+                plan->partials = (size_t)(sets * split * summed->parts) * 24;
+            }
+            if (sets > 0)
+                add_small(plan, summed, NORMFUSE_CUDA_statistics, sets);
+            if (applies && p->y.data != NULL && !empty) {
+                if (!plan_tile(&task, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false))
+                    return false;
+                plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+            }
+        } else if (plan->steps[0].needs_tickets) {
+            const struct step *const step = &plan->steps[0];
+            const int64_t groups = p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
+            plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 24;
+        }
+        if (instance && sets > 0) {
+            add_small(plan, &nothing, NORMFUSE_CUDA_running, p->c);
+            plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+        }
+        return true;
+    }
+
+    const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool wants_dx = (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
+    const bool gives_sums = !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
+    const bool wants_gradients = gives_sums || p->dweight.data != NULL || p->dbias.data != NULL ||
+                                 p->dscale.data != NULL || p->dshift.data != NULL;
+    const bool centred = p->sets != NORMFUSE_SETS_NONE;
+    const int32_t source = centred ? NORMFUSE_SOURCE_SAVED : given;
+    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    plan->sums_geometry = nothing;
+    if (!empty) {
+        bool kept = false;
+        if (wants_dx && !centred && sums) {
+            /* dx needs no sums: one reading in any case. */
+            kept = plan_tile(&task, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false);
+            if (!kept)
+                return false;
+            plan->sums_geometry = plan->steps[0].geometry;
+        } else if (wants_dx && centred && sums) {
+            kept = plan_tile(&task, plan, both, source, true);
+            if (kept) {
+                const struct step *const step = &plan->steps[0];
+                plan->sums_geometry = step->geometry;
+                const int64_t groups = p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
+                if (step->needs_tickets)
+                    plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
+            }
+        }
+        if (!kept) {
+            if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL)) {
+                if (!plan_tile(&task, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
+                    return false;
+                plan->sums_geometry = plan->steps[0].geometry;
+            }
+            if (wants_dx) {
+                if (centred) {
+                    add_small(plan, &plan->sums_geometry, NORMFUSE_CUDA_totals, sets);
+                    plan->totals = (size_t)sets * 16;
+                }
+                if (!plan_tile(&task, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
+                    return false;
+            }
+        }
+        if (sums && (wants_gradients || plan->totals))
+            plan->sums = (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c *
+                                  plan->sums_geometry.sum_slots) * 16;
+    } else if (sums && wants_gradients) {
+        plan->sums = 64; /* none are read: every channel has no parts */
+        plan->sums_geometry.sum_slots = 0;
+        plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    }
+    if (wants_gradients)
+        add_small(plan, &plan->sums_geometry, NORMFUSE_CUDA_gradients, p->c);
+    return true;
+}
+
+static size_t scratch_of(const struct plan *plan)
+{
+    return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
+}
+
+/* ---- launching --------------------------------------------------------------------------------------------------- */
+
+static _Thread_local char last_kernels[512];
+
+const char *normfuse_last_kernels(void)
+{
+    return last_kernels;
+}
+
+static void note(const struct step *step)
+{
+    const size_t at = strlen(last_kernels);
+    if (at + 96 > sizeof last_kernels)
+        return;
+    char *const to = last_kernels + at;
+    const size_t room = sizeof last_kernels - at;
+    const char *const joint = at == 0 ? "" : " + ";
+    if (step->phases == 0)
+        snprintf(to, room, "%s%s", joint, kernel_names[step->kernel]);
+    else
+        snprintf(to, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint, kernel_names[step->kernel],
+                 step->blocks, step->threads,
+                 step->geometry.exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster=" :
+                 step->geometry.exchange == NORMFUSE_EXCHANGE_GRID    ? " grid="
+                                                                      : " parts=",
+                 step->geometry.parts, step->geometry.passes, step->geometry.kept_shared);
+}
+
+static bool verbose(void)
+{
+    const char *const value = getenv("NORMFUSE_VERBOSE");
+    return value != NULL && strstr(value, "dispatch") != NULL;
+}
+
+normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    const struct normfuse_cuda_device *device;
+    normfuse_status status = normfuse_cuda_device(problem->name, problem->device.device_id, &device);
+    if (status != NORMFUSE_OK)
+        return status;
+    const bool has_tickets = exec != NULL && exec->sync != NULL;
+    struct plan plan;
+    if (!make_plan(problem, device, has_tickets, &plan))
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s", problem->name,
+                               device->name);
+
+    struct normfuse_cuda_arguments arguments = {.problem = *problem};
+    char *scratch = exec != NULL ? exec->scratch : NULL;
+    if (scratch != NULL) {
+        arguments.partials = plan.partials ? (double *)(void *)scratch : NULL;
+        scratch += rounded(plan.partials);
+        arguments.statistics = plan.statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
+        scratch += rounded(plan.statistics);
+        arguments.sums = plan.sums ? (double *)(void *)scratch : NULL;
+        scratch += rounded(plan.sums);
+        arguments.totals = plan.totals ? (double *)(void *)scratch : NULL;
+    }
+    arguments.tickets = has_tickets ? exec->sync : NULL;
+
+    last_kernels[0] = '\0';
+    for (int i = 0; i < plan.count; i++) {
+        const struct step *const step = &plan.steps[i];
+        note(step);
+        if (step->blocks == 0)
+            continue;
+        if (step->blocks > INT32_MAX)
+            return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has", problem->name,
+                                   step->blocks);
+        arguments.geometry = step->geometry;
+        arguments.phases = step->phases;
+        arguments.source = step->source;
+        const struct normfuse_cuda_launch launch = {
+            .kernel = step->kernel,
+            .grid = (uint32_t)step->blocks,
+            .threads = step->threads,
+            .cluster = step->cluster,
+            .shared = step->shared,
+            .cooperative = step->cooperative,
+            .arguments = &arguments,
+            .argument_bytes = sizeof arguments,
+        };
+        status = normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
+        if (status != NORMFUSE_OK)
+            return status;
+    }
+    if (verbose())
+        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, last_kernels);
+    return NORMFUSE_OK;
+}
+
+size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    const struct normfuse_cuda_device *device;
+    struct plan plan;
+    if (normfuse_cuda_device(problem->name, problem->device.device_id, &device) != NORMFUSE_OK)
+        return 0;
+    size_t needed = 0;
+    if (make_plan(problem, device, true, &plan))
+        needed = scratch_of(&plan);
+    if ((exec == NULL || exec->sync == NULL) && make_plan(problem, device, false, &plan) && scratch_of(&plan) > needed)
+        needed = scratch_of(&plan);
+    return needed;
+}
+
+normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *out, int32_t width,
+                                    int32_t ordinal, const normfuse_exec *exec)
+{
+    const char *const call = width == 3 ? "stats_merge" : "sums_merge";
+    const struct normfuse_cuda_device *device;
+    const normfuse_status status = normfuse_cuda_device(call, ordinal, &device);
+    if (status != NORMFUSE_OK || out->elements == 0)
+        return status;
+    const struct normfuse_cuda_merge_arguments arguments = {(const double *)(const void *)in->data,
+                                                            (double *)(void *)out->data, in->elements / out->elements,
+                                                            out->elements, width};
+    const struct normfuse_cuda_launch launch = {.kernel = NORMFUSE_CUDA_merge,
+                                                .grid = (uint32_t)divide_up(out->elements / width, 128),
+                                                .threads = 128,
+                                                .arguments = &arguments,
+                                                .argument_bytes = sizeof arguments};
+    return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, &launch);
+}

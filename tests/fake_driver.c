@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * fake_driver.c - see fake_driver.h. The functions have the driver's own names, so that this file is also what a
+ * libcuda.so.1 for tests is made of. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "fake_driver.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+struct fake_driver fake_driver;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* Handles are addresses in here; nothing is ever stored in them. */
+static char contexts[FAKE_DEVICES][FAKE_CONTEXTS], kernels[NORMFUSE_CUDA_KERNELS], libraries[64];
+static _Thread_local CUcontext stack[8];
+static _Thread_local int depth;
+
+static const char *const names[] = {
+#define NAME(picture, direction, type, pack, kept)                                                                     \
+    "normfuse_" #picture "_" #direction "_" #type "_" #pack "x" #kept,
+    NORMFUSE_CUDA_TILE_LIST(NAME)
+#undef NAME
+#define NAME(name) "normfuse_" #name,
+        NORMFUSE_CUDA_FINISH_LIST(NAME)
+#undef NAME
+};
+
+static void called(enum fake_entry entry)
+{
+    pthread_mutex_lock(&mutex);
+    fake_driver.calls[entry]++;
+    pthread_mutex_unlock(&mutex);
+}
+
+#define CALLED(name) called(FAKE_CALLS_##name)
+
+CUcontext fake_driver_context(int device, int index)
+{
+    return (CUcontext)(void *)&contexts[device][index];
+}
+
+int fake_driver_depth(void)
+{
+    return depth;
+}
+
+void fake_driver_set_context(CUcontext context)
+{
+    depth = context != NULL;
+    stack[0] = context;
+}
+
+static int device_of(CUcontext context)
+{
+    for (int device = 0; device < FAKE_DEVICES; device++)
+        for (int index = 0; index < FAKE_CONTEXTS; index++)
+            if (fake_driver_context(device, index) == context)
+                return device;
+    return -1;
+}
+
+/* -1: there is no context, or one that is no context at all. */
+static int current_device(void)
+{
+    return depth > 0 ? device_of(stack[depth - 1]) : -1;
+}
+
+static int kernel_of(const void *handle)
+{
+    for (int i = 0; i < NORMFUSE_CUDA_KERNELS; i++)
+        if (handle == &kernels[i])
+            return i;
+    return -1;
+}
+
+void fake_driver_reset(void)
+{
+    fake_driver = (struct fake_driver){.version = CUDA_VERSION, .devices = 1};
+    for (int i = 0; i < FAKE_DEVICES; i++) {
+        struct fake_device *const device = &fake_driver.device[i];
+        *device = (struct fake_device){.name = "NVIDIA H200",
+                                       .capability = 90,
+                                       .processors = 132,
+                                       .threads_per_processor = 2048,
+                                       .registers_per_processor = 65536,
+                                       .shared_per_processor = 233472,
+                                       .shared_per_block = 232448,
+                                       .shared_reserved = 1024,
+                                       .l2_bytes = 60 << 20,
+                                       .clusters = true};
+        for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++)
+            device->dynamic_shared[k] = 48 << 10;
+    }
+    for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++)
+        fake_driver.registers[k] = 32;
+    fake_driver_set_context(NULL);
+}
+
+#define ENTRY(name) name,
+static const struct normfuse_cuda_driver table = {NORMFUSE_CUDA_DRIVER_LIST(ENTRY)};
+#undef ENTRY
+
+const struct normfuse_cuda_driver *fake_driver_table(void)
+{
+    return &table;
+}
+
+/* ---- driver and devices --------------------------------------------------------------------------------------- */
+
+CUresult cuDriverGetVersion(int *version)
+{
+    CALLED(cuDriverGetVersion);
+    *version = fake_driver.version;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned flags)
+{
+    CALLED(cuInit);
+    return flags == 0 ? fake_driver.init_result : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGetErrorString(CUresult result, const char **text)
+{
+    static _Thread_local char buffer[32];
+    CALLED(cuGetErrorString);
+    snprintf(buffer, sizeof buffer, "fake error %d", (int)result);
+    *text = buffer;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+    CALLED(cuDeviceGetCount);
+    *count = fake_driver.devices;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    CALLED(cuDeviceGet);
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < fake_driver.devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetName(char *name, int bytes, CUdevice device)
+{
+    CALLED(cuDeviceGetName);
+    snprintf(name, (size_t)bytes, "%s", fake_driver.device[device].name);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice ordinal)
+{
+    CALLED(cuDeviceGetAttribute);
+    const struct fake_device *const device = &fake_driver.device[ordinal];
+    switch ((int)attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = device->capability / 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = device->capability % 10; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = device->processors; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = device->threads_per_processor; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = device->registers_per_processor; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = device->shared_per_processor; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = device->shared_per_block; break;
+    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: *value = device->shared_reserved; break;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = device->l2_bytes; break;
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = device->clusters; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* ---- contexts ------------------------------------------------------------------------------------------------- */
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    CALLED(cuDevicePrimaryCtxRetain);
+    /* The driver's takes long enough for threads to meet in it. */
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    pthread_mutex_lock(&mutex);
+    fake_driver.device[device].primary_retained++;
+    pthread_mutex_unlock(&mutex);
+    *context = fake_driver_context(device, 0);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    CALLED(cuDevicePrimaryCtxRelease);
+    pthread_mutex_lock(&mutex);
+    fake_driver.device[device].primary_retained--;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    CALLED(cuCtxGetCurrent);
+    *context = depth > 0 ? stack[depth - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    CALLED(cuCtxGetDevice);
+    *device = current_device();
+    return *device >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult cuCtxPushCurrent(CUcontext context)
+{
+    CALLED(cuCtxPushCurrent);
+    if (device_of(context) < 0 || depth == (int)(sizeof stack / sizeof *stack))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent(CUcontext *context)
+{
+    CALLED(cuCtxPopCurrent);
+    if (depth == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *context = stack[--depth];
+    return CUDA_SUCCESS;
+}
+
+/* ---- kernels -------------------------------------------------------------------------------------------------- */
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit_options, void **jit_values,
+                           unsigned jit_count, CUlibraryOption *options, void **values, unsigned count)
+{
+    (void)jit_options;
+    (void)jit_values;
+    (void)options;
+    (void)values;
+    CALLED(cuLibraryLoadData);
+    /* What every fatbin starts with */
+    uint32_t magic;
+    memcpy(&magic, code, sizeof magic);
+    if (magic != 0xba55ed50u || jit_count != 0 || count != 0)
+        return CUDA_ERROR_INVALID_IMAGE;
+    if (fake_driver.library_result != CUDA_SUCCESS)
+        return fake_driver.library_result;
+    pthread_mutex_lock(&mutex);
+    *library = (CUlibrary)(void *)&libraries[fake_driver.libraries++];
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryUnload(CUlibrary library)
+{
+    (void)library;
+    CALLED(cuLibraryUnload);
+    pthread_mutex_lock(&mutex);
+    fake_driver.libraries--;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    CALLED(cuLibraryGetKernel);
+    for (int i = 0; i < NORMFUSE_CUDA_KERNELS; i++) {
+        const bool here = (const char *)(const void *)library == &libraries[i % fake_driver.libraries];
+        const bool missing = fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0;
+        if (strcmp(name, names[i]) == 0 && here && !missing) {
+            *kernel = (CUkernel)(void *)&kernels[i];
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    CALLED(cuKernelGetFunction);
+    const int device = current_device();
+    if (device < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (kernel_of(kernel) < 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *function = (CUfunction)(void *)kernel;
+    return fake_driver.device[device].function_result;
+}
+
+CUresult cuFuncLoad(CUfunction function)
+{
+    CALLED(cuFuncLoad);
+    const int device = current_device(), kernel = kernel_of(function);
+    if (device < 0 || kernel < 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&mutex);
+    fake_driver.device[device].functions_loaded[kernel]++;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel handle, CUdevice device)
+{
+    (void)device;
+    CALLED(cuKernelGetAttribute);
+    const int kernel = kernel_of(handle);
+    if (kernel < 0 || attribute != CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        return CUDA_ERROR_INVALID_VALUE;
+    *value = fake_driver.fixed_shared[kernel];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice ordinal)
+{
+    CALLED(cuKernelSetAttribute);
+    const int kernel = kernel_of(handle);
+    struct fake_device *const device = &fake_driver.device[ordinal];
+    if (kernel < 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+        if (value < 0 || value > device->shared_per_block - fake_driver.fixed_shared[kernel])
+            return CUDA_ERROR_INVALID_VALUE;
+        device->dynamic_shared[kernel] = value;
+        return CUDA_SUCCESS;
+    }
+    if (attribute != CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED || !device->clusters)
+        return CUDA_ERROR_INVALID_VALUE;
+    device->large_clusters[kernel] = value != 0;
+    return CUDA_SUCCESS;
+}
+
+/* ---- occupancy and launches ----------------------------------------------------------------------------------- */
+
+static int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Blocks of one multiprocessor: limits of threads, registers and shared memory, without their granularities. */
+static int resident(const struct fake_device *device, int kernel, int threads, size_t dynamic)
+{
+    const int shared = (int)dynamic + fake_driver.fixed_shared[kernel];
+    if (threads <= 0 || threads > 1024 || dynamic > (size_t)device->dynamic_shared[kernel])
+        return 0;
+    int blocks = smaller(32, device->threads_per_processor / threads);
+    blocks = smaller(blocks, device->registers_per_processor / (fake_driver.registers[kernel] * threads));
+    return smaller(blocks, device->shared_per_processor / (shared + device->shared_reserved));
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
+{
+    CALLED(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+    const int device = current_device(), kernel = kernel_of(function);
+    if (device < 0 || kernel < 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *blocks = resident(&fake_driver.device[device], kernel, threads, shared);
+    return fake_driver.occupancy_result;
+}
+
+/* Reads the attributes into `launch`, and refuses what the driver refuses. */
+static CUresult read_config(struct fake_launch *launch, const CUlaunchConfig *config, CUfunction function)
+{
+    const int ordinal = current_device(), kernel = kernel_of(function);
+    if (ordinal < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (kernel < 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    const struct fake_device *const device = &fake_driver.device[ordinal];
+    *launch = (struct fake_launch){.kernel = (enum normfuse_cuda_kernel)kernel,
+                                   .name = names[kernel],
+                                   .grid = config->gridDimX,
+                                   .threads = config->blockDimX,
+                                   .shared = config->sharedMemBytes,
+                                   .stream = (void *)config->hStream,
+                                   .device = ordinal,
+                                   .context = stack[depth - 1]};
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const CUlaunchAttribute *const attribute = &config->attrs[i];
+        if (attribute->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+            if (attribute->value.clusterDim.y != 1 || attribute->value.clusterDim.z != 1)
+                return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+            launch->cluster = attribute->value.clusterDim.x;
+        } else if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
+            launch->cooperative = attribute->value.cooperative != 0;
+        } else if (attribute->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
+            launch->dependent = attribute->value.programmaticStreamSerializationAllowed != 0;
+        } else {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    if (config->gridDimY != 1 || config->gridDimZ != 1 || config->blockDimY != 1 || config->blockDimZ != 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (launch->grid == 0 || launch->grid > INT32_MAX ||
+        resident(device, kernel, (int)launch->threads, launch->shared) == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (launch->cluster != 0 && (!device->clusters || launch->grid % launch->cluster != 0 ||
+                                 launch->cluster > (device->large_clusters[kernel] ? 16u : 8u)))
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config)
+{
+    CALLED(cuOccupancyMaxActiveClusters);
+    struct fake_launch launch;
+    const CUresult result = read_config(&launch, config, function);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (launch.cluster == 0 || launch.cooperative || launch.dependent)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct fake_device *const device = &fake_driver.device[launch.device];
+    const int blocks = resident(device, (int)launch.kernel, (int)launch.threads, launch.shared) * device->processors;
+    *clusters = blocks / (int)launch.cluster;
+    return fake_driver.occupancy_result;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    CALLED(cuLaunchKernelEx);
+    static _Thread_local struct fake_launch launch;
+    CUresult result = read_config(&launch, config, function);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct fake_device *const device = &fake_driver.device[launch.device];
+    const uint32_t blocks =
+        (uint32_t)(resident(device, (int)launch.kernel, (int)launch.threads, launch.shared) * device->processors);
+    if (launch.cooperative && launch.grid > blocks)
+        return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    if (parameters != NULL || extra == NULL || extra[0] != CU_LAUNCH_PARAM_BUFFER_POINTER ||
+        extra[2] != CU_LAUNCH_PARAM_BUFFER_SIZE || extra[4] != CU_LAUNCH_PARAM_END)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(&launch.argument_bytes, extra[3], sizeof launch.argument_bytes);
+    if (launch.argument_bytes > FAKE_ARGUMENT_BYTES)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(launch.arguments, extra[1], launch.argument_bytes);
+    if (fake_driver.launch_result != CUDA_SUCCESS)
+        return fake_driver.launch_result;
+    pthread_mutex_lock(&mutex);
+    if (fake_driver.launches < FAKE_LAUNCHES)
+        fake_driver.launch[fake_driver.launches] = launch;
+    fake_driver.launches++;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}

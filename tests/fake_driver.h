@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * fake_driver.h - a CUDA driver without a GPU, for tests of the host side: devices whose facts are settable, launches
+ * that are checked as the driver would check them and written down instead of run. */
+#ifndef NORMFUSE_TESTS_FAKE_DRIVER_H
+#define NORMFUSE_TESTS_FAKE_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda/driver.h"
+#include "cuda/kernels.h"
+
+enum { FAKE_DEVICES = 4, FAKE_CONTEXTS = 3, FAKE_LAUNCHES = 256, FAKE_ARGUMENT_BYTES = 4096 };
+
+struct fake_device {
+    const char *name;
+    int capability; /* 90 */
+    int processors;
+    int threads_per_processor;
+    int registers_per_processor;
+    int shared_per_processor;
+    int shared_per_block;
+    int shared_reserved;
+    int l2_bytes;
+    bool clusters;
+    CUresult function_result; /* of getting a kernel's function on this device */
+    /* What was set, and what was done */
+    int dynamic_shared[NORMFUSE_CUDA_KERNELS]; /* the attribute's value; 48 KB until set */
+    bool large_clusters[NORMFUSE_CUDA_KERNELS];
+    int primary_retained;
+    int functions_loaded[NORMFUSE_CUDA_KERNELS]; /* cuFuncLoad */
+};
+
+struct fake_launch {
+    enum normfuse_cuda_kernel kernel;
+    const char *name;                /* "normfuse_merge" */
+    uint32_t grid, threads, cluster; /* cluster 0: the attribute was not given */
+    size_t shared;
+    bool cooperative, dependent;
+    void *stream;
+    int device;
+    CUcontext context;
+    size_t argument_bytes;
+    unsigned char arguments[FAKE_ARGUMENT_BYTES];
+};
+
+#define FAKE_COUNT(name) FAKE_CALLS_##name,
+enum fake_entry { NORMFUSE_CUDA_DRIVER_LIST(FAKE_COUNT) FAKE_ENTRIES };
+#undef FAKE_COUNT
+
+struct fake_driver {
+    /* Settable */
+    int version;          /* 13000 */
+    int devices;          /* 1 */
+    CUresult init_result; /* and what further calls are made to answer */
+    CUresult library_result;
+    CUresult launch_result;
+    CUresult occupancy_result;
+    struct fake_device device[FAKE_DEVICES];
+    int registers[NORMFUSE_CUDA_KERNELS];    /* of a thread: 32; for occupancy */
+    int fixed_shared[NORMFUSE_CUDA_KERNELS]; /* statically declared shared memory: 0 */
+    const char *missing_kernel;              /* a name that no library has */
+    /* What happened */
+    int calls[FAKE_ENTRIES];
+    int libraries; /* loaded and not unloaded */
+    int launches;  /* all; those from FAKE_LAUNCHES on are counted only */
+    struct fake_launch launch[FAKE_LAUNCHES];
+};
+
+extern struct fake_driver fake_driver;
+
+/* One H200 at rest, and no context current in this thread. */
+void fake_driver_reset(void);
+const struct normfuse_cuda_driver *fake_driver_table(void);
+/* Makes the library forget what it knew and use this driver, whatever its facts were set to. */
+static inline void fake_driver_use(void)
+{
+    normfuse_cuda_use_driver(fake_driver_table());
+}
+/* A context of a device: index 0 is the primary one. */
+CUcontext fake_driver_context(int device, int index);
+/* This thread's stack of contexts. */
+int fake_driver_depth(void);
+/* Makes it this thread's only context; NULL: none. */
+void fake_driver_set_context(CUcontext context);
+
+#endif

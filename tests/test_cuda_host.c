@@ -1,0 +1,667 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * test_cuda_host.c - the host side of the CUDA backend against a driver without a GPU (fake_driver.h): statuses, what
+ * is passed to launches, contexts, several devices and threads, cached occupancy. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/loader.h"
+#include "fake_driver.h"
+#include "harness.h"
+#include "normfuse.h"
+
+#define KERNEL ((enum normfuse_cuda_kernel)0)
+#define LAST_KERNEL ((enum normfuse_cuda_kernel)(NORMFUSE_CUDA_KERNELS - 1))
+
+static const char *const first_kernel_name = "normfuse_runs_forward_f64_1x4";
+
+static const struct normfuse_cuda_device *device_of(int32_t ordinal)
+{
+    const struct normfuse_cuda_device *device = NULL;
+    const normfuse_status status = normfuse_cuda_device("test", ordinal, &device);
+    CHECK(status == NORMFUSE_OK, "device %d: %d %s", (int)ordinal, (int)status, normfuse_last_error());
+    return status == NORMFUSE_OK ? device : NULL;
+}
+
+#define REFUSED(wanted, status, ...) refused(__LINE__, wanted, status, (const char *[]){__VA_ARGS__, NULL})
+
+/* The status, and a message with every one of these words. */
+static void refused(int line, normfuse_status wanted, normfuse_status status, const char *const *words)
+{
+    CHECK(status == wanted, "line %d: status %d, not %d: %s", line, (int)status, (int)wanted, normfuse_last_error());
+    for (; *words != NULL; words++)
+        CHECK(strstr(normfuse_last_error(), *words) != NULL, "line %d: '%s' is not in: %s", line, *words,
+              normfuse_last_error());
+}
+
+static normfuse_status prepare_quietly(int32_t ordinal)
+{
+    errno = 77;
+    const normfuse_status status = normfuse_prepare(ordinal);
+    CHECK(errno == 77, "errno became %d", errno);
+    return status;
+}
+
+static normfuse_status launch_on(const struct normfuse_cuda_device *device, struct normfuse_cuda_launch launch)
+{
+    static const int64_t argument = 42;
+    if (launch.arguments == NULL) {
+        launch.arguments = &argument;
+        launch.argument_bytes = sizeof argument;
+    }
+    return normfuse_cuda_launch("test", device, NULL, &launch);
+}
+
+/* ---- the driver ------------------------------------------------------------------------------------------------ */
+
+static void test_no_driver(void)
+{
+    void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library != NULL) {
+        dlclose(library);
+        harness_skip("no driver: this machine has one");
+        return;
+    }
+    normfuse_cuda_use_driver(NULL);
+    REFUSED(NORMFUSE_NO_DRIVER, prepare_quietly(0), "normfuse_prepare: ", "no CUDA driver", "libcuda.so.1");
+    REFUSED(NORMFUSE_NO_DRIVER, prepare_quietly(7), "libcuda.so.1");
+    CHECK(strstr(normfuse_cuda_state(), "libcuda.so.1") != NULL &&
+              strstr(normfuse_cuda_state(), "; built for " NORMFUSE_CUDA_BUILT_FOR) != NULL,
+          "state: %s", normfuse_cuda_state());
+
+    int64_t sizes[] = {1, 2, 3, 3}, samples;
+    normfuse_axes axes;
+    normfuse_tensor x = normfuse_tensor_contiguous(sizes, NORMFUSE_F32, 4, sizes, &axes);
+    x.device.device_type = NORMFUSE_CUDA;
+    REFUSED(NORMFUSE_NO_DRIVER, normfuse_sample_quantum(&x, &samples), "sample_quantum", "libcuda.so.1");
+}
+
+static void test_versions(void)
+{
+    char wanted[32], found[32];
+    snprintf(wanted, sizeof wanted, "%d.0", CUDA_VERSION / 1000);
+    fake_driver_reset();
+    fake_driver.version = (CUDA_VERSION / 1000 - 1) * 1000 + 80;
+    fake_driver_use();
+    snprintf(found, sizeof found, "%d.8", CUDA_VERSION / 1000 - 1);
+    REFUSED(NORMFUSE_OLD_DRIVER, prepare_quietly(0), wanted, found);
+    CHECK(strstr(normfuse_cuda_state(), found) != NULL, "state: %s", normfuse_cuda_state());
+    CHECK(fake_driver.calls[FAKE_CALLS_cuInit] == 0, "an old driver was started");
+
+    /* Any of the same major version and any later one */
+    const int good[] = {CUDA_VERSION / 1000 * 1000, CUDA_VERSION + 1000};
+    for (int i = 0; i < 2; i++) {
+        fake_driver_reset();
+        fake_driver.version = good[i];
+        fake_driver_use();
+        CHECK(prepare_quietly(0) == NORMFUSE_OK, "version %d: %s", good[i], normfuse_last_error());
+    }
+}
+
+static void test_start(void)
+{
+    fake_driver_reset();
+    fake_driver.init_result = CUDA_ERROR_NO_DEVICE;
+    fake_driver_use();
+    REFUSED(NORMFUSE_BAD_ARGUMENT, prepare_quietly(0), "no CUDA device 0");
+    CHECK(strstr(normfuse_cuda_state(), "0 devices; built for") != NULL, "state: %s", normfuse_cuda_state());
+
+    fake_driver_reset();
+    fake_driver.init_result = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    fake_driver_use();
+    REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "fake error 803");
+    REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "fake error 803");
+    CHECK(fake_driver.calls[FAKE_CALLS_cuInit] == 1, "cuInit was called %d times",
+          fake_driver.calls[FAKE_CALLS_cuInit]);
+
+    fake_driver_reset();
+    fake_driver.init_result = CUDA_ERROR_STUB_LIBRARY;
+    fake_driver_use();
+    REFUSED(NORMFUSE_NO_DRIVER, prepare_quietly(0), "stub");
+
+    fake_driver_reset();
+    fake_driver.devices = 2;
+    fake_driver_use();
+    REFUSED(NORMFUSE_BAD_ARGUMENT, prepare_quietly(2), "no CUDA device 2", "sees 2");
+    REFUSED(NORMFUSE_BAD_ARGUMENT, prepare_quietly(-1), "no CUDA device -1");
+    CHECK(prepare_quietly(1) == NORMFUSE_OK, "%s", normfuse_last_error());
+    const int loads = fake_driver.calls[FAKE_CALLS_cuLibraryLoadData];
+    fake_driver.devices = 1;
+    fake_driver.device[0].name = "A GPU";
+    fake_driver_use();
+    char state[160];
+    snprintf(state, sizeof state, "driver (CUDA %d.%d), 1 device: A GPU (9.0); built for " NORMFUSE_CUDA_BUILT_FOR,
+             CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10);
+    CHECK(strcmp(normfuse_cuda_state(), state) == 0, "state: %s", normfuse_cuda_state());
+    normfuse_information info = {.struct_bytes = sizeof info};
+    CHECK(normfuse_info(&info) == NORMFUSE_OK && strcmp(info.cuda, state) == 0, "info.cuda differs");
+    CHECK(fake_driver.calls[FAKE_CALLS_cuLibraryLoadData] == loads, "the state in words loaded kernels");
+}
+
+/* The entries by name, versions included, through a library that is opened. */
+static void test_opened(void)
+{
+    if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != NULL) {
+        harness_skip("the opened driver: this machine has one of its own");
+        return;
+    }
+    /* The loader's dlopen finds it by its soname from now on. */
+    void *const library = dlopen(NORMFUSE_FAKE_LIBCUDA, RTLD_NOW | RTLD_LOCAL);
+    CHECK(library != NULL, "dlopen: %s", dlerror());
+    if (library == NULL)
+        return;
+    struct fake_driver *const there = dlsym(library, "fake_driver");
+    void (*reset)(void);
+    void *const address = dlsym(library, "fake_driver_reset");
+    memcpy(&reset, &address, sizeof reset);
+    reset();
+    there->version = 12080;
+    normfuse_cuda_use_driver(NULL);
+    REFUSED(NORMFUSE_OLD_DRIVER, prepare_quietly(0), "12.8");
+    there->version = CUDA_VERSION;
+    normfuse_cuda_use_driver(NULL);
+    const struct normfuse_cuda_device *const device = device_of(0);
+    if (device == NULL)
+        return;
+    CHECK(launch_on(device, (struct normfuse_cuda_launch){.kernel = KERNEL, .grid = 3, .threads = 64}) == NORMFUSE_OK,
+          "launch: %s", normfuse_last_error());
+    CHECK(there->launches == 1 && there->launch[0].grid == 3, "the launch did not arrive");
+    CHECK(there->device[0].primary_retained == 1, "retained %d times", there->device[0].primary_retained);
+}
+
+/* What allocates device memory, copies, sets or waits has no place among the entries. */
+static void test_entries(void)
+{
+    static const char *const names[] = {
+#define NAME(name) #name,
+        NORMFUSE_CUDA_DRIVER_LIST(NAME)
+#undef NAME
+    };
+    static const char *const forbidden[] = {"Alloc", "Free", "Sync", "Memcpy", "Memset", "cuMem", "Wait", "Query"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        for (size_t k = 0; k < sizeof forbidden / sizeof *forbidden; k++)
+            CHECK(strstr(names[i], forbidden[k]) == NULL, "%s is looked up", names[i]);
+}
+
+/* ---- kernels --------------------------------------------------------------------------------------------------- */
+
+static void test_facts(void)
+{
+    fake_driver_reset();
+    fake_driver.devices = 2;
+    fake_driver.device[1].name = "NVIDIA A100";
+    fake_driver.device[1].capability = 86;
+    fake_driver.device[1].processors = 108;
+    fake_driver.device[1].clusters = false;
+    fake_driver_use();
+    const struct normfuse_cuda_device *const first = device_of(0), *const second = device_of(1);
+    if (first == NULL || second == NULL)
+        return;
+    CHECK(first->ordinal == 0 && first->capability == 90 && first->processors == 132 && first->clusters &&
+              first->threads_per_processor == 2048 && first->registers_per_processor == 65536 &&
+              first->shared_per_processor == 233472 && first->shared_per_block == 232448 &&
+              first->shared_reserved == 1024 && first->l2_bytes == 60u << 20 && strcmp(first->name, "NVIDIA H200") == 0,
+          "facts of device 0");
+    CHECK(second->ordinal == 1 && second->capability == 86 && second->processors == 108 && !second->clusters &&
+              strcmp(second->name, "NVIDIA A100") == 0,
+          "facts of device 1");
+}
+
+static void test_kernels_missing(void)
+{
+    fake_driver_reset();
+    fake_driver.devices = 2;
+    fake_driver.device[1].name = "NVIDIA T4";
+    fake_driver.device[1].capability = 75;
+    fake_driver.device[1].function_result = CUDA_ERROR_NO_BINARY_FOR_GPU;
+    fake_driver_use();
+    CHECK(prepare_quietly(0) == NORMFUSE_OK, "device 0: %s", normfuse_last_error());
+    for (int i = 0; i < 2; i++)
+        REFUSED(NORMFUSE_NO_KERNEL, prepare_quietly(1), "NVIDIA T4", "7.5", NORMFUSE_CUDA_BUILT_FOR, "fake error 209");
+    CHECK(prepare_quietly(0) == NORMFUSE_OK, "device 0, again: %s", normfuse_last_error());
+    CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
+
+    static const struct {
+        CUresult result;
+        normfuse_status status;
+    } results[] = {{CUDA_ERROR_NO_BINARY_FOR_GPU, NORMFUSE_NO_KERNEL},
+                   {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, NORMFUSE_NO_KERNEL},
+                   {CUDA_ERROR_JIT_COMPILER_NOT_FOUND, NORMFUSE_NO_KERNEL},
+                   {CUDA_ERROR_OUT_OF_MEMORY, NORMFUSE_OUT_OF_MEMORY},
+                   {CUDA_ERROR_ILLEGAL_ADDRESS, NORMFUSE_DEVICE_ERROR}};
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
+        fake_driver_reset();
+        fake_driver.library_result = results[i].result;
+        fake_driver_use();
+        REFUSED(results[i].status, prepare_quietly(0), "NVIDIA H200");
+        CHECK(fake_driver.libraries == 0, "%d libraries stay loaded", fake_driver.libraries);
+        /* Not for good: memory may be free later, another device may have its kernels. */
+        fake_driver.library_result = CUDA_SUCCESS;
+        CHECK(prepare_quietly(0) == NORMFUSE_OK, "afterwards: %s", normfuse_last_error());
+    }
+
+    fake_driver_reset();
+    fake_driver.missing_kernel = first_kernel_name;
+    fake_driver_use();
+    REFUSED(NORMFUSE_NO_KERNEL, prepare_quietly(0), first_kernel_name);
+    CHECK(fake_driver.libraries == 0, "%d libraries stay loaded", fake_driver.libraries);
+}
+
+static void test_kernels_prepared(void)
+{
+    fake_driver_reset();
+    fake_driver.devices = 2;
+    fake_driver.device[1].clusters = false;
+    fake_driver.fixed_shared[LAST_KERNEL] = 1000;
+    fake_driver_use();
+    for (int times = 0; times < 2; times++)
+        for (int32_t i = 0; i < 2; i++)
+            CHECK(prepare_quietly(i) == NORMFUSE_OK, "%s", normfuse_last_error());
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++) {
+            const struct fake_device *const device = &fake_driver.device[i];
+            CHECK(device->functions_loaded[k] == 1, "device %d: kernel %d was loaded %d times", i, k,
+                  device->functions_loaded[k]);
+            CHECK(device->dynamic_shared[k] == 232448 - fake_driver.fixed_shared[k], "device %d: kernel %d has %d", i,
+                  k, device->dynamic_shared[k]);
+            CHECK(device->large_clusters[k] == device->clusters, "device %d: kernel %d: large clusters", i, k);
+        }
+    CHECK(fake_driver.calls[FAKE_CALLS_cuKernelSetAttribute] == 3 * NORMFUSE_CUDA_KERNELS, "attributes were set again");
+    CHECK(fake_driver.calls[FAKE_CALLS_cuLibraryLoadData] == fake_driver.libraries, "libraries were loaded again");
+
+    /* Another context of the device has kernels of its own, but not attributes. */
+    fake_driver_set_context(fake_driver_context(0, 1));
+    for (int times = 0; times < 2; times++)
+        CHECK(prepare_quietly(0) == NORMFUSE_OK, "%s", normfuse_last_error());
+    CHECK(fake_driver.device[0].functions_loaded[KERNEL] == 2, "loaded %d times, in two contexts",
+          fake_driver.device[0].functions_loaded[KERNEL]);
+    CHECK(fake_driver.calls[FAKE_CALLS_cuKernelSetAttribute] == 3 * NORMFUSE_CUDA_KERNELS, "attributes were set again");
+    CHECK(fake_driver_depth() == 1, "%d contexts", fake_driver_depth());
+    fake_driver_set_context(NULL);
+}
+
+enum { THREADS = 8 };
+static pthread_barrier_t barrier;
+
+static void *prepare_in_thread(void *argument)
+{
+    normfuse_status *const status = argument;
+    pthread_barrier_wait(&barrier);
+    *status = normfuse_prepare(0);
+    const struct normfuse_cuda_device *device;
+    if (*status == NORMFUSE_OK)
+        *status = normfuse_cuda_device("test", 1, &device);
+    if (*status == NORMFUSE_OK)
+        *status = launch_on(device, (struct normfuse_cuda_launch){.kernel = KERNEL, .grid = 1, .threads = 32});
+    if (*status == NORMFUSE_OK && normfuse_cuda_blocks_per_processor(device, KERNEL, 256, 0) != 8)
+        *status = NORMFUSE_DEVICE_ERROR;
+    return NULL;
+}
+
+static void test_threads(void)
+{
+    for (int round = 0; round < 50; round++) {
+        pthread_t threads[THREADS];
+        normfuse_status statuses[THREADS];
+        fake_driver_reset();
+        fake_driver.devices = 2;
+        fake_driver_use();
+        pthread_barrier_init(&barrier, NULL, THREADS);
+        for (int i = 0; i < THREADS; i++)
+            pthread_create(&threads[i], NULL, prepare_in_thread, &statuses[i]);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&barrier);
+        bool all = true;
+        for (int i = 0; i < THREADS; i++)
+            all &= statuses[i] == NORMFUSE_OK;
+        CHECK(all && fake_driver.launches == THREADS, "round %d: a thread was refused", round);
+        CHECK(fake_driver.calls[FAKE_CALLS_cuInit] == 1 &&
+                  fake_driver.calls[FAKE_CALLS_cuFuncLoad] == 2 * NORMFUSE_CUDA_KERNELS,
+              "round %d: cuInit %d times, cuFuncLoad %d times", round, fake_driver.calls[FAKE_CALLS_cuInit],
+              fake_driver.calls[FAKE_CALLS_cuFuncLoad]);
+        CHECK(fake_driver.device[0].primary_retained == 1 && fake_driver.device[1].primary_retained == 1,
+              "round %d: retained %d and %d times", round, fake_driver.device[0].primary_retained,
+              fake_driver.device[1].primary_retained);
+    }
+}
+
+static void *launch_in_thread(void *argument)
+{
+    normfuse_status *const status = argument;
+    const struct normfuse_cuda_device *device;
+    pthread_barrier_wait(&barrier);
+    *status = normfuse_cuda_device("test", 0, &device);
+    if (*status == NORMFUSE_OK)
+        *status = launch_on(device, (struct normfuse_cuda_launch){.kernel = KERNEL, .grid = 1, .threads = 32});
+    return NULL;
+}
+
+/* Threads without a context all find that nobody has retained the primary one yet. */
+static void test_threads_retain(void)
+{
+    pthread_t threads[THREADS];
+    normfuse_status statuses[THREADS];
+    fake_driver_reset();
+    fake_driver_use();
+    fake_driver_set_context(fake_driver_context(0, 1));
+    CHECK(prepare_quietly(0) == NORMFUSE_OK && fake_driver.device[0].primary_retained == 0, "in a context of its own");
+    pthread_barrier_init(&barrier, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, launch_in_thread, &statuses[i]);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(statuses[i] == NORMFUSE_OK, "thread %d was refused", i);
+    }
+    pthread_barrier_destroy(&barrier);
+    if (fake_driver.calls[FAKE_CALLS_cuDevicePrimaryCtxRetain] == 1)
+        harness_skip("two threads that retain a context: they did not meet");
+    CHECK(fake_driver.device[0].primary_retained == 1, "retained %d times", fake_driver.device[0].primary_retained);
+    fake_driver_set_context(NULL);
+}
+
+/* ---- launches -------------------------------------------------------------------------------------------------- */
+
+static void test_launch_attributes(void)
+{
+    static const uint32_t clusters[] = {0, 1, 2, 8, 16};
+    fake_driver_reset();
+    fake_driver_use();
+    const struct normfuse_cuda_device *const device = device_of(0);
+    if (device == NULL)
+        return;
+    int stream;
+    struct {
+        double values[37];
+        char tail;
+    } arguments;
+    memset(&arguments, 0x5a, sizeof arguments);
+    for (int i = 0; i < 20; i++) {
+        const struct normfuse_cuda_launch launch = {.kernel = LAST_KERNEL,
+                                                    .grid = 32,
+                                                    .threads = 96,
+                                                    .cluster = clusters[i / 4],
+                                                    .shared = (size_t)i * 11000,
+                                                    .cooperative = (i & 1) != 0,
+                                                    .dependent = (i & 2) != 0,
+                                                    .arguments = &arguments,
+                                                    .argument_bytes = sizeof arguments};
+        arguments.values[0] = i;
+        CHECK(normfuse_cuda_launch("test", device, &stream, &launch) == NORMFUSE_OK, "launch %d: %s", i,
+              normfuse_last_error());
+        const struct fake_launch *const seen = &fake_driver.launch[i];
+        CHECK(seen->kernel == launch.kernel && seen->grid == 32 && seen->threads == 96 &&
+                  seen->shared == launch.shared && seen->stream == &stream && seen->device == 0,
+              "launch %d: geometry", i);
+        CHECK(seen->cluster == (launch.cluster > 1 ? launch.cluster : 0), "launch %d: cluster %u", i, seen->cluster);
+        CHECK(seen->cooperative == launch.cooperative && seen->dependent == launch.dependent, "launch %d: attributes",
+              i);
+        CHECK(seen->argument_bytes == sizeof arguments && memcmp(seen->arguments, &arguments, sizeof arguments) == 0,
+              "launch %d: arguments", i);
+    }
+    CHECK(fake_driver.launches == 20, "%d launches", fake_driver.launches);
+}
+
+static void test_launch_refused(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    const struct normfuse_cuda_device *const device = device_of(0);
+    if (device == NULL)
+        return;
+    struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 133 * 64, .threads = 1024, .cooperative = true};
+    REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(device, launch), "test: ", first_kernel_name, "fake error 720",
+            "8512 blocks");
+    launch.cooperative = false;
+    CHECK(launch_on(device, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
+    fake_driver.launch_result = CUDA_ERROR_ILLEGAL_ADDRESS;
+    REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(device, launch), "NVIDIA H200", "fake error 700");
+    CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
+    launch.shared = 232449;
+    fake_driver.launch_result = CUDA_SUCCESS;
+    REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(device, launch), "232449 bytes");
+}
+
+/* A call costs what it costs: three entries with a context of the device current, four with none. */
+static int calls_of_all(void)
+{
+    int sum = 0;
+    for (int i = 0; i < FAKE_ENTRIES; i++)
+        sum += fake_driver.calls[i];
+    return sum;
+}
+
+static void test_contexts(void)
+{
+    fake_driver_reset();
+    fake_driver.devices = 2;
+    fake_driver_use();
+    const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 32};
+
+    /* A context of the caller's own, of this device: used, and the primary one is left alone. */
+    const CUcontext own = fake_driver_context(1, 2);
+    fake_driver_set_context(own);
+    const struct normfuse_cuda_device *second = device_of(1);
+    if (second == NULL)
+        return;
+    int before = calls_of_all();
+    CHECK(launch_on(second, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
+    CHECK(calls_of_all() - before == 3, "a launch made %d calls", calls_of_all() - before);
+    CHECK(fake_driver.launch[0].context == own && fake_driver.launch[0].device == 1, "not in the caller's context");
+    CHECK(fake_driver.device[1].primary_retained == 0, "the primary context was retained");
+    CHECK(fake_driver.calls[FAKE_CALLS_cuCtxPushCurrent] == 0, "a context was pushed");
+
+    /* Of another device: the primary one of the right device for as long as the call takes. */
+    const struct normfuse_cuda_device *first = device_of(0);
+    if (first == NULL)
+        return;
+    CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
+    CHECK(fake_driver.launch[1].context == fake_driver_context(0, 0) && fake_driver.launch[1].device == 0,
+          "not in the primary context of device 0");
+    CUcontext current = NULL;
+    cuCtxGetCurrent(&current);
+    CHECK(fake_driver_depth() == 1 && current == own, "the caller's context is not back");
+
+    /* None: likewise, and retained once for all calls. */
+    fake_driver_set_context(NULL);
+    for (int i = 0; i < 3; i++) {
+        before = calls_of_all();
+        CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
+        CHECK(calls_of_all() - before == 4, "a launch made %d calls", calls_of_all() - before);
+        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 32 + 32 * (uint32_t)i, 0) > 0, "occupancy %d", i);
+        CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
+    }
+    CHECK(fake_driver.device[0].primary_retained == 1 && fake_driver.device[1].primary_retained == 0,
+          "retained %d and %d times", fake_driver.device[0].primary_retained, fake_driver.device[1].primary_retained);
+    CHECK(fake_driver.calls[FAKE_CALLS_cuCtxPushCurrent] == fake_driver.calls[FAKE_CALLS_cuCtxPopCurrent],
+          "%d pushed, %d popped", fake_driver.calls[FAKE_CALLS_cuCtxPushCurrent],
+          fake_driver.calls[FAKE_CALLS_cuCtxPopCurrent]);
+}
+
+/* ---- occupancy ------------------------------------------------------------------------------------------------- */
+
+static int questions(void)
+{
+    return fake_driver.calls[FAKE_CALLS_cuOccupancyMaxActiveBlocksPerMultiprocessor] +
+           fake_driver.calls[FAKE_CALLS_cuOccupancyMaxActiveClusters];
+}
+
+static void test_occupancy(void)
+{
+    fake_driver_reset();
+    fake_driver.devices = 2;
+    fake_driver.device[1].processors = 100;
+    fake_driver.device[1].threads_per_processor = 1024;
+    fake_driver_use();
+    const struct normfuse_cuda_device *const first = device_of(0), *const second = device_of(1);
+    if (first == NULL || second == NULL)
+        return;
+    for (int times = 0; times < 3; times++) {
+        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 256, 0) == 8, "256 threads");
+        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 512, 0) == 4, "512 threads");
+        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 256, 100000) == 2, "256 threads, 100000 bytes");
+        CHECK(normfuse_cuda_blocks_per_processor(second, KERNEL, 256, 0) == 4, "256 threads, device 1");
+        struct normfuse_cuda_launch launch = {
+            .kernel = KERNEL, .grid = 64, .threads = 256, .cluster = 16, .cooperative = true, .dependent = true};
+        CHECK(normfuse_cuda_resident_clusters(first, &launch) == 66, "clusters of 16");
+        launch.cluster = 8;
+        launch.grid = 7; /* what is asked is not this grid */
+        CHECK(normfuse_cuda_resident_clusters(first, &launch) == 132, "clusters of 8");
+        CHECK(normfuse_cuda_resident_clusters(second, &launch) == 50, "clusters of 8, device 1");
+        launch.cluster = 1;
+        CHECK(normfuse_cuda_resident_clusters(first, &launch) == 8 * 132, "no clusters");
+        CHECK(questions() == 7, "round %d: %d questions", times, questions());
+    }
+    CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 1025, 0) == 0 &&
+              normfuse_cuda_blocks_per_processor(first, KERNEL, 0, 0) == 0 &&
+              normfuse_cuda_blocks_per_processor(first, KERNEL, 32, 232449) == 0 &&
+              normfuse_cuda_blocks_per_processor(first, KERNEL, 32, SIZE_MAX) == 0,
+          "what no GPU runs");
+    const struct normfuse_cuda_launch too_large = {.kernel = KERNEL, .grid = 64, .threads = 256, .cluster = 32};
+    CHECK(normfuse_cuda_resident_clusters(first, &too_large) == 0, "clusters of 32");
+
+    /* More questions than are kept: answers stay right. */
+    for (int times = 0; times < 2; times++)
+        for (uint32_t threads = 32; threads <= 1024; threads += 32)
+            for (size_t shared = 0; shared <= 230000; shared += 5000) {
+                int32_t expected = (int32_t)(2048 / threads < 32 ? 2048 / threads : 32);
+                if ((size_t)expected > 233472 / (shared + 1024))
+                    expected = (int32_t)(233472 / (shared + 1024));
+                const int32_t seen = normfuse_cuda_blocks_per_processor(first, KERNEL, threads, shared);
+                if (seen != expected)
+                    CHECK(false, "%u threads, %zu bytes: %d, not %d", threads, shared, (int)seen, (int)expected);
+            }
+
+    /* An error is not kept. */
+    fake_driver_reset();
+    fake_driver.occupancy_result = CUDA_ERROR_UNKNOWN;
+    fake_driver_use();
+    const struct normfuse_cuda_device *const device = device_of(0);
+    if (device == NULL)
+        return;
+    CHECK(normfuse_cuda_blocks_per_processor(device, KERNEL, 256, 0) == 0, "an error");
+    fake_driver.occupancy_result = CUDA_SUCCESS;
+    CHECK(normfuse_cuda_blocks_per_processor(device, KERNEL, 256, 0) == 8, "after an error");
+    CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
+
+    /* Without clusters there are none, and nobody asks. */
+    fake_driver_reset();
+    fake_driver.device[0].clusters = false;
+    fake_driver_use();
+    const struct normfuse_cuda_device *const older = device_of(0);
+    const struct normfuse_cuda_launch pair = {.kernel = KERNEL, .grid = 64, .threads = 256, .cluster = 2};
+    CHECK(older != NULL && normfuse_cuda_resident_clusters(older, &pair) == 0 && questions() == 0, "no clusters");
+}
+
+/* ---- the interface --------------------------------------------------------------------------------------------- */
+
+static void test_interface(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    size_t bytes = 0;
+    CHECK(normfuse_sync_bytes(0, &bytes) == NORMFUSE_OK && bytes == 65536, "sync bytes: %zu", bytes);
+    CHECK(normfuse_sync_bytes(63, &bytes) == NORMFUSE_OK && bytes == 65536, "sync bytes of device 63: %zu", bytes);
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_sync_bytes(0, NULL), "bytes is NULL");
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_sync_bytes(-1, &bytes), "device is -1");
+
+    /* Addresses that nothing reads. */
+    static _Alignas(64) char memory[2 * 4 * 64 * 4 + 65536];
+    int64_t sizes[] = {2, 4, 8, 8}, samples = 0;
+    normfuse_axes axes_x, axes_y;
+    normfuse_tensor x = normfuse_tensor_contiguous(memory, NORMFUSE_F32, 4, sizes, &axes_x);
+    normfuse_tensor y = normfuse_tensor_contiguous(memory, NORMFUSE_F32, 4, sizes, &axes_y);
+    x.device = y.device = (normfuse_device){NORMFUSE_CUDA, 0};
+    CHECK(normfuse_sample_quantum(&x, &samples) == NORMFUSE_OK && samples == 1, "sample quantum: %d", (int)samples);
+
+    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 2, .eps = 1e-5};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &y};
+    normfuse_exec exec = {.struct_bytes = sizeof exec, .sync = memory + 4, .sync_bytes = 65536};
+    REFUSED(NORMFUSE_BAD_POINTER, normfuse_group_norm_forward(&options, &tensors, &exec), "exec.sync", "64 bytes");
+    exec.sync = memory + 64;
+    exec.sync_bytes = 65535;
+    REFUSED(NORMFUSE_SCRATCH, normfuse_group_norm_forward(&options, &tensors, &exec), "exec.sync_bytes is 65535",
+            "65536");
+    CHECK(fake_driver.launches == 0, "a refused call launched");
+
+    x.device.device_id = y.device.device_id = 5;
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_group_norm_forward(&options, &tensors, NULL), "group_norm forward",
+            "no CUDA device 5");
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_group_norm_forward_scratch_bytes(&options, &tensors, NULL, &bytes),
+            "no CUDA device 5");
+    double stats[2][3] = {{0}};
+    int64_t in_sizes[] = {2, 3}, out_sizes[] = {3};
+    normfuse_axes axes_in, axes_out;
+    normfuse_tensor in = normfuse_tensor_contiguous(stats, NORMFUSE_F64, 2, in_sizes, &axes_in);
+    normfuse_tensor out = normfuse_tensor_contiguous(stats, NORMFUSE_F64, 1, out_sizes, &axes_out);
+    in.device = out.device = (normfuse_device){NORMFUSE_CUDA, 5};
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_stats_merge(&in, &out, NULL), "stats_merge", "no CUDA device 5");
+}
+
+/* What ..._scratch_bytes says is required, and is enough. Sizes from one block's to the whole device's: which of them
+ * need scratch is the choice of kernels. */
+static void test_scratch(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    static _Alignas(64) char scratch[64];
+    void *const address = (void *)(uintptr_t)0x7f0000000000; /* of a device: nothing reads it here */
+    int needing = 0;
+    for (int64_t size = 8; size <= 2048; size *= 4) {
+        int64_t sizes[] = {1, 64, size, size};
+        normfuse_axes axes_x, axes_y;
+        normfuse_tensor x = normfuse_tensor_contiguous(address, NORMFUSE_F32, 4, sizes, &axes_x);
+        normfuse_tensor y = normfuse_tensor_contiguous(address, NORMFUSE_F32, 4, sizes, &axes_y);
+        x.device = y.device = (normfuse_device){NORMFUSE_CUDA, 0};
+        const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 1, .eps = 1e-5};
+        const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &y};
+        size_t bytes = 0;
+        CHECK(normfuse_group_norm_forward_scratch_bytes(&options, &tensors, NULL, &bytes) == NORMFUSE_OK, "size %d: %s",
+              (int)size, normfuse_last_error());
+        if (bytes == 0)
+            continue;
+        needing++;
+        const int launches = fake_driver.launches;
+        normfuse_exec exec = {.struct_bytes = sizeof exec};
+        REFUSED(NORMFUSE_SCRATCH, normfuse_group_norm_forward(&options, &tensors, NULL), "exec.scratch is NULL");
+        REFUSED(NORMFUSE_SCRATCH, normfuse_group_norm_forward(&options, &tensors, &exec), "exec.scratch is NULL");
+        exec.scratch = scratch;
+        exec.scratch_bytes = bytes - 1;
+        REFUSED(NORMFUSE_SCRATCH, normfuse_group_norm_forward(&options, &tensors, &exec), "exec.scratch_bytes is");
+        CHECK(fake_driver.launches == launches, "a refused call launched");
+        exec.scratch_bytes = bytes;
+        CHECK(normfuse_group_norm_forward(&options, &tensors, &exec) == NORMFUSE_OK, "size %d: %s", (int)size,
+              normfuse_last_error());
+        CHECK(fake_driver.launches > launches, "nothing was launched");
+    }
+    if (needing == 0)
+        harness_skip("scratch: no problem of this test needs any");
+}
+
+int main(void)
+{
+    test_no_driver();
+    test_opened();
+    test_versions();
+    test_start();
+    test_entries();
+    test_facts();
+    test_kernels_missing();
+    test_kernels_prepared();
+    test_threads();
+    test_threads_retain();
+    test_launch_attributes();
+    test_launch_refused();
+    test_contexts();
+    test_occupancy();
+    test_interface();
+    test_scratch();
+    normfuse_cuda_use_driver(NULL);
+    return harness_close();
+}
