@@ -39,7 +39,7 @@ endif()
 # ---- what nvcc can --------------------------------------------------------------------------------------------------
 
 # src/cuda/ is compiled with these and nothing else: no line information, nothing of the C compiler's flags.
-set(NORMFUSE_NVCC_FLAGS -fatbin -O3 -std=c++17 --compress-mode=size -Xptxas -v)
+set(NORMFUSE_NVCC_FLAGS -fatbin -O3 -std=c++17 --compress-mode=size -Xptxas -v -I${PROJECT_SOURCE_DIR}/include)
 if(NORMFUSE_CUDA_HOST_COMPILER)
     list(APPEND NORMFUSE_NVCC_FLAGS -ccbin ${NORMFUSE_CUDA_HOST_COMPILER})
 endif()
@@ -94,7 +94,8 @@ enable_language(ASM)
 file(GLOB NORMFUSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
 file(GLOB NORMFUSE_CUDA_KERNEL_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh)
 list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
-    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
+    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/src/problem.h
+    ${PROJECT_SOURCE_DIR}/include/normfuse.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
 # Other flags make other fatbins.
 file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}\n")
 list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt)

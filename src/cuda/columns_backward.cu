@@ -95,7 +95,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                         rstd = parameter<R>(p.rstd, n, group, R(1));
                     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
                         mean = parameter<double>(p.running_mean, 0, c, 0.0);
-                        rstd = R(1) / sqrt(parameter<R>(p.running_var, 0, c, R(1)) + (R)p.eps);
+                        rstd = scaled_by_running(p, c, R(1));
                     }
                     /* The mean in the tensor's own type, and what that leaves out. */
                     const R value[1] = {(R)mean};
@@ -184,7 +184,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                 });
             }
             const bool summed = sums && pass + 1 == g.passes;
-            if (sums && !summed && !(p.dpost_add.data && !applies))
+            /* In place of dy it must not be written before dy was read for the last time. */
+            const bool gives_dy = p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+            if (sums && !summed && !gives_dy)
                 continue;
 
             if (summed) {
@@ -277,7 +279,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                         sum = sum_lanes(sum, g.group_lanes);
                         product = sum_lanes(product, g.group_lanes);
                     } else if (exists) {
-                        const int64_t set = ((g.all_samples ? 0 : place.n) * p.c + first_channel) / g.group + group;
+                        const int64_t c = first_channel + (int64_t)group * g.group;
+                        const int64_t set = by_channel ? c : place.n * p.groups + c / (p.c / p.groups);
                         sum = a.totals[set * PAIR];
                         product = a.totals[set * PAIR + 1];
                     }
@@ -306,14 +309,14 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             column_cursor<T, V> other(p.post_add.data ? p.post_add : p.x, place, row);
             column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, place, row), du(p.du.data ? p.du : p.x, place, row);
             column_cursor<T, V> dpost(p.dpost_add.data ? p.dpost_add : p.x, place, row);
-            if (applies ? p.dx.data || p.dpost_add.data : p.dpost_add.data && !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY))
+            if (gives_dy || (applies && p.dx.data))
                 walk<K>(count, shared, [&](int slot) {
                     R x[V], dy[V];
                     read(slot, x, dy);
                     differentiate(x, dy, other);
                     if (p.post_add.data)
                         other.advance(p.post_add, place);
-                    if (p.dpost_add.data) {
+                    if (gives_dy) {
                         dpost.store(make_pack<T, V>(dy));
                         dpost.advance(p.dpost_add, place);
                     }

@@ -205,7 +205,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_forw
                     const double whole = (double)shift + (double)mean;
                     if (!applies) {
                         /* A later kernel joins the parts. */
-                        const int64_t set = (place.n * p.c + first_channel) / g.group + group;
+                        const int64_t set = ((g.all_samples ? 0 : place.n * p.c) + first_channel) / g.group + group;
                         double *const triple = a.partials + (set * g.parts + part) * TRIPLE;
                         if (lane == 0) {
                             triple[0] = (double)count;
@@ -277,9 +277,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_forw
                         put_parameter<R>(p.rstd, place.n, channel, found.rstd);
                         if (a.statistics)
                             a.statistics[by_channel ? channel : place.n * p.groups + channel] = {
-                                found.mean, (double)found.rstd, (double)found.variance};
+                                found.mean, (double)found.rstd, unbiased((double)found.variance, (double)count)};
                         if (p.has_running_momentum && by_channel)
-                            update_running<R>(p, channel, found.mean, (double)found.variance, (double)count);
+                            update_running<R>(p, channel, found.mean, unbiased((double)found.variance, (double)count));
                     }
                 }
                 __syncthreads();
@@ -306,7 +306,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_forw
                         slope[i] *= (R)of_set->rstd;
                     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
                         mean = parameter<double>(p.running_mean, 0, c, 0.0);
-                        slope[i] *= R(1) / sqrt(parameter<R>(p.running_var, 0, c, R(1)) + (R)p.eps);
+                        slope[i] = scaled_by_running(p, c, slope[i]);
                     }
                     const R value[1] = {(R)mean};
                     R back[1];

@@ -16,21 +16,12 @@ static __device__ __forceinline__ double root_inverse(const normfuse_problem &p,
     return (double)(1.0f / sqrtf((float)variance + (float)p.eps));
 }
 
-static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t c, double mean, double unbiased)
+static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t c, double mean, double variance)
 {
-    if (computes_in_double(p)) {
-        const double keep = 1.0 - p.momentum;
-        put_parameter<double>(p.running_mean, 0, c,
-                              keep * parameter<double>(p.running_mean, 0, c, 0.0) + p.momentum * mean);
-        put_parameter<double>(p.running_var, 0, c,
-                              keep * parameter<double>(p.running_var, 0, c, 0.0) + p.momentum * unbiased);
-    } else {
-        const float momentum = (float)p.momentum, keep = 1.0f - momentum;
-        put_parameter<float>(p.running_mean, 0, c,
-                             keep * parameter<float>(p.running_mean, 0, c, 0.0f) + momentum * (float)mean);
-        put_parameter<float>(p.running_var, 0, c,
-                             keep * parameter<float>(p.running_var, 0, c, 0.0f) + momentum * (float)unbiased);
-    }
+    if (computes_in_double(p))
+        update_running<double>(p, c, mean, variance);
+    else
+        update_running<float>(p, c, mean, variance);
 }
 
 /* Triples of the parts of each set become its statistics: saved, running and for the tiles that follow, or a triple of
@@ -73,9 +64,9 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     put_parameter<double>(p.mean, n, group, all.mean);
     put_parameter<double>(p.rstd, n, group, rstd);
     if (a.statistics)
-        a.statistics[set] = {all.mean, rstd, all.count > 1.0 ? all.squares / (all.count - 1.0) : variance};
+        a.statistics[set] = {all.mean, rstd, unbiased(variance, all.count)};
     if (p.has_running_momentum && by_channel)
-        update(p, set, all.mean, all.squares / (all.count - 1.0));
+        update(p, set, all.mean, unbiased(variance, all.count));
 }
 
 /* Instance norm's running statistics: the means over the batch of mean and unbiased variance. */
@@ -85,15 +76,15 @@ extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cud
     const int64_t c = own_warp();
     if (c >= p.c)
         return;
-    double mean = 0.0, unbiased = 0.0;
+    double mean = 0.0, variance = 0.0;
     for (int64_t n = threadIdx.x % 32; n < p.n; n += 32) {
         mean += a.statistics[n * p.c + c].mean;
-        unbiased += a.statistics[n * p.c + c].variance;
+        variance += a.statistics[n * p.c + c].variance;
     }
     mean = sum_lanes(mean, 32);
-    unbiased = sum_lanes(unbiased, 32);
+    variance = sum_lanes(variance, 32);
     if (threadIdx.x % 32 == 0)
-        update(p, c, mean / (double)p.n, unbiased / (double)p.n);
+        update(p, c, mean / (double)p.n, variance / (double)p.n);
 }
 
 /* ---- the backward ----------------------------------------------------------------------------------------------- */

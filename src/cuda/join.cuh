@@ -96,15 +96,22 @@ __device__ __forceinline__ set_statistics<R> statistics_of(const moments<R> &all
     return {shift + (double)all.mean, variance, R(1) / sqrt(variance + (R)eps)};
 }
 
-/* running = (1 - momentum) * running + momentum * of this batch, in R; the variance is the unbiased one. */
+/* slope / sqrt(running variance + eps), rounded once. */
+template <typename R> __device__ __forceinline__ R scaled_by_running(const normfuse_problem &p, int64_t c, R slope)
+{
+    return (R)((double)slope / sqrt(parameter<double>(p.running_var, 0, c, 1.0) + p.eps));
+}
+
+/* Running statistics take the variance over count - 1. */
+__device__ __forceinline__ double unbiased(double variance, double count) { return variance * (count / (count - 1.0)); }
+
+/* running = (1 - momentum) * running + momentum * of this batch, in R. */
 template <typename R>
-__device__ __forceinline__ void update_running(const normfuse_problem &p, int64_t c, double mean, double variance,
-                                               double count)
+__device__ __forceinline__ void update_running(const normfuse_problem &p, int64_t c, double mean, double variance)
 {
     const R momentum = (R)p.momentum, keep = R(1) - momentum;
-    const R unbiased = (R)(variance * (count / (count - 1.0)));
     put_parameter<R>(p.running_mean, 0, c, keep * parameter<R>(p.running_mean, 0, c, R(0)) + momentum * (R)mean);
-    put_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * unbiased);
+    put_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * (R)variance);
 }
 
 /* Sums of two numbers over the parts of a set, `stride` doubles apart. */

@@ -110,8 +110,7 @@ struct normfuse_cuda_geometry {
     int64_t outer;
     /* columns */
     int32_t width, blocks_wide, all_samples;
-    int32_t parts_a_sample; /* all_samples: each part is of one sample; parts, where the rows of all samples are one stride
-                               apart in every tensor and count as those of one */
+    int32_t parts_a_sample; /* all_samples: each part is of one sample */
     int32_t group;       /* channels whose sums are joined in the block: those of a group, or 1 */
     int32_t group_lanes; /* threads that join the sums of a group */
     /* backward */
@@ -124,7 +123,7 @@ enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
 
 struct normfuse_cuda_statistics {
     double mean, rstd;
-    double variance; /* biased */
+    double variance; /* the unbiased one */
 };
 
 struct normfuse_cuda_arguments {

@@ -33,6 +33,9 @@ struct normfuse_cuda_device {
  * DEVICE_ERROR, BAD_ARGUMENT (no such device). Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
 
+/* normfuse_prepare: the same, and loads the kernels into the current context too if it is another than before. */
+normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal);
+
 struct normfuse_cuda_launch {
     enum normfuse_cuda_kernel kernel;
     uint32_t grid, threads; /* blocks, threads of each; one dimension */
@@ -56,7 +59,7 @@ int32_t normfuse_cuda_blocks_per_processor(const struct normfuse_cuda_device *de
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch);
 
-/* "not built", or the driver's state in words, for normfuse_info: a static string. */
+/* The driver's state in words, for normfuse_info: a static string. */
 const char *normfuse_cuda_state(void);
 
 #endif

@@ -227,8 +227,9 @@ template <bool fast, typename R> __device__ __forceinline__ R tanh_softplus(R z)
     return z < R(20) ? w / (w + R(2)) : z != z ? z : R(1);
 }
 
-__device__ __forceinline__ float error_function(float z) { return erff(z); }
-__device__ __forceinline__ double error_function(double z) { return erf(z); }
+/* 1 - erf(z): 1 + erf(-z) would cancel in the tail. */
+__device__ __forceinline__ float complement(float z) { return erfcf(z); }
+__device__ __forceinline__ double complement(double z) { return erfc(z); }
 
 /* maximum that keeps a NaN */
 __device__ __forceinline__ float relu_of(float z) { return z > 0.0f ? z : z != z ? z : 0.0f; }
@@ -236,7 +237,7 @@ __device__ __forceinline__ double relu_of(double z) { return z > 0.0 ? z : z != 
 
 /* gelu_tanh is z sigmoid(2 q(z)), since (1 + tanh q)/2 = sigmoid(2 q). */
 template <typename R> struct gelu_tanh_constants {
-    static constexpr R linear = R(1.5957691216057308), cubic = R(0.07135481627159589); /* 2 sqrt(2/pi), * 0.044715 */
+    static constexpr R linear = R(1.5957691216057308), cubic = R(1.5957691216057308 * 0.044715); /* 2 sqrt(2/pi) */
 };
 
 /* The six that networks use most are everywhere; the others (`rare`) cost so much code that only the kernels that keep few
@@ -285,7 +286,7 @@ __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
     case NORMFUSE_GELU:
 #pragma unroll
         for (int i = 0; i < V; i++)
-            z[i] = R(0.5) * z[i] * (R(1) + error_function(z[i] * R(0.7071067811865476)));
+            z[i] = R(0.5) * z[i] * complement(z[i] * R(-0.7071067811865476));
         return;
     case NORMFUSE_ELU:
 #pragma unroll
@@ -293,7 +294,7 @@ __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
             if constexpr (sizeof(R) == 8)
                 z[i] = z[i] > R(0) ? z[i] : p * expm1(z[i]);
             else
-                z[i] = z[i] > R(0) ? z[i] : p * (fast ? __expf(z[i]) - 1.0f : expm1f(z[i]));
+                z[i] = z[i] > R(0) ? z[i] : p * expm1f(z[i]);
         }
         return;
     default:
@@ -331,8 +332,10 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
 #pragma unroll
         for (int i = 0; i < V; i++) {
             using k = gelu_tanh_constants<R>;
-            const R square = z[i] * z[i], s = sigmoid<fast>(z[i] * (k::linear + k::cubic * square));
-            g[i] *= s + z[i] * s * (R(1) - s) * (k::linear + R(3) * k::cubic * square);
+            /* Beyond 12 the derivative is 0 or 1, and the terms of an infinity would be 0 times infinity. */
+            const R near_zero = z[i] > R(12) ? R(12) : z[i] < R(-12) ? R(-12) : z[i];
+            const R square = near_zero * near_zero, s = sigmoid<fast>(near_zero * (k::linear + k::cubic * square));
+            g[i] *= s + near_zero * s * (R(1) - s) * (k::linear + R(3) * k::cubic * square);
         }
         return;
     case NORMFUSE_HARDSWISH:
@@ -349,7 +352,7 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
     case NORMFUSE_GELU:
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            const R cumulative = R(0.5) * (R(1) + error_function(z[i] * R(0.7071067811865476)));
+            const R cumulative = R(0.5) * complement(z[i] * R(-0.7071067811865476));
             g[i] *= cumulative + z[i] * R(0.3989422804014327) * exponential<fast>(R(-0.5) * z[i] * z[i]);
         }
         return;

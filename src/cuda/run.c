@@ -132,15 +132,32 @@ static bool allows_packs(const struct normfuse_problem *p, int pack)
     return true;
 }
 
-/* Whether the rows of all samples are one stride apart in every tensor. */
-static bool has_uniform_rows(const struct normfuse_problem *p)
+static bool takes_all_samples(const struct normfuse_problem *p)
 {
-    const struct normfuse_view *views[9];
-    const int count = views_of(p, views);
-    for (int i = 0; i < count && p->n > 1; i++)
-        if (views[i]->batch != views[i]->position * p->s && p->s > 1)
-            return false;
-    return true;
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0;
+    return p->sets == NORMFUSE_SETS_BATCH;
+}
+
+/* Columns whose samples all count together, and whose rows are one stride apart from one sample to the next as well,
+ * become one sample of more positions. */
+static void unite_samples(struct normfuse_problem *p)
+{
+    if (!p->columns || p->n <= 1 || !takes_all_samples(p))
+        return;
+    struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                           &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    const int count = (int)(sizeof views / sizeof *views);
+    for (int i = 0; i < count; i++)
+        if (views[i]->data != NULL && p->s > 1 && views[i]->batch != views[i]->position * p->s)
+            return;
+    for (int i = 0; i < count; i++) {
+        if (p->s == 1)
+            views[i]->position = views[i]->batch;
+        views[i]->batch = 0;
+    }
+    p->s *= p->n;
+    p->n = 1;
 }
 
 static int32_t exponent_of(int64_t value)
@@ -319,14 +336,14 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         return true;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int few = packs_kept[0][task->direction][FEW];
-    const uint32_t threads = (uint32_t)least(256, whole_warps(divide_up(g->rows, few) * lanes));
+    const int64_t threads = least(256, whole_warps(divide_up(g->rows, few) * lanes));
     const int64_t tile_rows = (threads >> g->lane_bits) * few;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
     if (sums && task->direction == FORWARD)
         passes = most(1, least(16, tiles * g->sets / (8 * (int64_t)task->device->processors)));
-    if (!settle_runs(task, step, FEW, least(g->rows, tile_rows), threads))
+    if (!settle_runs(task, step, FEW, tile_rows, (uint32_t)threads))
         return false;
     g->part_rows = tile_rows * passes;
     g->segment_rows = few;
@@ -340,13 +357,6 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
 }
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
-
-static bool takes_all_samples(const struct normfuse_problem *p)
-{
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0;
-    return p->sets == NORMFUSE_SETS_BATCH;
-}
 
 static int64_t common_multiple(int64_t a, int64_t b)
 {
@@ -367,8 +377,7 @@ static struct normfuse_cuda_geometry columns_geometry(const struct task *task, i
     g.width = (int32_t)width;
     g.blocks_wide = (int32_t)divide_up(p->c / task->pack, width);
     g.all_samples = takes_all_samples(p);
-    const bool uniform = has_uniform_rows(p);
-    g.rows = g.all_samples && uniform ? p->n * p->s : p->s;
+    g.rows = p->s;
     g.sets = g.all_samples ? g.blocks_wide : p->n * g.blocks_wide;
     g.group = (int32_t)group;
     g.sums_by_channel = g.all_samples;
@@ -387,10 +396,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     g->passes = 1;
     g->part_rows = part_rows;
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
-    const bool apart = g->all_samples && g->rows != p->n * p->s;
-    g->parts = apart ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
-    if (!apart)
-        g->parts_a_sample = g->parts;
+    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
     g->kept_shared = (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     if (g->kept_shared > 0 && !task->wide)
         return false;
@@ -488,7 +494,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             struct step step = {.phases = best->phases, .source = best->source,
                                 .geometry = columns_geometry(task, width, d)};
             struct normfuse_cuda_geometry *const g = &step.geometry;
-            if (g->all_samples && g->rows != p->n * p->s)
+            if (g->all_samples && p->n > 1)
                 continue;
             int64_t parts = grid ? 0 : clusters[way];
             if (grid) {
@@ -549,27 +555,29 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
     const int few = packs_kept[1][task->direction][FEW];
-    int64_t width = least(packs, 256), group = d;
-    if (packs > 256) {
+    /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
+    const int64_t widest = d == 1 ? 64 : 256;
+    int64_t width = least(packs, widest), group = d;
+    if (packs > widest) {
         if (unit <= 512)
-            width = most(1, 256 / unit) * unit;
+            width = most(1, widest / unit) * unit;
         else
             group = 1; /* A group wider than a block: its channels are joined by a later kernel. */
     }
-    /* A backward that knows its totals needs whole groups as well, and finds those of one channel a block as totals. */
+    if (p->sets == NORMFUSE_SETS_NONE || (!sums && task->direction == FORWARD))
+        group = width * task->pack; /* none is looked for */
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const uint32_t threads = whole_warps(width * most(1, 256 / width));
     const int64_t at_once = threads / width, tile_rows = at_once * few, tiles = divide_up(g->rows, tile_rows);
     int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
-    passes = least(passes, sums ? 64 : 4);
-    if (!settle_columns(task, step, FEW, least(g->rows, tile_rows), threads, 1))
+    passes = least(passes, sums ? 16 : 4);
+    if (!settle_columns(task, step, FEW, tile_rows, threads, 1))
         return false;
-    const bool apart = g->all_samples && g->rows != p->n * p->s;
     g->part_rows = tile_rows * passes;
     g->passes = (int32_t)passes;
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
-    g->parts = apart ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
+    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
     g->sum_slots = g->parts;
     step->blocks = g->sets * g->parts;
     g->backwards = !sums;
@@ -771,21 +779,22 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         return status;
     const bool has_tickets = exec != NULL && exec->sync != NULL;
     struct plan plan;
-    if (!make_plan(problem, device, has_tickets, &plan))
+    struct normfuse_problem united = *problem;
+    unite_samples(&united);
+    if (!make_plan(&united, device, has_tickets, &plan))
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s", problem->name,
                                device->name);
 
-    struct normfuse_cuda_arguments arguments = {.problem = *problem};
+    struct normfuse_cuda_arguments arguments;
     char *scratch = exec != NULL ? exec->scratch : NULL;
-    if (scratch != NULL) {
-        arguments.partials = plan.partials ? (double *)(void *)scratch : NULL;
-        scratch += rounded(plan.partials);
-        arguments.statistics = plan.statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
-        scratch += rounded(plan.statistics);
-        arguments.sums = plan.sums ? (double *)(void *)scratch : NULL;
-        scratch += rounded(plan.sums);
-        arguments.totals = plan.totals ? (double *)(void *)scratch : NULL;
-    }
+    arguments.problem = united;
+    arguments.partials = plan.partials ? (double *)(void *)scratch : NULL;
+    scratch += rounded(plan.partials);
+    arguments.statistics = plan.statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
+    scratch += rounded(plan.statistics);
+    arguments.sums = plan.sums ? (double *)(void *)scratch : NULL;
+    scratch += rounded(plan.sums);
+    arguments.totals = plan.totals ? (double *)(void *)scratch : NULL;
     arguments.tickets = has_tickets ? exec->sync : NULL;
 
     last_kernels[0] = '\0';
@@ -797,6 +806,12 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         if (step->blocks > INT32_MAX)
             return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has", problem->name,
                                    step->blocks);
+        if (step->source == NORMFUSE_SOURCE_SCRATCH && united.u.data != NULL &&
+            (problem->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
+            /* The sum was written, perhaps over what it is the sum of. */
+            arguments.problem.x = united.u;
+            arguments.problem.pre_add.data = NULL;
+        }
         arguments.geometry = step->geometry;
         arguments.phases = step->phases;
         arguments.source = step->source;
@@ -825,10 +840,12 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     struct plan plan;
     if (normfuse_cuda_device(problem->name, problem->device.device_id, &device) != NORMFUSE_OK)
         return 0;
+    struct normfuse_problem united = *problem;
+    unite_samples(&united);
     size_t needed = 0;
-    if (make_plan(problem, device, true, &plan))
+    if (make_plan(&united, device, true, &plan))
         needed = scratch_of(&plan);
-    if ((exec == NULL || exec->sync == NULL) && make_plan(problem, device, false, &plan) && scratch_of(&plan) > needed)
+    if ((exec == NULL || exec->sync == NULL) && make_plan(&united, device, false, &plan) && scratch_of(&plan) > needed)
         needed = scratch_of(&plan);
     return needed;
 }

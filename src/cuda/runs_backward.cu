@@ -45,7 +45,7 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
             slope *= parameter<R>(p.rstd, n, group, R(1));
         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
             mean = parameter<double>(p.running_mean, 0, c, 0.0);
-            slope *= R(1) / sqrt(parameter<R>(p.running_var, 0, c, R(1)) + (R)p.eps);
+            slope = scaled_by_running(p, c, slope);
         }
         const R shift = (R)mean;
         coefficients[i] = {shift, (R)(mean - (double)shift), slope, offset};
@@ -248,7 +248,9 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 }
             }
         }
-        if (!applies && !p.dpost_add.data)
+        /* In place of dy it must not be written before dy was read for the last time. */
+        const bool gives_dy = p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        if (!applies && !gives_dy)
             return;
 
         /* ---- the totals of the set ---- */
@@ -310,7 +312,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 R x[V], dy[V];
                 read(slot, x, dy);
                 differentiate(*own, x, dy, other);
-                if (p.dpost_add.data)
+                if (gives_dy)
                     dpost.store(make_pack<T, V>(dy));
                 if (p.dx.data && applies) {
                     const R slope = own->slope;
@@ -329,7 +331,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             }
             if (p.post_add.data)
                 other.advance(a, p.post_add, last);
-            if (p.dpost_add.data)
+            if (gives_dy)
                 dpost.advance(a, p.dpost_add, last);
             if (p.du.data)
                 du.advance(a, p.du, last);

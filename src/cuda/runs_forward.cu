@@ -39,7 +39,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
         R shift = R(0);
         if (a.source == NORMFUSE_SOURCE_RUNNING) {
             const double mean = parameter<double>(p.running_mean, 0, c, 0.0);
-            slope *= R(1) / sqrt(parameter<R>(p.running_var, 0, c, R(1)) + (R)p.eps);
+            slope = scaled_by_running(p, c, slope);
             shift = (R)mean;
             offset -= (R)(mean - (double)shift) * slope;
         }
@@ -226,9 +226,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     put_parameter<double>(p.mean, n, channel, found.mean);
                     put_parameter<R>(p.rstd, n, channel, found.rstd);
                     if (a.statistics)
-                        a.statistics[place.set] = {found.mean, (double)found.rstd, (double)found.variance};
+                        a.statistics[place.set] = {found.mean, (double)found.rstd,
+                                                   unbiased((double)found.variance, (double)all.count)};
                     if (p.has_running_momentum && by_sample)
-                        update_running<R>(p, place.c, found.mean, (double)found.variance, (double)all.count);
+                        update_running<R>(p, place.c, found.mean, unbiased((double)found.variance, (double)all.count));
                 }
                 shift = (R)found.mean;
                 rest = (R)(found.mean - (double)shift);
