@@ -22,7 +22,7 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     const int sample = divide(team, g.by_blocks_wide), beside = team - sample * g.blocks_wide;
     const int of_sample = g.all_samples ? divide(part, g.by_parts_a_sample) : 0;
     place.n = g.all_samples ? of_sample : sample;
-    place.rows_at_once = divide((int)blockDim.x, g.by_width);
+    place.rows_at_once = (int)g.by_rows_at_once.divisor;
     place.beside = divide((int)threadIdx.x, g.by_width);
     place.column = (int)threadIdx.x - place.beside * g.width;
     place.c = (beside * g.width + place.column) * V;
@@ -51,10 +51,10 @@ template <typename T, int V> struct column_cursor {
 };
 
 /* How many of `slots` packs the thread has in a tile that begins at `row`. */
-__device__ __forceinline__ int slots_of(const column_place &place, int row, int slots)
+__device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
     const int rows = place.stop - row;
-    return !place.active || rows <= 0 ? 0 : min(slots, (rows + place.rows_at_once - 1) / place.rows_at_once);
+    return !place.active || rows <= 0 ? 0 : min(slots, divide(rows + place.rows_at_once - 1, a.geometry.by_rows_at_once));
 }
 
 /* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are known

@@ -65,20 +65,20 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { LEAST, FEW, MANY };
+enum kept { LEAST, FEW, SOME, MANY };
 
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
-static const int packs_kept[2][2][3] = {
-    {{4, 8, 20}, {2, 4, 8}}, /* runs: forward, backward */
-    {{0, 8, 16}, {0, 4, 8}}, /* columns */
+static const int packs_kept[2][2][4] = {
+    {{4, 6, 8, 20}, {2, 3, 4, 8}}, /* runs: forward, backward */
+    {{0, 6, 8, 16}, {0, 3, 4, 8}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
 {
     const enum normfuse_cuda_kernel first =
-        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x8 : NORMFUSE_CUDA_columns_backward_f64_1x4)
+        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
                 : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    const int of_type = columns ? 3 : 5;
+    const int of_type = columns ? 4 : 6;
     const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 + (int)kept : (int)kept);
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
 }
@@ -100,6 +100,7 @@ struct task {
     bool wide;          /* packs of 16 bytes */
     int pack;           /* elements of one */
     size_t value_bytes; /* of what is computed in */
+    bool plain;         /* nothing is added, and the activation is not rare */
     int tensors;        /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes;       /* that must move at least */
@@ -178,7 +179,7 @@ static struct normfuse_cuda_divisor divisor(int64_t value)
 }
 
 /* Once everything else is known. */
-static void set_divisors(const struct normfuse_problem *p, struct normfuse_cuda_geometry *g)
+static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
 {
     g->by_parts = divisor(g->parts);
     g->by_groups = divisor(p->groups);
@@ -188,12 +189,13 @@ static void set_divisors(const struct normfuse_problem *p, struct normfuse_cuda_
     g->by_blocks_wide = divisor(g->blocks_wide);
     g->by_group = divisor(g->group);
     g->by_parts_a_sample = divisor(g->parts_a_sample);
+    g->by_rows_at_once = divisor(g->width > 0 ? (int64_t)threads / g->width : 1);
 }
 
 /* What the kernels count in 32 bits. */
 static bool is_countable(int64_t value)
 {
-    return value < INT32_MAX / 2;
+    return value < INT32_MAX - (1 << 24);
 }
 
 /* ---- runs -------------------------------------------------------------------------------------------------------- */
@@ -203,7 +205,8 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
     const struct normfuse_problem *const p = task->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
     const int64_t packs = p->s / task->pack;
-    g.lane_bits = (int32_t)least(5, exponent_of(packs));
+    /* The forward deals single packs to threads. */
+    g.lane_bits = task->direction == FORWARD ? 0 : (int32_t)least(5, exponent_of(packs));
     const int64_t lanes = INT64_C(1) << g.lane_bits;
     g.spans = (int32_t)divide_up(packs, lanes);
     g.last_lanes = (int32_t)(packs - (g.spans - 1) * lanes);
@@ -240,7 +243,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->channels_a_segment = task->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
-    const int64_t numbers = task->direction == FORWARD ? 3 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
+    const int64_t numbers = task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
     step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
@@ -250,9 +253,14 @@ static bool plan_many_sets(const struct task *task, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
-    if (g->rows > packs_kept[0][task->direction][LEAST] ||
-        (int64_t)g->sets << g->lane_bits < INT64_C(1024) * task->device->processors)
+    const int least_packs = packs_kept[0][task->direction][LEAST];
+    int32_t lane_bits = g->lane_bits;
+    if (task->direction == FORWARD)
+        lane_bits = exponent_of(divide_up(g->rows, least_packs));
+    if ((task->direction == FORWARD ? lane_bits > 5 : g->rows > least_packs) ||
+        (int64_t)g->sets << lane_bits < INT64_C(1024) * task->device->processors)
         return false;
+    g->lane_bits = lane_bits;
     const uint32_t threads = 128;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
     step->kernel = tile_kernel(false, task->direction, p->type, task->wide, LEAST);
@@ -263,7 +271,7 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     g->channels_a_segment = by_sample ? 1 : (int32_t)g->outer;
     g->sum_slots = 1;
     step->blocks = divide_up(g->sets, g->sets_a_block);
-    step->shared = (size_t)(task->direction == FORWARD ? 3 * g->coefficients
+    step->shared = (size_t)(task->direction == FORWARD ? 4 * g->coefficients
                                                        : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
                    task->value_bytes;
     return true;
@@ -274,8 +282,8 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_device *const device = task->device;
-    const bool rare = is_rare(task->problem->activation);
-    const int32_t few = packs_kept[0][task->direction][FEW];
+    const enum kept small = task->plain ? SOME : FEW;
+    const int32_t few = packs_kept[0][task->direction][small];
     step->geometry = runs_geometry(task);
     if (step->geometry.rows == 0)
         return false;
@@ -297,16 +305,16 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 
     if (parts <= 1) {
         const int64_t threads = whole_warps(divide_up(g->rows, wanted) * lanes);
-        if (threads <= most_threads && settle_runs(task, step, FEW, g->rows, (uint32_t)threads) &&
+        if (threads <= most_threads && settle_runs(task, step, small, g->rows, (uint32_t)threads) &&
             step->geometry.kept_shared == 0)
             return true;
         if (whole_warps(divide_up(g->rows, few) * lanes) <= most_threads &&
-            settle_runs(task, step, FEW, g->rows, whole_warps(divide_up(g->rows, few) * lanes)))
+            settle_runs(task, step, small, g->rows, whole_warps(divide_up(g->rows, few) * lanes)))
             return true;
         parts = 1;
     }
     const uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
-    const enum kept kept = rare || !task->wide ? FEW : MANY;
+    const enum kept kept = task->plain ? MANY : FEW;
     /* A cluster: powers of two, which fill the chip best. */
     int64_t cluster = INT64_C(1) << exponent_of(parts);
     const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster) : 1;
@@ -368,7 +376,8 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     if (!sums && plan_many_sets(task, step))
         return true;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
-    const int few = packs_kept[0][task->direction][FEW];
+    const enum kept small = task->plain ? SOME : FEW;
+    const int few = packs_kept[0][task->direction][small];
     const int64_t threads = least(256, whole_warps(divide_up(g->rows, few) * lanes));
     const int64_t tile_rows = (threads >> g->lane_bits) * few;
     const int64_t tiles = divide_up(g->rows, tile_rows);
@@ -376,7 +385,7 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     int64_t passes = 1;
     if (sums && task->direction == FORWARD)
         passes = most(1, least(16, tiles * g->sets / (8 * (int64_t)task->device->processors)));
-    if (!settle_runs(task, step, FEW, tile_rows, (uint32_t)threads))
+    if (!settle_runs(task, step, small, tile_rows, (uint32_t)threads))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = few;
@@ -434,13 +443,11 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     if (g->kept_shared > 0 && !task->wide)
         return false;
     const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
-    int32_t group_lanes = 1;
-    while (group_lanes < 32 && groups * group_lanes * 2 <= threads)
-        group_lanes *= 2;
-    g->group_lanes = group_lanes;
-    g->channel_lanes = 1;
-    while (g->channel_lanes < 32 && channels * g->channel_lanes * 2 <= threads)
-        g->channel_lanes *= 2;
+    g->group_bits = g->channel_bits = 0;
+    while (g->group_bits < 5 && groups << (g->group_bits + 1) <= threads)
+        g->group_bits++;
+    while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= threads)
+        g->channel_bits++;
     g->sum_slots = g->parts;
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t words = task->direction == FORWARD ? 3 : 2;
@@ -506,7 +513,6 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     const struct normfuse_cuda_policy *const policy = task->policy;
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
-    const bool rare = is_rare(p->activation);
     double lowest = task->bytes * 1.5 / policy->bytes_a_microsecond + policy->twice_wait;
     bool found = false;
     const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
@@ -554,7 +560,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), at_once = threads / width;
             const int64_t slots = divide_up(part_rows, at_once);
             const enum kept kept =
-                !task->wide || rare || slots <= packs_kept[1][task->direction][FEW] ? FEW : MANY;
+                !task->plain ? FEW : slots <= packs_kept[1][task->direction][SOME] ? SOME : MANY;
             if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts))
                 continue;
             if (!grid && g->parts != parts) {
@@ -590,7 +596,8 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const struct normfuse_problem *const p = task->problem;
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
-    const int few = packs_kept[1][task->direction][FEW];
+    const enum kept small = task->plain ? SOME : FEW;
+    const int few = packs_kept[1][task->direction][small];
     /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
     const int64_t widest = d == 1 ? 64 : 256;
     int64_t width = least(packs, widest), group = d;
@@ -608,7 +615,7 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const int64_t at_once = threads / width, tile_rows = at_once * few, tiles = divide_up(g->rows, tile_rows);
     int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
     passes = least(passes, sums ? 16 : 4);
-    if (!settle_columns(task, step, FEW, tile_rows, threads, 1))
+    if (!settle_columns(task, step, small, tile_rows, threads, 1))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->passes = (int32_t)passes;
@@ -645,7 +652,7 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
         return false;
     step->phases = phases;
     step->source = source;
-    set_divisors(task->problem, &step->geometry);
+    set_divisors(task->problem, step->threads, &step->geometry);
     plan->count++;
     return true;
 }
@@ -669,6 +676,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.wide = allows_packs(p, task.pack);
     if (!task.wide)
         task.pack = 1;
+    task.plain = task.wide && !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
+                 p->du.data == NULL && p->dpost_add.data == NULL;
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
@@ -927,7 +936,6 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             .shared = step->shared,
             .cooperative = step->cooperative,
             .arguments = &arguments,
-            .argument_bytes = sizeof arguments,
         };
         status = normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
         if (status != NORMFUSE_OK)
@@ -971,7 +979,6 @@ normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct
     const struct normfuse_cuda_launch launch = {.kernel = NORMFUSE_CUDA_merge,
                                                 .grid = (uint32_t)divide_up(out->elements / width, 128),
                                                 .threads = 128,
-                                                .arguments = &arguments,
-                                                .argument_bytes = sizeof arguments};
+                                                .arguments = &arguments};
     return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, &launch);
 }

@@ -51,7 +51,7 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
     }
 }
 
-template <typename T, int V, int K, bool many>
+template <typename T, int V, int K, bool many, bool simple>
 __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 {
     using R = compute<T>;
@@ -121,7 +121,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         prepare_gradients<many>(a, place, coefficients);
         if (V > 1 && shared > 0)
             wait_for_copies();
-        if (p.pre_add.data) {
+        if (!simple && p.pre_add.data) {
             run_cursor<T, V> other(a, p.pre_add, place);
             walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
                 if (valid) {
@@ -162,14 +162,14 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     z[i] = fma(x[i], coefficient.slope, coefficient.offset);
-                if (p.post_add.data) {
+                if (!simple && p.post_add.data) {
                     R added[V];
                     unpack<T, V>(other.load(), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
                 }
-                activate_gradient<fast, K <= 4>(dy, z, p.activation, (R)p.act_param);
+                activate_gradient<fast, !simple>(dy, z, p.activation, (R)p.act_param);
             }
         };
 
@@ -191,7 +191,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 channel = {R(0), R(0)};
             };
             const run_gradient<R> *coefficient = own;
-            run_cursor<T, V> other(a, p.post_add.data ? p.post_add : p.x, place);
+            run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place);
             int left = place.rows;
             walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
                 if (valid) {
@@ -204,7 +204,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         channel.centred += dy[i] * x[i];
                     }
                 }
-                if (p.post_add.data)
+                if (!simple && p.post_add.data)
                     other.advance(a, p.post_add, last);
                 left--;
                 if (by_sample ? left == 0 : last || left == 0) {
@@ -248,7 +248,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             }
         }
         /* In place of dy it must not be written before dy was read for the last time. */
-        const bool gives_dy = p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        const bool gives_dy = !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
         if (!applies && !gives_dy)
             return;
 
@@ -304,8 +304,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             forget(kept_x[k]);
             forget(kept_dy[k]);
         }
-        run_cursor<T, V> other(a, p.post_add.data ? p.post_add : p.x, place), dx(a, p.dx.data ? p.dx : p.x, place);
-        run_cursor<T, V> du(a, p.du.data ? p.du : p.x, place), dpost(a, p.dpost_add.data ? p.dpost_add : p.x, place);
+        run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place), dx(a, p.dx.data ? p.dx : p.x, place);
+        run_cursor<T, V> du(a, !simple && p.du.data ? p.du : p.x, place), dpost(a, !simple && p.dpost_add.data ? p.dpost_add : p.x, place);
         walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
             if (valid) {
                 R x[V], dy[V];
@@ -318,7 +318,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         x[i] = centred ? fma(slope, dy[i], fma(about, x[i], plain)) : slope * dy[i];
-                    if (p.du.data) {
+                    if (!simple && p.du.data) {
                         R added[V];
                         unpack<T, V>(du.load(), added);
 #pragma unroll
@@ -328,11 +328,11 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     dx.store(make_pack<T, V>(x));
                 }
             }
-            if (p.post_add.data)
+            if (!simple && p.post_add.data)
                 other.advance(a, p.post_add, last);
             if (gives_dy)
                 dpost.advance(a, p.dpost_add, last);
-            if (p.du.data)
+            if (!simple && p.du.data)
                 du.advance(a, p.du, last);
             dx.advance(a, p.dx.data ? p.dx : p.x, last);
             own += last && !by_sample;
@@ -352,6 +352,6 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     extern "C" __global__ void __maxnreg__(kept > 4 || sizeof(type) == 8 ? 128 : 96)                                   \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        runs_backward<type, pack, kept, kept <= 2>(a);                                                                 \
+        runs_backward<type, pack, kept, kept == 2, (kept > 3)>(a);                                                     \
     }
 NORMFUSE_CUDA_RUNS_BACKWARD(RUNS_BACKWARD)
