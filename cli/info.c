@@ -3,6 +3,8 @@
  * info.c - `normfuse info`: what this build is and what it runs on. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "commands.h"
 #include "device.h"
@@ -51,6 +53,22 @@ static void print_bytes(const char *name, int64_t bytes)
         printf("%-14s %.4g MiB\n", name, (double)bytes / (1 << 20));
 }
 
+/* NORMFUSE_MAX_ISA where it names no instruction set that was built, which the library ignores; else NULL. */
+static const char *ignored_cap(const char *isas_built)
+{
+    const char *const cap = getenv("NORMFUSE_MAX_ISA");
+    if (cap == NULL || *cap == 0)
+        return NULL;
+    const size_t length = strlen(cap);
+    for (const char *word = isas_built; *word != 0; word += strspn(word, " ")) {
+        const size_t word_length = strcspn(word, " ");
+        if (word_length == length && memcmp(word, cap, length) == 0)
+            return NULL;
+        word += word_length;
+    }
+    return cap;
+}
+
 static int info_main(const struct arguments *arguments)
 {
     normfuse_information info = {.struct_bytes = sizeof info};
@@ -59,11 +77,14 @@ static int info_main(const struct arguments *arguments)
     normfuse_status status = normfuse_info(&info);
     if (status != NORMFUSE_OK)
         report_refusal("info", "normfuse_info", status);
+    const char *const ignored = ignored_cap(info.isas_built);
     const struct device_facts *gpu = device_open() ? device_facts() : NULL;
     char capability[16] = "";
     if (gpu)
         snprintf(capability, sizeof capability, "%" PRId32 ".%" PRId32, gpu->capability / 10, gpu->capability % 10);
     if (arguments_has(arguments, OPTION_JSON)) {
+        if (ignored != NULL)
+            fprintf(stderr, "normfuse info: NORMFUSE_MAX_ISA=%s is ignored: it is none of %s\n", ignored, info.isas_built);
         json_open();
         json_string("version", info.version);
         json_string("commit", NORMFUSE_COMMIT);
@@ -86,7 +107,10 @@ static int info_main(const struct arguments *arguments)
         return CODE_OK;
     }
     printf("%-14s %s (%s)\n", "normfuse", info.version, NORMFUSE_COMMIT);
-    printf("%-14s %s\n", "ISA", info.isa);
+    printf("%-14s %s", "ISA", info.isa);
+    if (ignored != NULL)
+        printf(" (NORMFUSE_MAX_ISA=%s is ignored: it is none of those built)", ignored);
+    putchar('\n');
     printf("%-14s %s\n", "ISAs built", info.isas_built);
     printf("%-14s %s\n", "ISAs usable", info.isas_usable);
     printf("%-14s %d\n", "threads", info.threads);

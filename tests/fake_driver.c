@@ -433,13 +433,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         (uint32_t)(resident(device, (int)launch.kernel, (int)launch.threads, launch.shared) * device->processors);
     if (launch.cooperative && launch.grid > blocks)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-    if (parameters != NULL || extra == NULL || extra[0] != CU_LAUNCH_PARAM_BUFFER_POINTER ||
-        extra[2] != CU_LAUNCH_PARAM_BUFFER_SIZE || extra[4] != CU_LAUNCH_PARAM_END)
+    /* The form with a buffer is refused for cooperative launches by the driver itself. */
+    if (parameters == NULL || parameters[0] == NULL || extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(&launch.argument_bytes, extra[3], sizeof launch.argument_bytes);
+    launch.argument_bytes = fake_driver.argument_bytes;
     if (launch.argument_bytes > FAKE_ARGUMENT_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(launch.arguments, extra[1], launch.argument_bytes);
+    memcpy(launch.arguments, parameters[0], launch.argument_bytes);
     if (fake_driver.launch_result != CUDA_SUCCESS)
         return fake_driver.launch_result;
     pthread_mutex_lock(&mutex);

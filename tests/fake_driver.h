@@ -62,6 +62,7 @@ struct fake_driver {
     int registers[NORMFUSE_CUDA_KERNELS];    /* of a thread: 32; for occupancy */
     int fixed_shared[NORMFUSE_CUDA_KERNELS]; /* statically declared shared memory: 0 */
     const char *missing_kernel;              /* a name that no library has */
+    size_t argument_bytes;                   /* of a kernel's parameter, to be noted at launches: 0 */
     /* What happened */
     int calls[FAKE_ENTRIES];
     int libraries; /* loaded and not unloaded */

@@ -53,10 +53,8 @@ static normfuse_status prepare_quietly(int32_t ordinal)
 static normfuse_status launch_on(const struct normfuse_cuda_device *device, struct normfuse_cuda_launch launch)
 {
     static const int64_t argument = 42;
-    if (launch.arguments == NULL) {
+    if (launch.arguments == NULL)
         launch.arguments = &argument;
-        launch.argument_bytes = sizeof argument;
-    }
     return normfuse_cuda_launch("test", device, NULL, &launch);
 }
 
@@ -392,9 +390,9 @@ static void test_launch_attributes(void)
                                                     .shared = (size_t)i * 11000,
                                                     .cooperative = (i & 1) != 0,
                                                     .dependent = (i & 2) != 0,
-                                                    .arguments = &arguments,
-                                                    .argument_bytes = sizeof arguments};
+                                                    .arguments = &arguments};
         arguments.values[0] = i;
+        fake_driver.argument_bytes = sizeof arguments;
         CHECK(normfuse_cuda_launch("test", device, &stream, &launch) == NORMFUSE_OK, "launch %d: %s", i,
               normfuse_last_error());
         const struct fake_launch *const seen = &fake_driver.launch[i];

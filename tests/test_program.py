@@ -941,6 +941,24 @@ def test_info():
     environment = {**os.environ, "NORMFUSE_MAX_ISA": "scalar", "NORMFUSE_NUM_THREADS": "3"}
     row = json.loads(succeed("info", "--json", env=environment))
     assert row["isa"] == "scalar" and row["threads"] == 3
+    assert "ignored" not in succeed("info", env=environment)
+
+
+def test_unknown_isa_is_said():
+    isa = json.loads(succeed("info", "--json"))["isa"]
+    for cap in ("avx513", "scala", "scalar avx2"):
+        environment = {**os.environ, "NORMFUSE_MAX_ISA": cap, "NORMFUSE_VERBOSE": "dispatch"}
+        line = f"NORMFUSE_MAX_ISA={cap} is ignored"
+        assert line in succeed("info", env=environment)
+        result = run("info", "--json", env=environment)
+        assert json.loads(result.stdout)["isa"] == isa and line in result.stderr
+        result = run("check", "affine", "1x4x2x2", env=environment)
+        assert result.returncode == 0 and result.stderr.count(line) == 1
+        del environment["NORMFUSE_VERBOSE"]
+        assert line not in run("check", "affine", "1x4x2x2", env=environment).stderr
+    for cap in ("", "scalar"):
+        environment = {**os.environ, "NORMFUSE_MAX_ISA": cap, "NORMFUSE_VERBOSE": "dispatch"}
+        assert "ignored" not in run("check", "affine", "1x4x2x2", env=environment).stderr
 
 
 FIELDS = ["problem", "op", "shape", "groups", "dtype", "layout", "act", "dir", "device", "isa", "threads", "cache",

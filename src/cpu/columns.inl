@@ -6,37 +6,50 @@
  *   FROM, TO     8 doubles from and to an array of R
  * The arrays are padded to whole vectors: entries past the last column may be read and written. */
 
-/* to[c] += from[c] */
-static void REAL(accumulate)(const void *from, double *to, size_t columns)
+/* One sum per column of an array whose rows of `columns` entries were summed apart (plan.c: widened rows). */
+static inline __attribute__((always_inline)) vd REAL(folded)(const R *in, size_t columns, size_t rows)
+{
+    vd sum = FROM(in);
+    for (size_t r = 1; r < rows; r++)
+        sum = vd_add(sum, FROM(in + r * columns));
+    return sum;
+}
+
+/* to[c] += the sum of from[c], from[columns + c], ... */
+static void REAL(accumulate)(const void *from, double *to, size_t columns, size_t rows)
 {
     const R *in = from;
     for (size_t c = 0; c < columns; c += 8)
-        vd_store_f64(to + c, vd_add(vd_load_f64(to + c), FROM(in + c)));
+        vd_store_f64(to + c, vd_add(vd_load_f64(to + c), REAL(folded)(in + c, columns, rows)));
 }
 
-/* Joins the sums of n rows onto moments of `before` rows, column by column (Chan, Golub and LeVeque 1979); the shifts
- * become the means of the n rows. False, and nothing changed, where sums overflowed or may have lost digits. */
-static bool REAL(join_columns)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, double n,
-                               double before)
+/* Joins the sums of n rows of the tensor, which lie in `rows` rows of `columns` entries, onto moments of `before` rows,
+ * column by column (Chan, Golub and LeVeque 1979); the shifts of the first row of entries become the means of the n rows.
+ * False, and nothing changed, where sums overflowed or may have lost digits. */
+static bool REAL(join_columns)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, size_t rows,
+                               double n, double before)
 {
     const R *sums = sum, *squares = square;
     R *shifts = shift;
     const vd zero = vd_set1(0), one = vd_set1(1), inverse = vd_set1(1 / n), minus_inverse = vd_set1(-1 / n);
     if (sizeof(R) == sizeof(float)) {
+        static const double lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
         vd bad = zero;
         for (size_t c = 0; c < columns; c += 8) {
-            const vd s = FROM(sums + c), q = FROM(squares + c), k = FROM(shifts + c), kk = vd_mul(k, k);
+            const vd s = REAL(folded)(sums + c, columns, rows), q = REAL(folded)(squares + c, columns, rows);
+            const vd k = FROM(shifts + c), kk = vd_mul(k, k);
             const vd tiny = vd_select_lt(kk, vd_set1(0x1p-60), vd_select_lt(zero, kk, one, zero), zero);
             const vd small = vd_select_lt(zero, vd_fma(s, s, q), one, tiny);
-            bad = vd_add(bad, vd_select_lt(q, vd_set1(0x1p-90), small, zero));
-            bad = vd_add(bad, vd_select_lt(q, vd_set1(3e38), zero, one));
+            const vd lost = vd_select_lt(q, vd_set1(0x1p-90), small, zero), overflowed = vd_select_lt(q, vd_set1(3e38), zero, one);
+            /* lanes past the last column hold anything, and must not choose the way that is taken */
+            bad = vd_add(bad, vd_select_lt(vd_load_f64(lanes), vd_set1((double)(columns - c)), vd_add(lost, overflowed), zero));
         }
         if (vd_hsum(bad) != 0)
             return false;
     }
     const vd weight = vd_set1(n / (before + n)), cross = vd_set1(before * (n / (before + n)));
     for (size_t c = 0; c < columns; c += 8) {
-        const vd s = FROM(sums + c), q = FROM(squares + c);
+        const vd s = REAL(folded)(sums + c, columns, rows), q = REAL(folded)(squares + c, columns, rows);
         const vd chunk_mean = vd_fma(s, inverse, FROM(shifts + c));
         const vd exact = vd_fma(vd_mul(s, s), minus_inverse, q), chunk_m2 = vd_select_lt(exact, zero, zero, exact);
         if (before > 0) {

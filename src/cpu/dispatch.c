@@ -108,12 +108,15 @@ static void choose(void)
 {
     const char *cap = getenv("NORMFUSE_MAX_ISA");
     size_t first = 0;
+    bool known = !cap || !*cap;
     for (size_t i = 0; normfuse_tables[i]; i++) {
         append(built, sizeof built, normfuse_tables[i]->isa);
         if (normfuse_tables[i]->usable())
             append(usable, sizeof usable, normfuse_tables[i]->isa);
-        if (cap && strcmp(cap, normfuse_tables[i]->isa) == 0)
+        if (cap && strcmp(cap, normfuse_tables[i]->isa) == 0) {
             first = i;
+            known = true;
+        }
     }
     for (size_t i = first; normfuse_tables[i] && !chosen; i++)
         if (normfuse_tables[i]->usable())
@@ -124,6 +127,8 @@ static void choose(void)
     machine.llc_bytes = cache_bytes(0);
     const char *verbose = getenv("NORMFUSE_VERBOSE");
     machine.verbose_dispatch = verbose && strstr(verbose, "dispatch");
+    if (machine.verbose_dispatch && !known)
+        fprintf(stderr, "normfuse: NORMFUSE_MAX_ISA=%s is ignored: it is none of %s\n", cap, built);
     machine.capped = first > 0 && normfuse_tables[0]->usable();
     read_processor_name();
 }

@@ -28,6 +28,9 @@ struct normfuse_pass {
     /* dot2 under runs: sums are per row (true) or one over all rows (false) */
     bool sum_per_row;
     void *sum, *square; /* added to under columns, overwritten under runs */
+    /* moments under runs: so many sets, each with a k, a sum and a square of its own; rows of the next one are set_stride on */
+    size_t sets;
+    ptrdiff_t set_stride;
     int32_t activation;
     double act_param;
     bool stream;      /* affine passes: write y past the cache, */
@@ -36,7 +39,7 @@ struct normfuse_pass {
 
 /* PASS(name, what it does) */
 #define NORMFUSE_FOR_EACH_PASS(PASS)                                                                                  \
-    PASS(moments_runs)    /* sum = sum of x - k, square = sum of (x - k)^2, over all rows */                         \
+    PASS(moments_runs)    /* sum = sum of x - k, square = sum of (x - k)^2, over all rows of a set */                \
     PASS(moments_columns) /* the same per column */                                                                  \
     PASS(affine_runs)     /* y = act(z) */                                                                           \
     PASS(affine_columns)                                                                                             \
@@ -57,8 +60,9 @@ struct normfuse_passes {
 
 /* Sums per column, from the compute type to double: columns.inl. */
 struct normfuse_column_functions {
-    void (*accumulate)(const void *from, double *to, size_t columns);
-    bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, double n, double before);
+    void (*accumulate)(const void *from, double *to, size_t columns, size_t rows);
+    bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, size_t rows, double n,
+                 double before);
 };
 
 struct normfuse_table {

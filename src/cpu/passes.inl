@@ -28,6 +28,8 @@
         if (bytes)                                                \
             __builtin_prefetch((const char *)(p) + (bytes), 0, 3); \
     } while (0)
+#define LINE (64 / sizeof(T)) /* values of a cache line: W, or 2*W of 16 bits */
+#define TOGETHER 4 /* rows */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
@@ -60,15 +62,14 @@ BODY V FN(coefficient)(const void *base, size_t i, size_t n)
 
 /* ---- moments ---- */
 
-static void FN(moments_runs)(const struct normfuse_pass *arguments)
+BODY void FN(moments_of_set)(const struct normfuse_pass *s, size_t j)
 {
-    const struct normfuse_pass local = *arguments, *s = &local;
-    const V k = OP(set1)(*(const R *)s->k);
+    const V k = OP(set1)(((const R *)s->k)[j]);
     V sum0 = OP(set1)(0), sum1 = sum0, square0 = sum0, square1 = sum0;
     const size_t n = s->n, body = n / (2 * W) * (2 * W);
 
     for (size_t r = 0; r < s->rows; r++) {
-        const T *x = ROW(const T *, x, r);
+        const T *x = ROW(const T *, x, r) + (ptrdiff_t)j * s->set_stride;
         for (size_t i = 0; i < body; i += 2 * W) {
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
@@ -88,12 +89,19 @@ static void FN(moments_runs)(const struct normfuse_pass *arguments)
             }
         }
     }
-    *(R *)s->sum = OP(hsum)(OP(add)(sum0, sum1));
-    *(R *)s->square = OP(hsum)(OP(add)(square0, square1));
+    ((R *)s->sum)[j] = OP(hsum)(OP(add)(sum0, sum1));
+    ((R *)s->square)[j] = OP(hsum)(OP(add)(square0, square1));
 }
 
-/* One row at a time, the sums in the L1 cache: the hardware then prefetches one linear stream (Zen 4, 256 columns of f32:
- * 31 GB/s; four rows at a time 13, 64 columns in registers over 32 rows 15; docs/decisions/0003). */
+static void FN(moments_runs)(const struct normfuse_pass *arguments)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    for (size_t j = 0; j < s->sets; j++)
+        FN(moments_of_set)(s, j);
+}
+
+/* The sums stay in the L1 cache. One row at a time makes one linear stream, which the hardware prefetches best (Zen 4, 256
+ * columns of f32: 31 GB/s; four rows at a time 13; docs/decisions/0003). */
 BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n)
 {
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
@@ -102,10 +110,51 @@ BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size
     FN(put_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
 }
 
+/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows. */
+BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, const bool wide)
+{
+    const size_t block = TOGETHER * s->n, ahead = block > 4096 / sizeof(T) ? block : 4096 / sizeof(T);
+    const T *x = ROW(const T *, x, r);
+    size_t c = 0;
+    for (; c + LINE <= s->n; c += LINE) {
+        for (size_t j = 0; j < TOGETHER; j++) /* addresses of no value are only asked for, not read */
+            __builtin_prefetch(wide ? ROW(const T *, x, r + TOGETHER + j) + c : x + c * TOGETHER + j * LINE + ahead, 0, 3);
+        for (size_t i = c; i < c + LINE; i += W) {
+            R *sums = (R *)s->sum + i, *squares = (R *)s->square + i;
+            const V k = FN(coefficient)(s->k, i, W);
+            V sum = LOAD_R(sums), square = LOAD_R(squares);
+            for (size_t j = 0; j < TOGETHER; j++) {
+                const V d = OP(sub)(LOAD(ROW(const T *, x, r + j) + i), k);
+                sum = OP(add)(sum, d);
+                square = OP(fma)(d, d, square);
+            }
+            STORE_R(sums, sum);
+            STORE_R(squares, square);
+        }
+    }
+    for (size_t n; c < s->n; c += n) {
+        n = s->n - c < W ? s->n - c : W;
+        for (size_t j = 0; j < TOGETHER; j++)
+            FN(moments_columns_step)(s, r + j, c, n);
+    }
+}
+
 static void FN(moments_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    for (size_t r = 0; r < s->rows; r++) {
+    size_t r = 0;
+    /* Reading 16-bit values is cheap enough for the stores of the sums to matter. Rows that follow one another are asked
+     * for in the order of memory, wide ones as they are read (docs/decisions/0003, 0010). */
+    if (sizeof(T) == 2) {
+        const bool wide = s->n * sizeof(T) >= 3072;
+        if (wide)
+            for (; r + TOGETHER <= s->rows; r += TOGETHER)
+                FN(moments_of_rows)(s, r, true);
+        else if (s->x_stride == (ptrdiff_t)s->n)
+            for (; r + TOGETHER <= s->rows; r += TOGETHER)
+                FN(moments_of_rows)(s, r, false);
+    }
+    for (; r < s->rows; r++) {
         size_t c = 0;
         for (; c + W <= s->n; c += W)
             FN(moments_columns_step)(s, r, c, W);
@@ -139,10 +188,11 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
         FN(put)(y, z, n);
 }
 
-/* Values until y is aligned for a streaming store. */
+/* Values until y is at the start of a cache line: only whole lines are streamed, since one that is written in part by
+ * streaming and in part by ordinary stores goes to memory more than once. */
 BODY size_t FN(head)(const T *y, size_t n)
 {
-    const size_t head = (size_t)(-(uintptr_t)y / sizeof(T)) % W;
+    const size_t head = (size_t)(-(uintptr_t)y / sizeof(T)) % LINE;
     return head < n ? head : n;
 }
 
@@ -154,6 +204,17 @@ BODY void FN(own_edges)(const T *row, size_t n)
         __builtin_prefetch(row, 1, 3);
     if ((uintptr_t)(row + n) % 64)
         __builtin_prefetch(row + n - 1, 1, 3);
+}
+
+/* Columns [i, end) of a row, without streaming. One copy for all forms: few values come here, and the bits are the same. */
+static __attribute__((noinline)) void FN(affine_edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, bool columns)
+{
+    const size_t step = columns ? 0 : r * s->coefficient_step;
+    const V k = OP(set1)(((const R *)s->k)[step]), a = OP(set1)(((const R *)s->a)[step]), b = OP(set1)(((const R *)s->b)[step]);
+    for (size_t m; i < end; i += m) {
+        m = end - i < W ? end - i : W;
+        FN(affine_step)(s, r, i, m, k, a, b, columns, ANY, false);
+    }
 }
 
 BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
@@ -168,11 +229,19 @@ BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, con
         const V b = columns ? zero : OP(set1)(((const R *)s->b)[step]);
         if (stream && r + 2 < s->rows)
             FN(own_edges)(ROW(const T *, y, r + 2), n);
-        size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
-        if (i)
-            FN(affine_step)(s, r, 0, i, k, a, b, columns, form, false);
+        size_t i = 0;
+        if (stream) {
+            const size_t head = FN(head)(ROW(const T *, y, r), n), body = head + (n - head) / LINE * LINE;
+            if (head)
+                FN(affine_edge)(s, r, 0, head, columns);
+            for (i = head; i < body; i += W)
+                FN(affine_step)(s, r, i, W, k, a, b, columns, form, true);
+            if (body < n)
+                FN(affine_edge)(s, r, body, n, columns);
+            continue;
+        }
         for (; i + W <= n; i += W)
-            FN(affine_step)(s, r, i, W, k, a, b, columns, form, stream);
+            FN(affine_step)(s, r, i, W, k, a, b, columns, form, false);
         if (i < n)
             FN(affine_step)(s, r, i, n - i, k, a, b, columns, form, false);
     }
@@ -357,6 +426,18 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
         FN(put)(dx, v, n);
 }
 
+static __attribute__((noinline)) void FN(affine2_edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, bool columns)
+{
+    const size_t step = columns ? 0 : r * s->coefficient_step;
+    const V k = OP(set1)(((const R *)s->k)[step]), a = OP(set1)(((const R *)s->a)[step]), b = OP(set1)(((const R *)s->b)[step]);
+    const V p = OP(set1)(((const R *)s->p)[step]), q = s->q ? OP(set1)(((const R *)s->q)[step]) : k;
+    const V rest = s->q ? OP(set1)(((const R *)s->r)[step]) : k;
+    for (size_t m; i < end; i += m) {
+        m = end - i < W ? end - i : W;
+        FN(affine2_step)(s, r, i, m, k, a, b, p, q, rest, columns, ANY, false);
+    }
+}
+
 BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
 {
     const V zero = OP(set1)(0);
@@ -379,11 +460,19 @@ BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, co
         }
         if (stream && r + 2 < s->rows)
             FN(own_edges)(ROW(const T *, y, r + 2), n);
-        size_t i = stream ? FN(head)(ROW(const T *, y, r), n) : 0;
-        if (i)
-            FN(affine2_step)(s, r, 0, i, k, a, b, p, q, rest, columns, form, false);
+        size_t i = 0;
+        if (stream) {
+            const size_t head = FN(head)(ROW(const T *, y, r), n), body = head + (n - head) / LINE * LINE;
+            if (head)
+                FN(affine2_edge)(s, r, 0, head, columns);
+            for (i = head; i < body; i += W)
+                FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, true);
+            if (body < n)
+                FN(affine2_edge)(s, r, body, n, columns);
+            continue;
+        }
         for (; i + W <= n; i += W)
-            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, stream);
+            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, false);
         if (i < n)
             FN(affine2_step)(s, r, i, n - i, k, a, b, p, q, rest, columns, form, false);
     }
@@ -429,6 +518,8 @@ static void FN(add)(const struct normfuse_pass *s)
 #undef FN
 #undef BODY
 #undef ROW
+#undef LINE
+#undef TOGETHER
 #undef AHEAD
 #undef T
 #undef DT

@@ -8,46 +8,38 @@
 #include "join.cuh"
 
 struct column_place {
-    int64_t n, c;       /* sample (0 where a team has all) and the thread's first channel */
-    int64_t first, stop; /* the rows of the whole part */
-    int32_t column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
-    bool active;        /* has a pack at all */
+    int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
+    int first, stop;                  /* the rows of the part */
+    int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
+    bool active;                      /* has a pack at all */
 };
 
 template <int V>
-__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int64_t team, int part)
+__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int team, int part)
 {
-    const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     column_place place;
-    const int64_t sample = team / g.blocks_wide, beside = team - sample * g.blocks_wide;
-    place.n = g.all_samples ? part / g.parts_a_sample : sample;
-    place.rows_at_once = (int)blockDim.x / g.width;
-    place.beside = (int)threadIdx.x / g.width;
+    const int sample = divide(team, g.by_blocks_wide), beside = team - sample * g.blocks_wide;
+    const int of_sample = g.all_samples ? divide(part, g.by_parts_a_sample) : 0;
+    place.n = g.all_samples ? of_sample : sample;
+    place.rows_at_once = (int)g.by_rows_at_once.divisor;
+    place.beside = divide((int)threadIdx.x, g.by_width);
     place.column = (int)threadIdx.x - place.beside * g.width;
-    const int64_t pack = beside * g.width + place.column;
-    place.c = pack * V;
-    place.active = place.beside < place.rows_at_once && place.c < p.c;
-    place.first = (g.all_samples ? part % g.parts_a_sample : part) * g.part_rows;
+    place.c = (beside * g.width + place.column) * V;
+    place.active = place.beside < place.rows_at_once && place.c < a.problem.c;
+    place.first = (part - of_sample * g.parts_a_sample) * g.part_rows;
     place.stop = min(g.rows, place.first + g.part_rows);
     return place;
-}
-
-/* How many rows of the part fall to the threads of row `beside`. */
-__device__ __forceinline__ int rows_of(const column_place &place, int beside)
-{
-    const int64_t rows = place.stop - place.first - beside;
-    return rows <= 0 ? 0 : (int)((rows + place.rows_at_once - 1) / place.rows_at_once);
 }
 
 template <typename T, int V> struct column_cursor {
     char *at;
 
-    __device__ __forceinline__ column_cursor(const normfuse_view &view, const column_place &place, int64_t row)
+    __device__ __forceinline__ column_cursor(const normfuse_view &view, const column_place &place, int row)
     {
-        asm volatile("" : "+l"(row));
-        at = view.data + (place.n * view.batch + row * view.position + place.c * (V > 1 ? 1 : view.channel)) *
-                             (int64_t)sizeof(T);
+        asm volatile("" : "+r"(row));
+        at = view.data + ((int64_t)place.n * view.batch + (int64_t)row * view.position +
+                          (int64_t)place.c * (V > 1 ? 1 : view.channel)) * (int64_t)sizeof(T);
     }
     /* To the row that the thread has next. */
     __device__ __forceinline__ void advance(const normfuse_view &view, const column_place &place)
@@ -59,10 +51,10 @@ template <typename T, int V> struct column_cursor {
 };
 
 /* How many of `slots` packs the thread has in a tile that begins at `row`. */
-__device__ __forceinline__ int slots_of(const column_place &place, int64_t row, int slots)
+__device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
-    const int64_t rows = place.stop - row;
-    return !place.active || rows <= 0 ? 0 : (int)min((int64_t)slots, (rows + place.rows_at_once - 1) / place.rows_at_once);
+    const int rows = place.stop - row;
+    return !place.active || rows <= 0 ? 0 : min(slots, divide(rows + place.rows_at_once - 1, a.geometry.by_rows_at_once));
 }
 
 /* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are known

@@ -4,14 +4,16 @@
  * sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #include "columns.cuh"
 
-template <typename T, int V, int K> __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K, bool simple>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
-    const int threads = (int)blockDim.x, channels = g.width * V, groups = channels / g.group;
+    const int group_lanes = 1 << g.group_bits, channel_lanes = 1 << g.channel_bits;
+    const int threads = (int)blockDim.x, channels = g.width * V, groups = divide(channels, g.by_group);
     /* In this order: packs; parts of groups; totals of groups; of each channel slope, offset, squared rstd, shift and the
      * remainder of the mean, weighted sums; of each thread's channels two sums. */
     double *const of_parts = reinterpret_cast<double *>(dynamic + (V > 1 ? 2 * g.kept_shared : 0) * threads);
@@ -27,8 +29,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const unsigned first_team = block / (unsigned)g.parts;
-    const int part = (int)(block - first_team * (unsigned)g.parts);
+    const int first_team = divide((int)block, g.by_parts);
+    const int part = (int)block - first_team * g.parts;
 
     raw<T, V> kept_x[K], kept_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
@@ -47,18 +49,18 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
         cluster_arrive();
     int parity = 0;
-    for (int64_t team = first_team;;) {
+    for (int team = first_team;;) {
         const column_place place = place_of<V>(a, team, part);
         const int shared = V > 1 ? g.kept_shared : 0;
-        const int64_t tile_rows = (int64_t)(K + shared) * place.rows_at_once;
-        const int64_t first_channel = place.c - place.column * V; /* of the block */
-        const int here = (int)min((int64_t)channels, p.c - first_channel);
+        const int tile_rows = (K + shared) * place.rows_at_once;
+        const int first_channel = place.c - place.column * V; /* of the block */
+        const int here = min(channels, (int)p.c - first_channel);
         R plain[V] = {}, about[V] = {}, slope[V], offset[V];
         raw<T, V> shift = zero_pack<T, V>();
 
         for (int pass = 0; pass < g.passes; pass++) {
-            const int64_t row = place.first + (g.backwards ? g.passes - 1 - pass : pass) * tile_rows + place.beside;
-            const int count = slots_of(place, row, K + shared);
+            const int row = place.first + (g.backwards ? g.passes - 1 - pass : pass) * tile_rows + place.beside;
+            const int count = slots_of(a, place, row, K + shared);
 
             /* ---- load ---- */
             {
@@ -83,14 +85,14 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             if (pass == 0) {
 #pragma unroll 1
                 for (int i = (int)threadIdx.x; i < here; i += threads) {
-                    const int64_t c = first_channel + i, n = g.all_samples ? 0 : place.n;
+                    const int c = first_channel + i, n = g.all_samples ? 0 : place.n;
                     const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
                     const R offset_here =
                         parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
                     double mean = 0.0;
                     R rstd = R(1);
                     if (a.source == NORMFUSE_SOURCE_SAVED) {
-                        const int64_t group = by_channel ? c : c / (p.c / p.groups);
+                        const int group = by_channel ? c : c / (int)(p.c / p.groups);
                         mean = parameter<double>(p.mean, n, group, 0.0);
                         rstd = parameter<R>(p.rstd, n, group, R(1));
                     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
@@ -122,7 +124,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             }
             if (V > 1 && shared > 0)
                 wait_for_copies();
-            if (p.pre_add.data) {
+            if (!simple && p.pre_add.data) {
                 column_cursor<T, V> other(p.pre_add, place, row);
                 walk<K>(count, shared, [&](int slot) {
                     R value[V], added[V], unused[V];
@@ -156,20 +158,20 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] = fma(x[i], slope[i], offset[i]);
-                    if (p.post_add.data) {
+                    if (!simple && p.post_add.data) {
                         R added[V];
                         unpack<T, V>(other.load(), added);
 #pragma unroll
                         for (int i = 0; i < V; i++)
                             z[i] += added[i];
                     }
-                    activate_gradient<fast, K <= 4>(dy, z, p.activation, (R)p.act_param);
+                    activate_gradient<fast, !simple>(dy, z, p.activation, (R)p.act_param);
                 }
             };
 
             /* ---- sums ---- */
             if (sums) {
-                column_cursor<T, V> other(p.post_add.data ? p.post_add : p.x, place, row);
+                column_cursor<T, V> other(!simple && p.post_add.data ? p.post_add : p.x, place, row);
                 walk<K>(count, shared, [&](int slot) {
                     R x[V], dy[V];
                     read(slot, x, dy);
@@ -179,13 +181,13 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                         plain[i] += dy[i];
                         about[i] += dy[i] * x[i];
                     }
-                    if (p.post_add.data)
+                    if (!simple && p.post_add.data)
                         other.advance(p.post_add, place);
                 });
             }
             const bool summed = sums && pass + 1 == g.passes;
             /* In place of dy it must not be written before dy was read for the last time. */
-            const bool gives_dy = p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+            const bool gives_dy = !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
             if (sums && !summed && !gives_dy)
                 continue;
 
@@ -199,12 +201,18 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                     }
                 }
                 __syncthreads();
-                for (int i = (int)threadIdx.x; i < here; i += threads) {
+                for (int round = 0; round < here; round += threads >> g.channel_bits) {
+                    const int i = round + ((int)threadIdx.x >> g.channel_bits);
+                    const int first = (int)threadIdx.x & (channel_lanes - 1);
                     R sum = R(0), product = R(0);
-                    for (int beside = 0; beside < place.rows_at_once; beside++) {
+                    for (int beside = first; i < here && beside < place.rows_at_once; beside += channel_lanes) {
                         sum += of_plain[beside * channels + i];
                         product += of_centred[beside * channels + i];
                     }
+                    sum = sum_lanes(sum, channel_lanes);
+                    product = sum_lanes(product, channel_lanes);
+                    if (i >= here || first != 0)
+                        continue;
                     product -= of_rests[i] * sum;
                     of_channels[i] = {of_slopes[i] * sum, of_slopes[i] * product};
                     if (a.sums) {
@@ -219,27 +227,27 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             /* ---- the totals of the groups ---- */
             R share[V] = {}, level[V] = {}; /* dx = slope dy' + share (x - shift) + level */
             if (applies && centred && (summed || (!sums && pass == 0))) {
-                const int lane = (int)threadIdx.x & (g.group_lanes - 1), at_once = threads / g.group_lanes;
-                const int groups_here = here / g.group;
+                const int lane = (int)threadIdx.x & (group_lanes - 1), at_once = threads >> g.group_bits;
+                const int groups_here = divide(here, g.by_group);
                 if (sums) {
                     __syncthreads();
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         cluster_wait();
                     for (int round = 0; round < groups_here; round += at_once) {
-                        const int group = round + (int)threadIdx.x / g.group_lanes;
+                        const int group = round + ((int)threadIdx.x >> g.group_bits);
                         const bool exists = group < groups_here;
                         R sum = R(0), product = R(0);
-                        for (int i = lane; exists && i < g.group; i += g.group_lanes) {
+                        for (int i = lane; exists && i < g.group; i += group_lanes) {
                             sum += of_channels[group * g.group + i].plain;
                             product += of_channels[group * g.group + i].centred;
                         }
-                        sum = sum_lanes(sum, g.group_lanes);
-                        product = sum_lanes(product, g.group_lanes);
+                        sum = sum_lanes(sum, group_lanes);
+                        product = sum_lanes(product, group_lanes);
                         if (!exists)
                             continue;
                         if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                             double *const there = of_parts + (group * g.parts + part) * PAIR;
-                            for (int other = lane; other < g.parts; other += g.group_lanes) {
+                            for (int other = lane; other < g.parts; other += group_lanes) {
                                 store_remote(there, other, (double)sum);
                                 store_remote(there + 1, other, (double)product);
                             }
@@ -265,19 +273,19 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                 const double *const pairs =
                     far ? a.partials + ((int64_t)parity * g.teams + first_team) * groups * g.parts * PAIR : of_parts;
                 for (int round = 0; round < groups_here; round += at_once) {
-                    const int group = round + (int)threadIdx.x / g.group_lanes;
-                    if (round + (int)(threadIdx.x & ~31u) / g.group_lanes >= groups_here)
+                    const int group = round + ((int)threadIdx.x >> g.group_bits);
+                    if (round + ((int)(threadIdx.x & ~31u) >> g.group_bits) >= groups_here)
                         break;
                     const bool exists = group < groups_here;
                     double sum = 0.0, product = 0.0;
                     if (sums) {
                         const double *const own = pairs + (int64_t)(exists ? group : 0) * g.parts * PAIR;
-                        for (int i = lane; i < g.parts; i += g.group_lanes) {
+                        for (int i = lane; i < g.parts; i += group_lanes) {
                             sum += read_part(own + i * PAIR, far);
                             product += read_part(own + i * PAIR + 1, far);
                         }
-                        sum = sum_lanes(sum, g.group_lanes);
-                        product = sum_lanes(product, g.group_lanes);
+                        sum = sum_lanes(sum, group_lanes);
+                        product = sum_lanes(product, group_lanes);
                     } else if (exists) {
                         const int64_t c = first_channel + (int64_t)group * g.group;
                         const int64_t set = by_channel ? c : place.n * p.groups + c / (p.c / p.groups);
@@ -294,7 +302,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
             if (applies && centred && place.active) {
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    const totals<R> of_group = of_groups[(place.column * V + i) / g.group];
+                    const totals<R> of_group = of_groups[divide(place.column * V + i, g.by_group)];
                     share[i] = of_group.centred;
                     level[i] = of_group.plain - of_group.centred * of_rests[place.column * V + i];
                 }
@@ -306,15 +314,15 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
                 forget(kept_x[k]);
                 forget(kept_dy[k]);
             }
-            column_cursor<T, V> other(p.post_add.data ? p.post_add : p.x, place, row);
-            column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, place, row), du(p.du.data ? p.du : p.x, place, row);
-            column_cursor<T, V> dpost(p.dpost_add.data ? p.dpost_add : p.x, place, row);
+            column_cursor<T, V> other(!simple && p.post_add.data ? p.post_add : p.x, place, row);
+            column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, place, row), du(!simple && p.du.data ? p.du : p.x, place, row);
+            column_cursor<T, V> dpost(!simple && p.dpost_add.data ? p.dpost_add : p.x, place, row);
             if (gives_dy || (applies && p.dx.data))
                 walk<K>(count, shared, [&](int slot) {
                     R x[V], dy[V];
                     read(slot, x, dy);
                     differentiate(x, dy, other);
-                    if (p.post_add.data)
+                    if (!simple && p.post_add.data)
                         other.advance(p.post_add, place);
                     if (gives_dy) {
                         dpost.store(make_pack<T, V>(dy));
@@ -324,7 +332,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
 #pragma unroll
                         for (int i = 0; i < V; i++)
                             x[i] = centred ? fma(slope[i], dy[i], fma(share[i], x[i], level[i])) : slope[i] * dy[i];
-                        if (p.du.data) {
+                        if (!simple && p.du.data) {
                             R added[V];
                             unpack<T, V>(du.load(), added);
 #pragma unroll
@@ -352,6 +360,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void columns_back
     extern "C" __global__ void __maxnreg__(128)                                                                        \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        columns_backward<type, pack, kept>(a);                                                                         \
+        columns_backward<type, pack, kept, (kept > 3)>(a);                                                             \
     }
 NORMFUSE_CUDA_COLUMNS_BACKWARD(COLUMNS_BACKWARD)

@@ -45,7 +45,7 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     moments<double> all = join_lanes(own, 32);
     if (lane != 0)
         return;
-    if (!(p.phases & NORMFUSE_PHASE_APPLY)) {
+    if (p.stats && !sharded) {
         double *const triple = p.stats + set * TRIPLE;
         if (p.accumulate) {
             moments<double> before = {triple[0], triple[1], triple[2]};

@@ -10,6 +10,11 @@
 constexpr unsigned full_mask = 0xffffffffu;
 constexpr int most_warps = 32;
 
+__device__ __forceinline__ int divide(int value, const normfuse_cuda_divisor &by)
+{
+    return (int)((__umulhi((unsigned)value, by.multiplier) + (unsigned)value) >> by.shift);
+}
+
 /* Of values: how many, their mean less a shift, the sum of squares about that mean. */
 template <typename R> struct moments {
     R count, mean, squares;

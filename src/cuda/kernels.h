@@ -11,37 +11,41 @@
 
 /* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps in registers>. Packs of 16 bytes
  * need tensors that allow them; packs of one element take any strides. Kernels that keep the least are for sets so small
- * that several fit in a block. */
-#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, many)                                       \
+ * that several fit in a block. Those that keep some or many are plain: no tensor is added to x, before the activation or
+ * to dx, and the activation is not one of the three that cost much code. */
+#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, some, many)                                 \
     KERNEL(runs, direction, type, 1, least)                                                                            \
     KERNEL(runs, direction, type, 1, few)                                                                              \
     KERNEL(runs, direction, type, pack, least)                                                                         \
     KERNEL(runs, direction, type, pack, few)                                                                           \
+    KERNEL(runs, direction, type, pack, some)                                                                          \
     KERNEL(runs, direction, type, pack, many)
-#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, many)                                           \
+#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, some, many)                                     \
     KERNEL(columns, direction, type, 1, few)                                                                           \
     KERNEL(columns, direction, type, pack, few)                                                                        \
+    KERNEL(columns, direction, type, pack, some)                                                                       \
     KERNEL(columns, direction, type, pack, many)
+
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 8, 20)                                                         \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 8, 20)                                                         \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 8, 20)                                                         \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 8, 20)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 8, 20)                                                     \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 8, 20)                                                     \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 8, 20)                                                     \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 8, 20)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 4, 8)                                                         \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 4, 8)                                                         \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 4, 8)                                                         \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 4, 8)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 4, 8)                                                      \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 4, 8)                                                      \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 4, 8)                                                      \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 4, 8)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 8, 16)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 8, 16)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 8, 16)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 8, 16)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 8, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 8, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 8, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 8, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 4, 8)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 4, 8)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 4, 8)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 4, 8)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 4, 8)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 4, 8)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 4, 8)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 4, 8)
 
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
@@ -84,6 +88,12 @@ enum normfuse_cuda_source {
     NORMFUSE_SOURCE_SCRATCH  /* arguments.statistics */
 };
 
+/* Division by what is known before the launch: x / divisor = (high(x * multiplier) + x) >> shift for x below 2^31 (Granlund
+ * and Montgomery 1994). The hardware has no division; the compiler's of 64 bits takes longer than a load. */
+struct normfuse_cuda_divisor {
+    uint32_t divisor, multiplier, shift;
+};
+
 /* A tile is what one block holds at a time.
  *
  * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of s positions, that is `spans` rows
@@ -93,9 +103,9 @@ enum normfuse_cuda_source {
  * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
  * part_rows rows, which the block walks threads / width at a time. */
 struct normfuse_cuda_geometry {
-    int64_t sets;        /* runs: sets; columns: teams */
-    int64_t rows;        /* of a set or team */
-    int64_t part_rows;
+    int32_t sets;        /* runs: sets; columns: teams */
+    int32_t rows;        /* of a set or team */
+    int32_t part_rows;
     int32_t parts;       /* blocks a set or team */
     int32_t passes;      /* tiles that each part walks through one after the other; 1: kept on the chip */
     int32_t kept_shared; /* packs of each tensor that a thread keeps in shared memory beside those in registers */
@@ -107,15 +117,18 @@ struct normfuse_cuda_geometry {
     int32_t last_lanes;         /* lanes that have a pack in the last row of a stretch */
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the rows of a segment can touch */
-    int64_t outer;
+    int32_t outer;
     /* columns */
     int32_t width, blocks_wide, all_samples;
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
     int32_t group;       /* channels whose sums are joined in the block: those of a group, or 1 */
-    int32_t group_lanes; /* threads that join the sums of a group */
+    int32_t group_bits;   /* 2^bits threads join the channels of a group, */
+    int32_t channel_bits; /* and so many what threads found of a channel */
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
+    struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
+    struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once;
 };
 
 /* What normfuse_sync_bytes answers for every device: 1024 tickets, each on a cache line of its own. */

@@ -525,16 +525,14 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     struct device *const found = own(device, &loaded);
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
-    /* With its size, which the driver compares to the kernel's. The buffer is copied and never written. */
+    /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
     void *arguments;
     memcpy(&arguments, &launch->arguments, sizeof arguments);
-    size_t argument_bytes = launch->argument_bytes;
-    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, arguments, CU_LAUNCH_PARAM_BUFFER_SIZE, &argument_bytes,
-                     CU_LAUNCH_PARAM_END};
+    void *parameters[] = {arguments};
     bool pushed;
     CUresult result = enter(loaded, found, &pushed);
     if (result == CUDA_SUCCESS)
-        result = loaded->driver.cuLaunchKernelEx(&config, function_of(loaded, launch->kernel), NULL, extra);
+        result = loaded->driver.cuLaunchKernelEx(&config, function_of(loaded, launch->kernel), parameters, NULL);
     leave(loaded, pushed);
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;

@@ -45,7 +45,6 @@ struct normfuse_cuda_launch {
     bool dependent;         /* programmatic dependent launch: may start before the kernel ahead of it in the stream has
                                ended; the kernel itself waits where it must */
     const void *arguments;  /* the kernel's one parameter, by value */
-    size_t argument_bytes;
 };
 
 /* Enqueues on `stream` (a CUstream; NULL: the default stream of the device's context). */

@@ -245,9 +245,16 @@ template <typename R> struct gelu_tanh_constants {
 template <bool fast, bool rare, typename R, int V>
 __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
 {
-    switch (activation) {
-    case NORMFUSE_IDENTITY:
+    /* Ahead of the others: what networks use most. */
+    if (activation == NORMFUSE_IDENTITY)
         return;
+    if (activation == NORMFUSE_SILU) {
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] *= sigmoid<fast>(z[i]);
+        return;
+    }
+    switch (activation) {
     case NORMFUSE_RELU:
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -257,11 +264,6 @@ __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
 #pragma unroll
         for (int i = 0; i < V; i++)
             z[i] = z[i] > R(0) ? z[i] : p * z[i];
-        return;
-    case NORMFUSE_SILU:
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] *= sigmoid<fast>(z[i]);
         return;
     case NORMFUSE_GELU_TANH:
 #pragma unroll
@@ -308,9 +310,17 @@ __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
 template <bool fast, bool rare, typename R, int V>
 __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], int activation, R p)
 {
-    switch (activation) {
-    case NORMFUSE_IDENTITY:
+    if (activation == NORMFUSE_IDENTITY)
         return;
+    if (activation == NORMFUSE_SILU) {
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const R s = sigmoid<fast>(z[i]);
+            g[i] *= s * (R(1) + z[i] * (R(1) - s));
+        }
+        return;
+    }
+    switch (activation) {
     case NORMFUSE_RELU:
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -320,13 +330,6 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
 #pragma unroll
         for (int i = 0; i < V; i++)
             g[i] = z[i] > R(0) ? g[i] : p * g[i];
-        return;
-    case NORMFUSE_SILU:
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const R s = sigmoid<fast>(z[i]);
-            g[i] *= s * (R(1) + z[i] * (R(1) - s));
-        }
         return;
     case NORMFUSE_GELU_TANH:
 #pragma unroll

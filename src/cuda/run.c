@@ -6,6 +6,7 @@
 #include "run.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,20 +65,20 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { LEAST, FEW, MANY };
+enum kept { LEAST, FEW, SOME, MANY };
 
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
-static const int packs_kept[2][2][3] = {
-    {{4, 8, 20}, {2, 4, 8}}, /* runs: forward, backward */
-    {{0, 8, 16}, {0, 4, 8}}, /* columns */
+static const int packs_kept[2][2][4] = {
+    {{4, 6, 8, 20}, {2, 3, 4, 8}}, /* runs: forward, backward */
+    {{0, 6, 8, 16}, {0, 3, 4, 8}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
 {
     const enum normfuse_cuda_kernel first =
-        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x8 : NORMFUSE_CUDA_columns_backward_f64_1x4)
+        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
                 : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    const int of_type = columns ? 3 : 5;
+    const int of_type = columns ? 4 : 6;
     const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 + (int)kept : (int)kept);
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
 }
@@ -99,6 +100,7 @@ struct task {
     bool wide;          /* packs of 16 bytes */
     int pack;           /* elements of one */
     size_t value_bytes; /* of what is computed in */
+    bool plain;         /* nothing is added, and the activation is not rare */
     int tensors;        /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes;       /* that must move at least */
@@ -168,6 +170,34 @@ static int32_t exponent_of(int64_t value)
     return bits;
 }
 
+static struct normfuse_cuda_divisor divisor(int64_t value)
+{
+    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)most(1, value)};
+    by.shift = (uint32_t)exponent_of(by.divisor);
+    by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
+    return by;
+}
+
+/* Once everything else is known. */
+static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
+{
+    g->by_parts = divisor(g->parts);
+    g->by_groups = divisor(p->groups);
+    g->by_spans = divisor(g->spans);
+    g->by_outer = divisor(g->outer);
+    g->by_width = divisor(g->width);
+    g->by_blocks_wide = divisor(g->blocks_wide);
+    g->by_group = divisor(g->group);
+    g->by_parts_a_sample = divisor(g->parts_a_sample);
+    g->by_rows_at_once = divisor(g->width > 0 ? (int64_t)threads / g->width : 1);
+}
+
+/* What the kernels count in 32 bits. */
+static bool is_countable(int64_t value)
+{
+    return value < INT32_MAX - (1 << 24);
+}
+
 /* ---- runs -------------------------------------------------------------------------------------------------------- */
 
 static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
@@ -175,15 +205,17 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
     const struct normfuse_problem *const p = task->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
     const int64_t packs = p->s / task->pack;
-    g.lane_bits = (int32_t)least(5, exponent_of(packs));
+    /* The forward deals single packs to threads. */
+    g.lane_bits = task->direction == FORWARD ? 0 : (int32_t)least(5, exponent_of(packs));
     const int64_t lanes = INT64_C(1) << g.lane_bits;
     g.spans = (int32_t)divide_up(packs, lanes);
     g.last_lanes = (int32_t)(packs - (g.spans - 1) * lanes);
-    g.outer = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->n : p->c;
-    g.sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n;
-    g.rows = g.outer * g.spans;
+    g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->n : p->c);
+    g.sets = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n);
+    const int64_t rows = (int64_t)g.outer * g.spans;
+    g.rows = is_countable(rows) ? (int32_t)rows : 0;
     g.part_rows = g.rows;
-    g.group = p->sets == NORMFUSE_SETS_GROUP ? (int32_t)g.outer : 1;
+    g.group = p->sets == NORMFUSE_SETS_GROUP ? g.outer : 1;
     g.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     return g;
 }
@@ -200,7 +232,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     step->kernel = tile_kernel(false, task->direction, p->type, task->wide, kept);
     step->threads = threads;
     g->passes = 1;
-    g->part_rows = part_rows;
+    g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)divide_up(part_rows, segments);
     g->kept_shared = (int32_t)most(0, g->segment_rows - registers);
@@ -210,8 +242,8 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->coefficients = (int32_t)touched;
     g->channels_a_segment = task->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
-    step->blocks = g->sets * g->parts;
-    const int64_t numbers = task->direction == FORWARD ? 3 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
+    step->blocks = (int64_t)g->sets * g->parts;
+    const int64_t numbers = task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
     step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
@@ -221,9 +253,14 @@ static bool plan_many_sets(const struct task *task, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
-    if (g->rows > packs_kept[0][task->direction][LEAST] ||
-        g->sets << g->lane_bits < INT64_C(1024) * task->device->processors)
+    const int least_packs = packs_kept[0][task->direction][LEAST];
+    int32_t lane_bits = g->lane_bits;
+    if (task->direction == FORWARD)
+        lane_bits = exponent_of(divide_up(g->rows, least_packs));
+    if ((task->direction == FORWARD ? lane_bits > 5 : g->rows > least_packs) ||
+        (int64_t)g->sets << lane_bits < INT64_C(1024) * task->device->processors)
         return false;
+    g->lane_bits = lane_bits;
     const uint32_t threads = 128;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
     step->kernel = tile_kernel(false, task->direction, p->type, task->wide, LEAST);
@@ -234,7 +271,7 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     g->channels_a_segment = by_sample ? 1 : (int32_t)g->outer;
     g->sum_slots = 1;
     step->blocks = divide_up(g->sets, g->sets_a_block);
-    step->shared = (size_t)(task->direction == FORWARD ? 3 * g->coefficients
+    step->shared = (size_t)(task->direction == FORWARD ? 4 * g->coefficients
                                                        : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
                    task->value_bytes;
     return true;
@@ -245,9 +282,11 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_device *const device = task->device;
-    const bool rare = is_rare(task->problem->activation);
-    const int32_t few = packs_kept[0][task->direction][FEW];
+    const enum kept small = task->plain ? SOME : FEW;
+    const int32_t few = packs_kept[0][task->direction][small];
     step->geometry = runs_geometry(task);
+    if (step->geometry.rows == 0)
+        return false;
     if (plan_many_sets(task, step))
         return true;
 
@@ -266,16 +305,16 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 
     if (parts <= 1) {
         const int64_t threads = whole_warps(divide_up(g->rows, wanted) * lanes);
-        if (threads <= most_threads && settle_runs(task, step, FEW, g->rows, (uint32_t)threads) &&
+        if (threads <= most_threads && settle_runs(task, step, small, g->rows, (uint32_t)threads) &&
             step->geometry.kept_shared == 0)
             return true;
         if (whole_warps(divide_up(g->rows, few) * lanes) <= most_threads &&
-            settle_runs(task, step, FEW, g->rows, whole_warps(divide_up(g->rows, few) * lanes)))
+            settle_runs(task, step, small, g->rows, whole_warps(divide_up(g->rows, few) * lanes)))
             return true;
         parts = 1;
     }
     const uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
-    const enum kept kept = rare || !task->wide ? FEW : MANY;
+    const enum kept kept = task->plain ? MANY : FEW;
     /* A cluster: powers of two, which fill the chip best. */
     int64_t cluster = INT64_C(1) << exponent_of(parts);
     const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster) : 1;
@@ -332,10 +371,13 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
 {
     step->geometry = runs_geometry(task);
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (g->rows == 0)
+        return false;
     if (!sums && plan_many_sets(task, step))
         return true;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
-    const int few = packs_kept[0][task->direction][FEW];
+    const enum kept small = task->plain ? SOME : FEW;
+    const int few = packs_kept[0][task->direction][small];
     const int64_t threads = least(256, whole_warps(divide_up(g->rows, few) * lanes));
     const int64_t tile_rows = (threads >> g->lane_bits) * few;
     const int64_t tiles = divide_up(g->rows, tile_rows);
@@ -343,15 +385,15 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     int64_t passes = 1;
     if (sums && task->direction == FORWARD)
         passes = most(1, least(16, tiles * g->sets / (8 * (int64_t)task->device->processors)));
-    if (!settle_runs(task, step, FEW, tile_rows, (uint32_t)threads))
+    if (!settle_runs(task, step, small, tile_rows, (uint32_t)threads))
         return false;
-    g->part_rows = tile_rows * passes;
+    g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = few;
     g->passes = (int32_t)passes;
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
     if (task->problem->sets == NORMFUSE_SETS_BATCH)
         g->sum_slots = g->parts;
-    step->blocks = g->sets * g->parts;
+    step->blocks = (int64_t)g->sets * g->parts;
     g->backwards = !sums;
     return true;
 }
@@ -377,8 +419,8 @@ static struct normfuse_cuda_geometry columns_geometry(const struct task *task, i
     g.width = (int32_t)width;
     g.blocks_wide = (int32_t)divide_up(p->c / task->pack, width);
     g.all_samples = takes_all_samples(p);
-    g.rows = p->s;
-    g.sets = g.all_samples ? g.blocks_wide : p->n * g.blocks_wide;
+    g.rows = (int32_t)p->s;
+    g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
     g.group = (int32_t)group;
     g.sums_by_channel = g.all_samples;
     return g;
@@ -394,19 +436,20 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     step->kernel = tile_kernel(true, task->direction, p->type, task->wide, kept);
     step->threads = threads;
     g->passes = 1;
-    g->part_rows = part_rows;
+    g->part_rows = (int32_t)part_rows;
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
     g->kept_shared = (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     if (g->kept_shared > 0 && !task->wide)
         return false;
     const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
-    int32_t group_lanes = 1;
-    while (group_lanes < 32 && groups * group_lanes * 2 <= threads)
-        group_lanes *= 2;
-    g->group_lanes = group_lanes;
+    g->group_bits = g->channel_bits = 0;
+    while (g->group_bits < 5 && groups << (g->group_bits + 1) <= threads)
+        g->group_bits++;
+    while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= threads)
+        g->channel_bits++;
     g->sum_slots = g->parts;
-    step->blocks = g->sets * g->parts;
+    step->blocks = (int64_t)g->sets * g->parts;
     const int64_t words = task->direction == FORWARD ? 3 : 2;
     size_t bytes = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads;
     bytes += (size_t)(groups * most(1, cluster) * words) * sizeof(double);
@@ -470,7 +513,6 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     const struct normfuse_cuda_policy *const policy = task->policy;
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
-    const bool rare = is_rare(p->activation);
     double lowest = task->bytes * 1.5 / policy->bytes_a_microsecond + policy->twice_wait;
     bool found = false;
     const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
@@ -518,12 +560,12 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), at_once = threads / width;
             const int64_t slots = divide_up(part_rows, at_once);
             const enum kept kept =
-                !task->wide || rare || slots <= packs_kept[1][task->direction][FEW] ? FEW : MANY;
+                !task->plain ? FEW : slots <= packs_kept[1][task->direction][SOME] ? SOME : MANY;
             if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts))
                 continue;
             if (!grid && g->parts != parts) {
                 g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-                step.blocks = g->sets * parts;
+                step.blocks = (int64_t)g->sets * parts;
             }
             if (grid) {
                 if (g->parts < 2)
@@ -554,7 +596,8 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const struct normfuse_problem *const p = task->problem;
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
-    const int few = packs_kept[1][task->direction][FEW];
+    const enum kept small = task->plain ? SOME : FEW;
+    const int few = packs_kept[1][task->direction][small];
     /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
     const int64_t widest = d == 1 ? 64 : 256;
     int64_t width = least(packs, widest), group = d;
@@ -572,14 +615,14 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const int64_t at_once = threads / width, tile_rows = at_once * few, tiles = divide_up(g->rows, tile_rows);
     int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
     passes = least(passes, sums ? 16 : 4);
-    if (!settle_columns(task, step, FEW, tile_rows, threads, 1))
+    if (!settle_columns(task, step, small, tile_rows, threads, 1))
         return false;
-    g->part_rows = tile_rows * passes;
+    g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->passes = (int32_t)passes;
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
     g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
     g->sum_slots = g->parts;
-    step->blocks = g->sets * g->parts;
+    step->blocks = (int64_t)g->sets * g->parts;
     g->backwards = !sums;
     return true;
 }
@@ -609,6 +652,7 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
         return false;
     step->phases = phases;
     step->source = source;
+    set_divisors(task->problem, step->threads, &step->geometry);
     plan->count++;
     return true;
 }
@@ -632,8 +676,13 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.wide = allows_packs(p, task.pack);
     if (!task.wide)
         task.pack = 1;
+    task.plain = task.wide && !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
+                 p->du.data == NULL && p->dpost_add.data == NULL;
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
+    if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
+        !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
+        return false;
     task.bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) *
                  (task.direction == FORWARD ? 2.0 : 3.0);
     const int64_t sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
@@ -732,6 +781,70 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     return true;
 }
 
+/* A call is planned twice, for its scratch and to run, and calls of a network come again and again: each thread keeps its
+ * last plans. Of a pointer only what the plan depends on is compared. */
+enum { PLANS_KEPT = 8 };
+
+struct known_plan {
+    struct normfuse_problem key;
+    struct plan plan;
+    bool has_tickets, found, used;
+};
+
+static struct normfuse_problem key_of(const struct normfuse_problem *problem)
+{
+    static const char places[17];
+    struct normfuse_problem key;
+    memset(&key, 0, sizeof key); /* padding is compared, too */
+    key.name = problem->name;
+    key.sets = problem->sets;
+    key.phases = problem->phases;
+    key.type = problem->type;
+    key.columns = problem->columns;
+    key.has_running_momentum = problem->has_running_momentum;
+    key.activation = problem->activation;
+    key.n = problem->n;
+    key.c = problem->c;
+    key.s = problem->s;
+    key.groups = problem->groups;
+    key.evaluate = problem->evaluate;
+    key.device = problem->device;
+    const struct normfuse_view *const from[] = {&problem->x,  &problem->pre_add, &problem->post_add,
+                                                &problem->y,  &problem->u,       &problem->dy,
+                                                &problem->du, &problem->dx,      &problem->dpost_add};
+    struct normfuse_view *const to[] = {&key.x,  &key.pre_add, &key.post_add, &key.y,        &key.u,
+                                        &key.dy, &key.du,      &key.dx,       &key.dpost_add};
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++)
+        if (from[i]->data != NULL)
+            *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
+                                            from[i]->batch, from[i]->channel, from[i]->position};
+    const struct normfuse_parameter *const given[] = {&problem->weight,  &problem->bias,   &problem->dweight,
+                                                      &problem->dbias,   &problem->dscale, &problem->dshift};
+    struct normfuse_parameter *const kept[] = {&key.weight, &key.bias, &key.dweight, &key.dbias, &key.dscale, &key.dshift};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        kept[i]->data = given[i]->data != NULL ? (char *)(uintptr_t)places : NULL;
+        kept[i]->batch = given[i]->batch;
+    }
+    return key;
+}
+
+static const struct plan *plan_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                                  bool has_tickets)
+{
+    static _Thread_local struct known_plan known[PLANS_KEPT];
+    static _Thread_local unsigned next;
+    const struct normfuse_problem key = key_of(problem);
+    for (unsigned i = 0; i < PLANS_KEPT; i++)
+        if (known[i].used && known[i].has_tickets == has_tickets && memcmp(&known[i].key, &key, sizeof key) == 0)
+            return known[i].found ? &known[i].plan : NULL;
+    struct known_plan *const slot = &known[next++ % PLANS_KEPT];
+    slot->used = true;
+    slot->has_tickets = has_tickets;
+    slot->key = key;
+    slot->found = make_plan(problem, device, has_tickets, &slot->plan);
+    return slot->found ? &slot->plan : NULL;
+}
+
 static size_t scratch_of(const struct plan *plan)
 {
     return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
@@ -778,28 +891,28 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     if (status != NORMFUSE_OK)
         return status;
     const bool has_tickets = exec != NULL && exec->sync != NULL;
-    struct plan plan;
     struct normfuse_problem united = *problem;
     unite_samples(&united);
-    if (!make_plan(&united, device, has_tickets, &plan))
+    const struct plan *const plan = plan_of(&united, device, has_tickets);
+    if (plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s", problem->name,
                                device->name);
 
     struct normfuse_cuda_arguments arguments;
     char *scratch = exec != NULL ? exec->scratch : NULL;
     arguments.problem = united;
-    arguments.partials = plan.partials ? (double *)(void *)scratch : NULL;
-    scratch += rounded(plan.partials);
-    arguments.statistics = plan.statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
-    scratch += rounded(plan.statistics);
-    arguments.sums = plan.sums ? (double *)(void *)scratch : NULL;
-    scratch += rounded(plan.sums);
-    arguments.totals = plan.totals ? (double *)(void *)scratch : NULL;
+    arguments.partials = plan->partials ? (double *)(void *)scratch : NULL;
+    scratch += rounded(plan->partials);
+    arguments.statistics = plan->statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
+    scratch += rounded(plan->statistics);
+    arguments.sums = plan->sums ? (double *)(void *)scratch : NULL;
+    scratch += rounded(plan->sums);
+    arguments.totals = plan->totals ? (double *)(void *)scratch : NULL;
     arguments.tickets = has_tickets ? exec->sync : NULL;
 
     last_kernels[0] = '\0';
-    for (int i = 0; i < plan.count; i++) {
-        const struct step *const step = &plan.steps[i];
+    for (int i = 0; i < plan->count; i++) {
+        const struct step *const step = &plan->steps[i];
         note(step);
         if (step->blocks == 0)
             continue;
@@ -823,7 +936,6 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             .shared = step->shared,
             .cooperative = step->cooperative,
             .arguments = &arguments,
-            .argument_bytes = sizeof arguments,
         };
         status = normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
         if (status != NORMFUSE_OK)
@@ -837,16 +949,19 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
 size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
     const struct normfuse_cuda_device *device;
-    struct plan plan;
     if (normfuse_cuda_device(problem->name, problem->device.device_id, &device) != NORMFUSE_OK)
         return 0;
     struct normfuse_problem united = *problem;
     unite_samples(&united);
     size_t needed = 0;
-    if (make_plan(&united, device, true, &plan))
-        needed = scratch_of(&plan);
-    if ((exec == NULL || exec->sync == NULL) && make_plan(&united, device, false, &plan) && scratch_of(&plan) > needed)
-        needed = scratch_of(&plan);
+    const struct plan *plan = plan_of(&united, device, true);
+    if (plan != NULL)
+        needed = scratch_of(plan);
+    if (exec == NULL || exec->sync == NULL) {
+        plan = plan_of(&united, device, false);
+        if (plan != NULL && scratch_of(plan) > needed)
+            needed = scratch_of(plan);
+    }
     return needed;
 }
 
@@ -864,7 +979,6 @@ normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct
     const struct normfuse_cuda_launch launch = {.kernel = NORMFUSE_CUDA_merge,
                                                 .grid = (uint32_t)divide_up(out->elements / width, 128),
                                                 .threads = 128,
-                                                .arguments = &arguments,
-                                                .argument_bytes = sizeof arguments};
+                                                .arguments = &arguments};
     return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, &launch);
 }

@@ -9,44 +9,49 @@
 
 /* Where a thread's rows are. `many`: each segment has a set of its own, so nothing here is the same in a whole block. */
 struct run_place {
-    int64_t set, n, c;   /* the set, its first sample and channel */
-    int64_t first_outer; /* of the rows of the block */
-    int64_t outer;       /* of the thread's first row, */
-    int32_t span, rows;  /* the row within it; how many rows there are */
-    bool whole;          /* the thread has a pack in the last row of a stretch, too */
+    int set, n, c;   /* the set, its first sample and channel */
+    int first_outer; /* of the rows of the block */
+    int outer;       /* of the thread's first row, */
+    int span, rows;  /* the row within it; how many rows there are */
+    bool whole;      /* the thread has a pack in the last row of a stretch, too */
 };
 
-template <bool many>
-__device__ __forceinline__ run_place place_of(const normfuse_cuda_arguments &a, int64_t set, int part, int tile)
+/* First sample and channel of a set. */
+__device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int set, int &n, int &c)
 {
-    const normfuse_problem &p = a.problem;
+    if (a.problem.sets == NORMFUSE_SETS_GROUP) {
+        n = divide(set, a.geometry.by_groups);
+        c = (set - n * (int)a.problem.groups) * a.geometry.outer;
+    } else {
+        const bool by_sample = a.problem.sets == NORMFUSE_SETS_BATCH;
+        n = by_sample ? 0 : set;
+        c = by_sample ? set : 0;
+    }
+}
+
+template <bool many>
+__device__ __forceinline__ run_place place_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
+{
     const normfuse_cuda_geometry &g = a.geometry;
     run_place place;
     const int lanes = 1 << g.lane_bits, segment = (int)threadIdx.x >> g.lane_bits;
-    int64_t row = 0, end = g.rows;
+    int row = 0, end = g.rows;
     place.first_outer = 0;
     if (many) {
         set = set * g.sets_a_block + segment;
         if (set >= g.sets)
             end = 0;
     } else {
-        const int64_t first = part * g.part_rows + (int64_t)tile * ((int)blockDim.x >> g.lane_bits) * g.segment_rows;
-        row = first + (int64_t)segment * g.segment_rows;
+        const int first = part * g.part_rows + tile * ((int)blockDim.x >> g.lane_bits) * g.segment_rows;
+        row = first + segment * g.segment_rows;
         end = min(end, (part + 1) * g.part_rows);
-        place.first_outer = first / g.spans;
+        place.first_outer = divide(first, g.by_spans);
     }
     place.set = set;
-    const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    if (p.sets == NORMFUSE_SETS_GROUP) {
-        place.n = set / p.groups;
-        place.c = (set - place.n * p.groups) * g.outer;
-    } else {
-        place.n = by_sample ? 0 : set;
-        place.c = by_sample ? set : 0;
-    }
-    place.outer = row / g.spans;
-    place.span = (int32_t)(row - place.outer * g.spans);
-    place.rows = (int32_t)max((int64_t)0, min((int64_t)g.segment_rows, end - row));
+    begin_of(a, set, place.n, place.c);
+    place.outer = divide(row, g.by_spans);
+    place.span = row - place.outer * g.spans;
+    place.rows = max(0, min(g.segment_rows, end - row));
     place.whole = ((int)threadIdx.x & (lanes - 1)) < g.last_lanes;
     return place;
 }
@@ -59,12 +64,12 @@ template <typename T, int V> struct run_cursor {
                                           const run_place &place)
     {
         /* Places found again for each walk: kept from one to the next they would be more registers than the packs. */
-        int64_t outer = place.outer;
-        int32_t span = place.span;
-        asm volatile("" : "+l"(outer), "+r"(span));
+        int outer = place.outer, span = place.span;
+        asm volatile("" : "+r"(outer), "+r"(span));
         const int lanes = 1 << a.geometry.lane_bits, lane = (int)threadIdx.x & (lanes - 1);
-        const int64_t inner = ((int64_t)span * lanes + lane) * V;
-        at = view.data + (place.n * view.batch + place.c * view.channel + outer * outer_step(a, view) +
+        const int64_t inner = (int64_t)(span * lanes + lane) * V;
+        at = view.data + ((int64_t)place.n * view.batch + (int64_t)place.c * view.channel +
+                          (int64_t)outer * outer_step(a, view) +
                           (V > 1 ? inner : inner * view.position)) * (int64_t)sizeof(T);
     }
     static __device__ __forceinline__ int64_t outer_step(const normfuse_cuda_arguments &a, const normfuse_view &view)
@@ -84,9 +89,9 @@ template <typename T, int V> struct run_cursor {
 /* Calls work(slot, valid, last) for each row of the thread: `shared` slots first, which are negative, then K that are
  * known when compiling. last: the stretch ends with this row. */
 template <int K, typename Work>
-__device__ __forceinline__ void walk(const run_place &place, int32_t spans, int shared, Work work)
+__device__ __forceinline__ void walk(const run_place &place, int spans, int shared, Work work)
 {
-    int32_t span = place.span;
+    int span = place.span;
     asm volatile("" : "+r"(span));
 #pragma unroll 1
     for (int k = 0; k < shared; k++) {

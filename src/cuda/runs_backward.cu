@@ -21,15 +21,14 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
-        int64_t n = place.n, c = place.c;
+        int n = place.n, c = place.c;
         if (many) {
-            const int own = by_sample ? 1 : (int)g.outer;
-            const int64_t set = place.set - ((int)threadIdx.x >> g.lane_bits) + i / own;
+            const int nth = by_sample ? i : divide(i, g.by_outer);
+            const int set = place.set - ((int)threadIdx.x >> g.lane_bits) + nth;
             if (set >= g.sets)
                 break;
-            n = p.sets == NORMFUSE_SETS_GROUP ? set / p.groups : by_sample ? 0 : set;
-            c = p.sets == NORMFUSE_SETS_GROUP ? (set - n * p.groups) * own : by_sample ? set : 0;
-            c += i % own;
+            begin_of(a, set, n, c);
+            c += by_sample ? 0 : i - nth * g.outer;
         } else if (!by_sample) {
             if (place.first_outer + i >= g.outer)
                 break;
@@ -40,7 +39,7 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
         const R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
         double mean = 0.0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            const int64_t group = by_sample ? c : c / g.outer;
+            const int group = by_sample ? c : divide(c, g.by_outer);
             mean = parameter<double>(p.mean, n, group, 0.0);
             slope *= parameter<R>(p.rstd, n, group, R(1));
         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
@@ -52,7 +51,7 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
     }
 }
 
-template <typename T, int V, int K, bool many>
+template <typename T, int V, int K, bool many, bool simple>
 __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 {
     using R = compute<T>;
@@ -73,8 +72,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const unsigned team = block / (unsigned)g.parts;
-    const int part = (int)(block - team * (unsigned)g.parts), warp = (int)threadIdx.x / 32;
+    const int team = divide((int)block, g.by_parts);
+    const int part = (int)block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept_x[K], kept_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
@@ -93,7 +92,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
         cluster_arrive();
     int parity = 0;
-    for (int64_t set = team;;) {
+    for (int set = team;;) {
         const run_place place = place_of<many>(a, set, part, 0);
         const int shared = V > 1 ? min(g.kept_shared, place.rows) : 0;
 
@@ -122,7 +121,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         prepare_gradients<many>(a, place, coefficients);
         if (V > 1 && shared > 0)
             wait_for_copies();
-        if (p.pre_add.data) {
+        if (!simple && p.pre_add.data) {
             run_cursor<T, V> other(a, p.pre_add, place);
             walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
                 if (valid) {
@@ -149,7 +148,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 
         const run_gradient<R> *own = coefficients;
         if (many)
-            own += segment * (by_sample ? 1 : (int)g.outer);
+            own += segment * (by_sample ? 1 : g.outer);
         else if (!by_sample)
             own += place.outer - place.first_outer;
         /* x - mean into x, dy' into dy */
@@ -163,14 +162,14 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     z[i] = fma(x[i], coefficient.slope, coefficient.offset);
-                if (p.post_add.data) {
+                if (!simple && p.post_add.data) {
                     R added[V];
                     unpack<T, V>(other.load(), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
                 }
-                activate_gradient<fast, K <= 4>(dy, z, p.activation, (R)p.act_param);
+                activate_gradient<fast, !simple>(dy, z, p.activation, (R)p.act_param);
             }
         };
 
@@ -192,7 +191,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 channel = {R(0), R(0)};
             };
             const run_gradient<R> *coefficient = own;
-            run_cursor<T, V> other(a, p.post_add.data ? p.post_add : p.x, place);
+            run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place);
             int left = place.rows;
             walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
                 if (valid) {
@@ -205,7 +204,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         channel.centred += dy[i] * x[i];
                     }
                 }
-                if (p.post_add.data)
+                if (!simple && p.post_add.data)
                     other.advance(a, p.post_add, last);
                 left--;
                 if (by_sample ? left == 0 : last || left == 0) {
@@ -218,29 +217,29 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 if (many) {
                     /* A segment has its whole set: entry i is channel i of it. */
                     if (place.rows > 0)
-                        for (int i = lane; i < (by_sample ? 1 : (int)g.outer); i += lanes) {
+                        for (int i = lane; i < (by_sample ? 1 : g.outer); i += lanes) {
                             const totals<R> sum = of_channels[segment * g.channels_a_segment + i];
-                            double *const pair = a.sums + (place.n * p.c + place.c + i) * PAIR;
+                            double *const pair = a.sums + ((int64_t)place.n * p.c + place.c + i) * PAIR;
                             pair[0] = (double)sum.plain;
                             pair[1] = (double)sum.centred;
                         }
                 } else {
-                    const int64_t first = part * g.part_rows;
-                    const int rows = (int)max((int64_t)0, min(g.part_rows, g.rows - first));
-                    const int before = (int)(first - place.first_outer * g.spans);
-                    const int channels = rows == 0 ? 0 : by_sample ? 1 : (before + rows + g.spans - 1) / g.spans;
+                    const int first = part * g.part_rows;
+                    const int rows = max(0, min(g.part_rows, g.rows - first));
+                    const int before = first - place.first_outer * g.spans;
+                    const int channels = rows == 0 ? 0 : by_sample ? 1 : divide(before + rows + g.spans - 1, g.by_spans);
                     for (int i = (int)threadIdx.x; i < channels; i += threads) {
                         const int low = by_sample ? 0 : max(0, i * g.spans - before) / g.segment_rows;
                         const int end = by_sample ? rows : min(rows, (i + 1) * g.spans - before);
                         R plain = R(0), about = R(0);
                         for (int q = low; q * g.segment_rows < end; q++) {
-                            const int j = by_sample ? 0 : i - (q * g.segment_rows + before) / g.spans;
+                            const int j = by_sample ? 0 : i - divide(q * g.segment_rows + before, g.by_spans);
                             plain += of_channels[q * g.channels_a_segment + j].plain;
                             about += of_channels[q * g.channels_a_segment + j].centred;
                         }
-                        const int64_t outer = place.first_outer + i;
-                        const int64_t slot = by_sample ? part : part - outer * g.spans / g.part_rows;
-                        const int64_t channel = by_sample ? place.c : place.n * p.c + place.c + outer;
+                        const int outer = place.first_outer + i;
+                        const int slot = by_sample ? part : part - outer * g.spans / g.part_rows;
+                        const int64_t channel = by_sample ? place.c : (int64_t)place.n * p.c + place.c + outer;
                         double *const pair = a.sums + (channel * g.sum_slots + slot) * PAIR;
                         pair[0] = (double)plain;
                         pair[1] = (double)about;
@@ -249,7 +248,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             }
         }
         /* In place of dy it must not be written before dy was read for the last time. */
-        const bool gives_dy = p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        const bool gives_dy = !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
         if (!applies && !gives_dy)
             return;
 
@@ -288,11 +287,11 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 plain = all.plain;
                 about = all.centred;
             } else if (place.rows > 0) {
-                plain = (R)a.totals[place.set * PAIR];
-                about = (R)a.totals[place.set * PAIR + 1];
+                plain = (R)a.totals[(int64_t)place.set * PAIR];
+                about = (R)a.totals[(int64_t)place.set * PAIR + 1];
             }
             if (place.rows > 0) {
-                const int64_t group = by_sample ? place.c : place.c / g.outer;
+                const int group = by_sample ? place.c : divide(place.c, g.by_outer);
                 const R rstd = parameter<R>(p.rstd, place.n, group, R(1)), share = R(1) / (R)p.set_values;
                 plain *= -share;
                 about = -(about * rstd) * (rstd * share);
@@ -305,8 +304,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             forget(kept_x[k]);
             forget(kept_dy[k]);
         }
-        run_cursor<T, V> other(a, p.post_add.data ? p.post_add : p.x, place), dx(a, p.dx.data ? p.dx : p.x, place);
-        run_cursor<T, V> du(a, p.du.data ? p.du : p.x, place), dpost(a, p.dpost_add.data ? p.dpost_add : p.x, place);
+        run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place), dx(a, p.dx.data ? p.dx : p.x, place);
+        run_cursor<T, V> du(a, !simple && p.du.data ? p.du : p.x, place), dpost(a, !simple && p.dpost_add.data ? p.dpost_add : p.x, place);
         walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
             if (valid) {
                 R x[V], dy[V];
@@ -319,7 +318,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         x[i] = centred ? fma(slope, dy[i], fma(about, x[i], plain)) : slope * dy[i];
-                    if (p.du.data) {
+                    if (!simple && p.du.data) {
                         R added[V];
                         unpack<T, V>(du.load(), added);
 #pragma unroll
@@ -329,11 +328,11 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     dx.store(make_pack<T, V>(x));
                 }
             }
-            if (p.post_add.data)
+            if (!simple && p.post_add.data)
                 other.advance(a, p.post_add, last);
             if (gives_dy)
                 dpost.advance(a, p.dpost_add, last);
-            if (p.du.data)
+            if (!simple && p.du.data)
                 du.advance(a, p.du, last);
             dx.advance(a, p.dx.data ? p.dx : p.x, last);
             own += last && !by_sample;
@@ -353,6 +352,6 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     extern "C" __global__ void __maxnreg__(kept > 4 || sizeof(type) == 8 ? 128 : 96)                                   \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        runs_backward<type, pack, kept, kept <= 2>(a);                                                                 \
+        runs_backward<type, pack, kept, kept == 2, (kept > 3)>(a);                                                     \
     }
 NORMFUSE_CUDA_RUNS_BACKWARD(RUNS_BACKWARD)

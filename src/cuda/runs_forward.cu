@@ -1,37 +1,86 @@
 /* SPDX-License-Identifier: MIT
  *
  * runs_forward.cu - statistics and results where positions are adjacent (NCHW). A block reads its part of a set once,
- * sums while the data arrive, learns the sums of the other blocks of the set, and writes from what it holds. */
+ * sums while the data arrive, learns the sums of the other blocks of the set, and writes from what it holds. Packs are
+ * dealt to threads in turn, whatever channel they are of: dealing whole rows of one channel to warps, as the backward
+ * must, took twice the instructions. */
 #include "runs.cuh"
 
 /* z = (x - shift) * slope + offset */
 template <typename R> struct run_coefficient {
-    R shift, slope, offset;
+    R shift, slope, offset, unused;
 };
 
-/* Coefficients of the channels that the block's rows touch. With statistics to come they are weight and bias with the
- * sample's scale and shift. */
+/* Where a thread's packs are: from `index` on, `step` apart, up to `end`. */
+struct run_packs {
+    int set, n, c, first_outer, index, end, step;
+};
+
+template <bool many>
+__device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    run_packs packs;
+    if (many) {
+        packs.step = 1 << g.lane_bits;
+        packs.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
+        packs.index = (int)threadIdx.x & (packs.step - 1);
+        packs.end = packs.set < g.sets ? g.rows : 0;
+        packs.first_outer = 0;
+    } else {
+        packs.step = (int)blockDim.x;
+        packs.set = set;
+        const int first = part * g.part_rows + tile * g.segment_rows * packs.step;
+        packs.index = first + (int)threadIdx.x;
+        packs.end = min(g.rows, (part + 1) * g.part_rows);
+        packs.first_outer = divide(first, g.by_spans);
+    }
+    begin_of(a, packs.set, packs.n, packs.c);
+    return packs;
+}
+
+/* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next. */
+template <typename T, int V> struct run_tensor {
+    char *data;
+    int64_t outer, inner; /* bytes */
+
+    __device__ __forceinline__ run_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view, int n, int c)
+    {
+        /* Found again for each walk: kept from one to the next these would be more registers than the packs. */
+        asm volatile("" : "+r"(n), "+r"(c));
+        data = view.data + ((int64_t)n * view.batch + (int64_t)c * view.channel) * (int64_t)sizeof(T);
+        outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? view.batch : view.channel) * (int64_t)sizeof(T);
+        inner = V > 1 ? (int64_t)sizeof(T) * V : view.position * (int64_t)sizeof(T);
+    }
+    __device__ __forceinline__ char *at(const normfuse_cuda_geometry &g, int index, int stretch) const
+    {
+        const int within = index - stretch * g.spans;
+        return data + stretch * outer + (V > 1 ? (int64_t)(within * (int)(sizeof(T) * V)) : within * inner);
+    }
+};
+
+/* Coefficients of the channels that the block touches. With statistics to come they are weight and bias with the sample's
+ * scale and shift. */
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_place &place,
+__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs,
                                                      run_coefficient<R> *coefficients)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
-        int64_t n = place.n, c = place.c;
+        int n = packs.n, c = packs.c;
         if (many) {
-            const int own = by_sample ? 1 : (int)g.outer;
-            const int64_t set = place.set - ((int)threadIdx.x >> g.lane_bits) + i / own;
+            const int nth = by_sample ? i : divide(i, g.by_outer);
+            const int set = packs.set - ((int)threadIdx.x >> g.lane_bits) + nth;
             if (set >= g.sets)
                 break;
-            n = p.sets == NORMFUSE_SETS_GROUP ? set / p.groups : by_sample ? 0 : set;
-            c = p.sets == NORMFUSE_SETS_GROUP ? (set - n * p.groups) * own : by_sample ? set : 0;
-            c += i % own;
+            begin_of(a, set, n, c);
+            c += by_sample ? 0 : i - nth * g.outer;
         } else if (!by_sample) {
-            if (place.first_outer + i >= g.outer)
+            if (packs.first_outer + i >= g.outer)
                 break;
-            c += place.first_outer + i;
+            c += packs.first_outer + i;
         }
         const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
         R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
@@ -43,11 +92,11 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
             shift = (R)mean;
             offset -= (R)(mean - (double)shift) * slope;
         }
-        coefficients[i] = {shift, slope, offset};
+        coefficients[i] = {shift, slope, offset, R(0)};
     }
 }
 
-template <typename T, int V, int K, bool many>
+template <typename T, int V, int K, bool many, bool plain>
 __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
 {
     using R = compute<T>;
@@ -57,100 +106,106 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     extern __shared__ uint4 dynamic[];
     __shared__ moments<R> of_warps[most_warps];
     __shared__ double of_parts[TRIPLE * MOST_CLUSTER];
+    const int shared = V > 1 && !many ? g.kept_shared : 0;
+    uint4 *const own_shared = dynamic + threadIdx.x;
     run_coefficient<R> *const coefficients =
-        reinterpret_cast<run_coefficient<R> *>(dynamic + (V > 1 ? g.kept_shared : 0) * (int)blockDim.x);
+        reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const unsigned team = block / (unsigned)g.parts;
-    const int part = (int)(block - team * (unsigned)g.parts), warp = (int)threadIdx.x / 32;
+    const int team = divide((int)block, g.by_parts);
+    const int part = (int)block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept[K];
-    const auto read = [&](int slot, R(&value)[V]) {
-        if constexpr (V > 1)
-            unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * (int)blockDim.x + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot],
-                         value);
-        else
-            unpack<T, V>(kept[slot], value);
-    };
 
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
         cluster_arrive();
     int parity = 0;
-    for (int64_t set = team;;) {
+    for (int set = team;;) {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
 
         for (int pass = 0; pass < g.passes; pass++) {
-            const run_place place = place_of<many>(a, set, part, g.backwards ? g.passes - 1 - pass : pass);
-            const int shared = V > 1 ? min(g.kept_shared, place.rows) : 0;
+            const run_packs packs = packs_of<many>(a, set, part, g.backwards ? g.passes - 1 - pass : pass);
+            const int rest = packs.index + shared * packs.step; /* the first that is kept in a register */
 
             /* ---- load ---- */
             {
-                run_cursor<T, V> x(a, p.x, place);
-                walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                    if constexpr (V > 1) {
-                        if (slot < 0) {
-                            if (valid)
-                                copy_ahead(dynamic + (-1 - slot) * (int)blockDim.x + (int)threadIdx.x, x.at, 0);
-                        } else {
-                            kept[slot < 0 ? 0 : slot] = valid ? x.load() : zero_pack<T, V>();
-                        }
-                    } else {
-                        kept[slot] = valid ? x.load() : zero_pack<T, V>();
+                const run_tensor<T, V> x(a, p.x, packs.n, packs.c);
+                if constexpr (V > 1 && !many) {
+#pragma unroll 1
+                    for (int k = 0; k < shared; k++) {
+                        const int index = packs.index + k * packs.step;
+                        if (index < packs.end)
+                            copy_ahead(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)), 0);
                     }
-                    x.advance(a, p.x, last);
-                });
+                }
+#pragma unroll
+                for (int k = 0; k < K; k++) {
+                    const int index = rest + k * packs.step;
+                    if (index < packs.end)
+                        kept[k] = load_pack<T, V>(x.at(g, index, divide(index, g.by_spans)), 0);
+                }
             }
             if (sums && pass == 0) {
                 /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean. */
-                run_place first = place;
-                first.outer = many ? 0 : place.first_outer;
-                first.span = many ? 0 : (int32_t)(part * g.part_rows - first.outer * g.spans);
-                if (first.outer < g.outer && (!many || place.rows > 0)) {
-                    const int lane = (int)threadIdx.x & ((1 << g.lane_bits) - 1);
-                    const run_cursor<T, V> x(a, p.x, first);
+                const int first = many ? 0 : part * g.part_rows;
+                if (first < packs.end) {
+                    const int stretch = divide(first, g.by_spans);
                     R value[1];
-                    unpack<T, 1>(load_pack<T, 1>(x.at, -(int64_t)lane * V * (V > 1 ? 1 : p.x.position)), value);
+                    unpack<T, 1>(load_pack<T, 1>(run_tensor<T, V>(a, p.x, packs.n, packs.c).at(g, first, stretch), 0), value);
                     common = value[0];
-                    if (p.pre_add.data) {
-                        const run_cursor<T, V> other(a, p.pre_add, first);
-                        unpack<T, 1>(load_pack<T, 1>(other.at, -(int64_t)lane * V * (V > 1 ? 1 : p.pre_add.position)),
-                                     value);
+                    if (!plain && p.pre_add.data) {
+                        unpack<T, 1>(
+                            load_pack<T, 1>(run_tensor<T, V>(a, p.pre_add, packs.n, packs.c).at(g, first, stretch), 0),
+                            value);
                         common += value[0];
                     }
                 }
             }
             if (applies && (pass == 0 || !many))
-                prepare_coefficients<many>(a, place, coefficients);
+                prepare_coefficients<many>(a, packs, coefficients);
             if (V > 1 && shared > 0)
                 wait_for_copies();
-            if (p.pre_add.data) {
-                run_cursor<T, V> other(a, p.pre_add, place), u(a, p.u.data ? p.u : p.x, place);
-                const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
-                walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                    if (valid) {
-                        R value[V], added[V];
-                        read(slot, value);
-                        unpack<T, V>(other.load(), added);
-#pragma unroll
-                        for (int i = 0; i < V; i++)
-                            value[i] += added[i];
-                        const raw<T, V> pack = make_pack<T, V>(value);
-                        if constexpr (V > 1) {
-                            if (slot < 0)
-                                dynamic[(-1 - slot) * (int)blockDim.x + (int)threadIdx.x] = pack;
-                            else
-                                kept[slot < 0 ? 0 : slot] = pack;
-                        } else {
-                            kept[slot] = pack;
+            /* Calls work(pack, index) for each pack of the thread; it says whether it changed the pack. */
+            const auto walk = [&](auto work) {
+                int index = packs.index;
+                asm volatile("" : "+r"(index));
+                if constexpr (V > 1 && !many) {
+#pragma unroll 1
+                    for (int k = 0; k < shared; k++) {
+                        if (index < packs.end) {
+                            raw<T, V> pack = own_shared[k * (int)blockDim.x];
+                            if (work(pack, index))
+                                own_shared[k * (int)blockDim.x] = pack;
                         }
-                        if (writes)
-                            u.store(pack);
+                        index += packs.step;
                     }
-                    other.advance(a, p.pre_add, last);
-                    u.advance(a, p.u.data ? p.u : p.x, last);
+                }
+#pragma unroll
+                for (int k = 0; k < K; k++) {
+                    if (index < packs.end)
+                        work(kept[k], index);
+                    index += packs.step;
+                }
+            };
+            if (!plain && p.pre_add.data) {
+                const run_tensor<T, V> other(a, p.pre_add, packs.n, packs.c);
+                const run_tensor<T, V> u(a, p.u.data ? p.u : p.x, packs.n, packs.c);
+                const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+                walk([&](raw<T, V> &pack, int index) {
+                    const int stretch = divide(index, g.by_spans);
+                    R value[V], added[V];
+                    unpack<T, V>(pack, value);
+                    unpack<T, V>(load_pack<T, V>(other.at(g, index, stretch), 0), added);
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        value[i] += added[i];
+                    pack = make_pack<T, V>(value);
+                    if (writes)
+                        store_pack<T, V>(u.at(g, index, stretch), 0, pack);
+                    return true;
                 });
             }
 
@@ -158,13 +213,20 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
             if (sums) {
                 R shift = common, sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
                 int count = 0;
-                walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool) {
-                    if (!valid)
-                        return;
+                /* Squares about one of the thread's own values cannot cancel by more than their number. */
+                if (packs.index < packs.end) {
                     R value[V];
-                    read(slot, value);
-                    /* Squares about one of the thread's own values cannot cancel by more than their number. */
-                    shift = count == 0 ? value[0] : shift;
+                    raw<T, V> first = kept[0];
+                    if constexpr (V > 1 && !many) {
+                        if (shared > 0)
+                            first = own_shared[0];
+                    }
+                    unpack<T, V>(first, value);
+                    shift = value[0];
+                }
+                walk([&](raw<T, V> &pack, int) {
+                    R value[V];
+                    unpack<T, V>(pack, value);
 #pragma unroll
                     for (int i = 0; i < V; i++) {
                         const R distance = value[i] - shift;
@@ -172,6 +234,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                         square[i % 2] += distance * distance;
                     }
                     count += V;
+                    return false;
                 });
                 if (count > 0) {
                     const R total = sum[0] + sum[1], number = (R)count, mean = total / number;
@@ -182,7 +245,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 continue;
 
             /* ---- the statistics of the set ---- */
-            R shift = R(0), rest = R(0), rstd = R(1);
+            R shift = R(0), remainder = R(0), rstd = R(1);
             if (sums) {
                 double whole = (double)common;
                 moments<R> all = join_lanes(met, many ? 1 << g.lane_bits : 32);
@@ -219,70 +282,88 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     __syncthreads();
                 }
                 const set_statistics<R> found = statistics_of(all, whole, p.eps);
-                if (many ? ((int)threadIdx.x & ((1 << g.lane_bits) - 1)) == 0 && place.rows > 0
-                         : part == 0 && threadIdx.x == 0) {
-                    const int64_t n = by_sample ? 0 : place.n;
-                    const int64_t channel = by_sample ? place.set : place.set - place.n * p.groups;
+                if (many ? packs.index == 0 && packs.end > 0 : part == 0 && threadIdx.x == 0) {
+                    const int n = by_sample ? 0 : packs.n;
+                    const int channel = by_sample ? packs.set : packs.set - n * (int)p.groups;
                     put_parameter<double>(p.mean, n, channel, found.mean);
                     put_parameter<R>(p.rstd, n, channel, found.rstd);
                     if (a.statistics)
-                        a.statistics[place.set] = {found.mean, (double)found.rstd,
+                        a.statistics[packs.set] = {found.mean, (double)found.rstd,
                                                    unbiased((double)found.variance, (double)all.count)};
                     if (p.has_running_momentum && by_sample)
-                        update_running<R>(p, place.c, found.mean, unbiased((double)found.variance, (double)all.count));
+                        update_running<R>(p, packs.c, found.mean, unbiased((double)found.variance, (double)all.count));
                 }
                 shift = (R)found.mean;
-                rest = (R)(found.mean - (double)shift);
+                remainder = (R)(found.mean - (double)shift);
                 rstd = found.rstd;
             } else {
-                if (centred && place.rows > 0) {
-                    const double mean = a.statistics[place.set].mean;
-                    rstd = (R)a.statistics[place.set].rstd;
+                if (centred && packs.end > 0) {
+                    const double mean = a.statistics[packs.set].mean;
+                    rstd = (R)a.statistics[packs.set].rstd;
                     shift = (R)mean;
-                    rest = (R)(mean - (double)shift);
+                    remainder = (R)(mean - (double)shift);
                 }
                 __syncthreads();
             }
 
             /* ---- results ---- */
             if (p.y.data) {
-                const run_coefficient<R> *own = coefficients;
-                if (many)
-                    own += ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : (int)g.outer);
-                else if (!by_sample)
-                    own += place.outer - place.first_outer;
+                /* Channels of the set are beside one another, from the first that the block touches. */
+                const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
+                const int channel_step = by_sample ? 0 : 1, before = own - packs.first_outer * channel_step;
+                const run_tensor<T, V> y(a, p.y, packs.n, packs.c);
 #pragma unroll
                 for (int k = 0; k < K; k++)
                     forget(kept[k]);
-                run_cursor<T, V> y(a, p.y, place), other(a, p.post_add.data ? p.post_add : p.y, place);
-                walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                    if (valid) {
-                        R slope = own->slope, offset = own->offset, about = own->shift;
-                        if (centred) {
-                            slope *= rstd;
-                            offset -= rest * slope;
-                            about = shift;
-                        }
-                        R z[V];
-                        read(slot, z);
+                /* z of a pack, and where it goes */
+                const auto normalize = [&](raw<T, V> &pack, int index, R(&z)[V]) {
+                    const int stretch = divide(index, g.by_spans);
+                    const run_coefficient<R> coefficient = coefficients[before + stretch * channel_step];
+                    R slope = coefficient.slope, offset = coefficient.offset, about = coefficient.shift;
+                    if (centred) {
+                        slope *= rstd;
+                        offset -= remainder * slope;
+                        about = shift;
+                    }
+                    unpack<T, V>(pack, z);
 #pragma unroll
-                        for (int i = 0; i < V; i++)
-                            z[i] = fma(z[i] - about, slope, offset);
-                        if (p.post_add.data) {
+                    for (int i = 0; i < V; i++)
+                        z[i] = fma(z[i] - about, slope, offset);
+                    return y.at(g, index, stretch);
+                };
+                /* A loop of their own for the two that networks have most: the choice costs as much as a pack. */
+                if (plain && p.activation == NORMFUSE_IDENTITY)
+                    walk([&](raw<T, V> &pack, int index) {
+                        R z[V];
+                        char *const to = normalize(pack, index, z);
+                        store_pack<T, V>(to, 0, make_pack<T, V>(z));
+                        return false;
+                    });
+                else if (plain && p.activation == NORMFUSE_SILU)
+                    walk([&](raw<T, V> &pack, int index) {
+                        R z[V];
+                        char *const to = normalize(pack, index, z);
+                        activate<fast, false>(z, NORMFUSE_SILU, R(0));
+                        store_pack<T, V>(to, 0, make_pack<T, V>(z));
+                        return false;
+                    });
+                else {
+                    const run_tensor<T, V> other(a, !plain && p.post_add.data ? p.post_add : p.y, packs.n, packs.c);
+                    walk([&](raw<T, V> &pack, int index) {
+                        R z[V];
+                        char *const to = normalize(pack, index, z);
+                        if (!plain && p.post_add.data) {
                             R added[V];
-                            unpack<T, V>(other.load(), added);
+                            unpack<T, V>(load_pack<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
 #pragma unroll
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
                         }
-                        activate<fast, K <= 8>(z, p.activation, (R)p.act_param);
-                        y.store(make_pack<T, V>(z));
-                    }
-                    y.advance(a, p.y, last);
-                    if (p.post_add.data)
-                        other.advance(a, p.post_add, last);
-                    own += last && !by_sample;
-                });
+                        activate<fast, !plain>(z, p.activation, (R)p.act_param);
+                        store_pack<T, V>(to, 0, make_pack<T, V>(z));
+                        return false;
+                    });
+                }
             }
             if (pass + 1 < g.passes)
                 __syncthreads();
@@ -300,7 +381,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     of_lane = of_warps[threadIdx.x];
                 const moments<R> all = join_lanes(of_lane, 32);
                 if (threadIdx.x == 0) {
-                    double *const triple = a.partials + (set * g.parts + part) * TRIPLE;
+                    double *const triple = a.partials + ((int64_t)set * g.parts + part) * TRIPLE;
                     triple[0] = (double)all.count;
                     triple[1] = (double)common + (double)all.mean;
                     triple[2] = (double)all.squares;
@@ -317,11 +398,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     }
 }
 
-/* Registers: a block of 512 threads of the kernels that keep few packs, or two of 256 that keep many, fit a processor. */
 #define RUNS_FORWARD(picture, direction, type, pack, kept)                                                             \
-    extern "C" __global__ void __maxnreg__(kept > 8 || sizeof(type) == 8 ? 128 : 80)                                   \
+    extern "C" __global__ void __maxnreg__(kept > 8 || sizeof(type) == 8 ? 128 : kept == 8 ? 80 : 96)                 \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        runs_forward<type, pack, kept, kept <= 4>(a);                                                                  \
+        runs_forward<type, pack, kept, kept == 4, (kept > 6)>(a);                                                      \
     }
 NORMFUSE_CUDA_RUNS_FORWARD(RUNS_FORWARD)

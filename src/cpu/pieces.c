@@ -1,0 +1,703 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * pieces.c - the reduce and the apply part of one piece: tiles in place or through a copy, the passes over them, the sums of
+ * chunks and their joins. */
+#include "cpu/plan.h"
+
+#include <math.h>
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
+
+static ptrdiff_t row_stride(const struct plan *plan, const struct normfuse_view *v, const struct tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!p->columns)
+        return plan->batch && !t->across ? v->batch : v->channel;
+    return p->s > 1 ? v->position : v->batch;
+}
+
+static char *element(const struct plan *plan, const struct normfuse_view *v, const struct tile *t)
+{
+    return v->data + (t->n * v->batch + t->c * v->channel + t->s * v->position) * (ptrdiff_t)plan->type_bytes;
+}
+
+/* Address of row r of a tile when rows may lie in several samples. */
+static char *row_address(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t r)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!p->columns)
+        return element(plan, v, t) + r * row_stride(plan, v, t) * (ptrdiff_t)plan->type_bytes;
+    const int64_t flat = t->s + r;
+    const struct tile at = {.n = t->n + flat / p->s, .c = t->c, .s = flat % p->s};
+    return element(plan, v, &at);
+}
+
+static void copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes)
+{
+    if (to_stride == 1 && from_stride == 1) {
+        memcpy(to, from, (size_t)n * bytes);
+        return;
+    }
+    to_stride *= (ptrdiff_t)bytes;
+    from_stride *= (ptrdiff_t)bytes;
+    for (int64_t i = 0; i < n; i++, to += to_stride, from += from_stride)
+        switch (bytes) { /* constant sizes become single moves */
+        case 2: memcpy(to, from, 2); break;
+        case 4: memcpy(to, from, 4); break;
+        default: memcpy(to, from, 8); break;
+        }
+}
+
+static ptrdiff_t inner_stride(const struct plan *plan, const struct normfuse_view *v)
+{
+    return plan->p->columns ? (plan->p->c > 1 ? v->channel : 1) : (plan->p->s > 1 ? v->position : 1);
+}
+
+/* The tile of an input, in place or copied to the stage; *stride is between its rows. */
+static const void *input(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, char *stage,
+                         ptrdiff_t *stride)
+{
+    if (direct(plan, v)) {
+        *stride = row_stride(plan, v, t);
+        return element(plan, v, t);
+    }
+    for (int64_t r = 0; r < t->rows; r++)
+        copy_strided(stage + (size_t)(r * t->width) * plan->type_bytes, 1, row_address(plan, v, t, r), inner_stride(plan, v),
+                     t->width, plan->type_bytes);
+    *stride = t->width;
+    return stage;
+}
+
+/* Where a tile of an output is to be written: itself, or the stage, which scatter() copies out. */
+static void *output(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, char *stage, ptrdiff_t *stride)
+{
+    if (direct(plan, v)) {
+        *stride = row_stride(plan, v, t);
+        return element(plan, v, t);
+    }
+    *stride = t->width;
+    return stage;
+}
+
+static void scatter(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, const char *stage)
+{
+    if (v->data && !direct(plan, v))
+        for (int64_t r = 0; r < t->rows; r++)
+            copy_strided(row_address(plan, v, t, r), inner_stride(plan, v), stage + (size_t)(r * t->width) * plan->type_bytes, 1,
+                         t->width, plan->type_bytes);
+}
+
+/* The tile of u: x, or x + pre_add, rounded; `first` is the part of the call that writes u out. */
+static const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!plan->add)
+        return input(plan, &p->x, t, w->stage[0], stride);
+    if (p->u.data && !first)
+        return input(plan, &p->u, t, w->stage[0], stride);
+    struct normfuse_pass s = {.rows = (size_t)t->rows, .n = (size_t)t->width};
+    s.x = input(plan, &p->x, t, w->stage[0], &s.x_stride);
+    s.dy = input(plan, &p->pre_add, t, w->stage[4], &s.dy_stride);
+    if (p->u.data)
+        s.y = output(plan, &p->u, t, w->stage[0], &s.y_stride);
+    else {
+        s.y = w->stage[0];
+        s.y_stride = t->width;
+    }
+    plan->pass->add(&s);
+    scatter(plan, &p->u, t, w->stage[0]);
+    *stride = s.y_stride;
+    return s.y;
+}
+
+/* Runs a pass on a tile under columns, widened: whole wide rows, then what is left of one. */
+static void run_columns(const struct plan *plan, normfuse_pass_function pass, struct normfuse_pass s)
+{
+    const size_t widen = (size_t)plan->widen, width = s.n, rest = s.rows % widen, b = plan->type_bytes;
+    if (widen == 1) {
+        pass(&s);
+        return;
+    }
+    ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride, &s.post_add_stride, &s.du_stride, &s.y_stride, &s.dpost_add_stride};
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
+        *strides[i] *= (ptrdiff_t)widen;
+    s.rows /= widen;
+    s.n = width * widen;
+    if (s.rows)
+        pass(&s);
+    if (rest) {
+        const size_t done = s.rows * s.n * b;
+        s.x = s.x ? (const char *)s.x + done : NULL;
+        s.dy = s.dy ? (const char *)s.dy + done : NULL;
+        s.post_add = s.post_add ? (const char *)s.post_add + done : NULL;
+        s.du = s.du ? (const char *)s.du + done : NULL;
+        s.y = s.y ? (char *)s.y + done : NULL;
+        s.dpost_add = s.dpost_add ? (char *)s.dpost_add + done : NULL;
+        s.rows = 1;
+        s.n = width * rest;
+        pass(&s);
+    }
+}
+
+/* Wider rows are walked in blocks of columns. Blocks of 1024 would keep sums and coefficients in the L1 cache, but break
+ * the linear stream: batch norm 8x2048x28x28 channels-last took 2.75 copy floors with them, 2.15 so. */
+enum { COLUMN_BLOCK = 4096 };
+
+static const void *at_real(const struct plan *plan, const void *array, int64_t i)
+{
+    return array ? (const char *)array + (size_t)i * plan->real_bytes : NULL;
+}
+
+static void run_tile(const struct plan *plan, normfuse_pass_function pass, const struct normfuse_pass *whole)
+{
+    if (!plan->p->columns) {
+        pass(whole);
+        return;
+    }
+    const int64_t width = (int64_t)whole->n;
+    if (width <= COLUMN_BLOCK) {
+        run_columns(plan, pass, *whole);
+        return;
+    }
+    for (int64_t c = 0; c < width; c += COLUMN_BLOCK) {
+        struct normfuse_pass s = *whole;
+        const size_t skip = (size_t)c * plan->type_bytes;
+        s.n = (size_t)smaller(COLUMN_BLOCK, width - c);
+        s.x = s.x ? (const char *)s.x + skip : NULL;
+        s.dy = s.dy ? (const char *)s.dy + skip : NULL;
+        s.post_add = s.post_add ? (const char *)s.post_add + skip : NULL;
+        s.du = s.du ? (const char *)s.du + skip : NULL;
+        s.y = s.y ? (char *)s.y + skip : NULL;
+        s.dpost_add = s.dpost_add ? (char *)s.dpost_add + skip : NULL;
+        s.k = at_real(plan, s.k, c);
+        s.a = at_real(plan, s.a, c);
+        s.b = at_real(plan, s.b, c);
+        s.p = at_real(plan, s.p, c);
+        s.q = at_real(plan, s.q, c);
+        s.r = at_real(plan, s.r, c);
+        s.sum = s.sum ? (char *)s.sum + (size_t)c * plan->real_bytes : NULL;
+        s.square = s.square ? (char *)s.square + (size_t)c * plan->real_bytes : NULL;
+        pass(&s);
+    }
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------------------------ */
+
+/* The tile at (segment, offset) of a set: under runs `rows` segments of `width` values, under columns `rows` rows. */
+static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment, int64_t offset, int64_t rows, int64_t width)
+{
+    struct tile t = {.rows = rows, .width = width};
+    if (plan->p->columns) {
+        t.n = plan->batch ? segment + offset / larger(1, plan->length) : set;
+        t.s = plan->batch ? offset % larger(1, plan->length) : offset;
+    } else if (plan->batch) {
+        t.n = segment;
+        t.c = set * plan->bundle;
+        t.s = offset;
+    } else {
+        t.n = sample_of(plan, set);
+        t.c = group_of(plan, set) * plan->group_channels + segment;
+        t.s = offset;
+    }
+    return t;
+}
+
+/* Bytes from a tile of a set to the same tile of the next set, which the apply part asks for while it stores; 0: none. */
+static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next)
+{
+    if (next < 0 || plan->staged)
+        return 0;
+    const struct normfuse_problem *p = plan->p;
+    struct tile to = *t;
+    if (!plan->batch)
+        to.n = next / plan->sample_sets;
+    if (!p->columns)
+        to.c += (group_of(plan, next) - group_of(plan, next - 1)) * plan->group_channels;
+    return element(plan, v, &to) - element(plan, v, t);
+}
+
+/* ---- joining statistics ------------------------------------------------------------------------------------------ */
+
+/* Chan, Golub and LeVeque 1979. An empty side leaves the other's bits alone. */
+static struct moments join(struct moments a, struct moments b)
+{
+    if (a.count == 0)
+        return b;
+    if (b.count == 0)
+        return a;
+    const double count = a.count + b.count, delta = b.mean - a.mean;
+    return (struct moments){count, a.mean + delta * (b.count / count),
+                            a.m2 + b.m2 + delta * delta * (a.count * b.count / count)};
+}
+
+/* The squares of a chunk overflowed f32, or may have lost digits below its smallest normal number. Sums of 0 are those of
+ * a constant unless k is so small that a neighbouring value's square would vanish too. columns.inl has the same rule. */
+static bool out_of_range(double k, double sum, double square)
+{
+    return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0 || (k != 0 && fabs(k) < 0x1p-30)));
+}
+
+/* One value of u as the passes see it. */
+static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
+{
+    const struct normfuse_problem *p = plan->p;
+    const struct tile at = {.n = n, .c = c, .s = s};
+    if (!plan->add)
+        return normfuse_load(element(plan, &p->x, &at), p->type);
+    if (p->u.data) /* written by now; u may be x or pre_add */
+        return normfuse_load(element(plan, &p->u, &at), p->type);
+    const float u = (float)normfuse_load(element(plan, &p->x, &at), p->type) + (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
+    char rounded[8];
+    normfuse_store(rounded, p->type, (double)u);
+    return normfuse_load(rounded, p->type);
+}
+
+/* The moments of rows x width values of channel c in double: the slow way for values that f32 cannot square. */
+static struct moments moments_wide(const struct plan *plan, const struct tile *t, int64_t c, int64_t rows, int64_t width)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct moments m = {(double)rows * (double)width, 0, 0};
+    for (int sweep = 0; sweep < 2; sweep++) {
+        double sum = 0;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < width; i++) {
+                double v;
+                if (p->columns)
+                    v = value_u(plan, t->n + (t->s + r) / p->s, c, (t->s + r) % p->s);
+                else if (plan->batch)
+                    v = value_u(plan, t->n + r, c, t->s + i);
+                else
+                    v = value_u(plan, t->n, c + r, t->s + i);
+                sum += sweep ? (v - m.mean) * (v - m.mean) : v;
+            }
+        if (sweep)
+            m.m2 = sum;
+        else
+            m.mean = sum / m.count;
+    }
+    return m;
+}
+
+/* Rows of a tile under columns: few where it goes through a copy. */
+static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
+{
+    if (!plan->staged)
+        return otherwise;
+    return larger(plan->widen, STAGE_VALUES / larger(1, plan->p->c) / plan->widen * plan->widen);
+}
+
+/* ---- reduce: moments --------------------------------------------------------------------------------------------- */
+
+/* Adds the moments of one chunk each of `count` adjacent channels or groups onto all[]; t is the first one's chunk. last[]
+ * are the moments of the chunks before, then of these. */
+static void chunk_runs(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, struct moments *last,
+                       struct moments *all)
+{
+    const struct normfuse_problem *p = plan->p;
+    ptrdiff_t stride;
+    const void *u = input_u(plan, w, t, true, &stride);
+    struct normfuse_pass s = {.x = u, .x_stride = stride, .k = w->shift, .sum = w->sum, .square = w->square, .sets = (size_t)count};
+    s.set_stride = plan->group_channels * p->x.channel;
+    const bool first = last[0].count == 0;
+    double values;
+    if (first) { /* the mean of the first values: then the chunk's variance keeps its digits */
+        s.rows = (size_t)smaller(t->rows, divide_up(SHIFT_VALUES, t->width));
+        s.n = (size_t)smaller(t->width, SHIFT_VALUES);
+        values = (double)(s.rows * s.n);
+        memset(w->shift, 0, (size_t)count * plan->real_bytes);
+        plan->pass->moments_runs(&s);
+    }
+    for (int64_t j = 0; j < count; j++) {
+        const double k = first ? get_real(plan, w->sum, j) / values : last[j].mean;
+        put_real(plan, w->shift, j, isfinite(k) ? k : 0);
+    }
+    s.rows = (size_t)t->rows;
+    s.n = (size_t)t->width;
+    values = (double)(s.rows * s.n);
+    plan->pass->moments_runs(&s);
+    for (int64_t j = 0; j < count; j++) {
+        const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
+        if (!plan->wide_type && out_of_range(k, sum, square)) {
+            last[j] = moments_wide(plan, t, t->c + j * plan->group_channels, t->rows, t->width);
+        } else {
+            const double m2 = square - sum * sum / values;
+            last[j] = (struct moments){values, k + sum / values, m2 < 0 ? 0 : m2};
+        }
+        all[j] = join(all[j], last[j]);
+    }
+}
+
+/* Values of a run that are summed at once: the run cut evenly into chunks. */
+static int64_t chunk_width(int64_t length)
+{
+    if (length <= CHUNK_VALUES)
+        return length;
+    return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
+}
+
+static void moments_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+{
+    const struct piece piece = piece_of(plan, index);
+    const int64_t channels = bundled(plan, set), at_once = plan->add ? 1 : channels; /* a sum u is a tile of its own */
+    struct moments all[MOST_BUNDLED], last[MOST_BUNDLED];
+    for (int64_t j = 0; j < channels; j++)
+        all[j] = last[j] = (struct moments){0, 0, 0};
+    if (piece.length > 0) {
+        const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
+        for (int64_t r = 0; r < piece.segments; r += rows)
+            for (int64_t at = 0; at < piece.length; at += width)
+                for (int64_t j = 0; j < channels; j += at_once) {
+                    struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
+                                            smaller(width, piece.length - at));
+                    t.c += j * plan->group_channels;
+                    chunk_runs(plan, w, &t, at_once, last + j, all + j);
+                }
+    }
+    double *partial = slot->partials + index * 2 * plan->entries;
+    for (int64_t j = 0; j < channels; j++) {
+        partial[j] = all[j].mean;
+        partial[plan->entries + j] = all[j].m2;
+    }
+}
+
+/* Adds the moments of the rows [offset, offset + rows) of a set, column by column, onto w->sum and w->square. */
+static void sum_rows(const struct plan *plan, struct worker *w, int64_t set, int64_t segment, int64_t offset, int64_t rows, bool first)
+{
+    const int64_t c = plan->p->c, most = rows_of_tile(plan, rows);
+    for (int64_t r = 0; r < rows; r += most) {
+        const struct tile t = tile_at(plan, set, segment, offset + r, smaller(most, rows - r), c);
+        struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
+        s.x = input_u(plan, w, &t, first, &s.x_stride);
+        run_tile(plan, plan->pass->moments_columns, &s);
+    }
+}
+
+static void clear_sums(const struct plan *plan, struct worker *w)
+{
+    memset(w->sum, 0, (size_t)plan->coefficients * plan->real_bytes);
+    memset(w->square, 0, (size_t)plan->coefficients * plan->real_bytes);
+}
+
+/* One double per channel of an array of the compute type, the rows that were taken as one added up. */
+static void fold(const struct plan *plan, const void *array, double *out)
+{
+    const int64_t channels = plan->p->c;
+    for (int64_t c = 0; c < channels; c++)
+        out[c] = 0;
+    for (int64_t from = 0; from < plan->coefficients; from += channels) {
+        if (plan->wide_type) {
+            const double *in = (const double *)array + from;
+            for (int64_t c = 0; c < channels; c++)
+                out[c] += in[c];
+        } else {
+            const float *in = (const float *)array + from;
+            for (int64_t c = 0; c < channels; c++)
+                out[c] += (double)in[c];
+        }
+    }
+}
+
+/* The shifts for the next sums: the means, or 0 where there is none. */
+static void set_shifts(const struct plan *plan, struct worker *w, const double *means)
+{
+    const int64_t channels = plan->p->c;
+    for (int64_t to = 0; to < plan->coefficients; to += channels) {
+        if (plan->wide_type) {
+            double *out = (double *)w->shift + to;
+            for (int64_t c = 0; c < channels; c++)
+                out[c] = means[c] - means[c] == 0 ? means[c] : 0;
+        } else {
+            float *out = (float *)w->shift + to;
+            for (int64_t c = 0; c < channels; c++)
+                out[c] = means[c] - means[c] == 0 ? (float)means[c] : 0;
+        }
+    }
+}
+
+/* Joins the sums of a chunk of `rows` rows onto the columns' moments; `before` rows went before it. The shifts become
+ * the chunk's means. */
+static void join_columns(const struct plan *plan, struct worker *w, const struct tile *t, double before, int64_t rows)
+{
+    const int64_t channels = plan->p->c;
+    if (plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (size_t)plan->widen, (double)rows, before)) {
+        widen_entries(plan, w->shift);
+        return;
+    }
+    const double n = (double)rows, inverse = 1 / n, weight = n / (before + n), cross = before * weight;
+    double *restrict sum = w->sum64, *restrict square = w->square64, *restrict mean = w->mean, *restrict m2 = w->m2;
+    int bad = 0;
+    fold(plan, w->sum, sum);
+    fold(plan, w->square, square);
+    for (int64_t c = 0; c < channels; c++)
+        bad |= out_of_range(get_real(plan, w->shift, c), sum[c], square[c]);
+    if (plan->wide_type) {
+        const double *k = w->shift;
+        for (int64_t c = 0; c < channels; c++) {
+            const double m = square[c] - sum[c] * sum[c] * inverse;
+            square[c] = m < 0 ? 0 : m;
+            sum[c] = k[c] + sum[c] * inverse;
+        }
+    } else {
+        const float *k = w->shift;
+        for (int64_t c = 0; c < channels; c++) {
+            const bool wide = bad && out_of_range((double)k[c], sum[c], square[c]);
+            const double m = square[c] - sum[c] * sum[c] * inverse;
+            square[c] = m < 0 ? 0 : m;
+            sum[c] = (double)k[c] + sum[c] * inverse;
+            if (wide) {
+                const struct moments exact = moments_wide(plan, t, c, rows, 1);
+                sum[c] = exact.mean;
+                square[c] = exact.m2;
+            }
+        }
+    }
+    if (before > 0) {
+        for (int64_t c = 0; c < channels; c++) {
+            const double delta = sum[c] - mean[c];
+            mean[c] += delta * weight;
+            m2[c] += square[c] + delta * delta * cross;
+        }
+    } else {
+        memcpy(mean, sum, (size_t)channels * 8);
+        memcpy(m2, square, (size_t)channels * 8);
+    }
+    set_shifts(plan, w, sum);
+}
+
+static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+{
+    const struct normfuse_problem *p = plan->p;
+    const struct piece piece = piece_of(plan, index);
+    const int64_t rows = piece.segments * piece.length, channels = p->c;
+    double *partial = slot->partials + index * 2 * (plan->batch ? channels : plan->groups);
+
+    const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->widen);
+    memset(w->shift, 0, (size_t)plan->coefficients * plan->real_bytes);
+    clear_sums(plan, w);
+    if (rows == 0) {
+        memset(w->mean, 0, (size_t)channels * 8);
+        memset(w->m2, 0, (size_t)channels * 8);
+    }
+    /* u may take x's place, and rows are read twice: write all of u first */
+    const bool writes_u = plan->add && plan->p->u.data;
+    if (writes_u)
+        sum_rows(plan, w, set, piece.segment, piece.start, rows, true);
+    clear_sums(plan, w);
+    sum_rows(plan, w, set, piece.segment, piece.start, sampled, !writes_u);
+    fold(plan, w->sum, w->sum64);
+    for (int64_t c = 0; c < channels; c++)
+        w->sum64[c] /= (double)sampled;
+    set_shifts(plan, w, w->sum64);
+    for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
+        const int64_t chunk = smaller(plan->chunk_rows, rows - r);
+        clear_sums(plan, w);
+        sum_rows(plan, w, set, piece.segment, piece.start + r, chunk, !writes_u);
+        const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, chunk, channels);
+        join_columns(plan, w, &t, (double)r, chunk);
+    }
+    if (plan->batch) {
+        memcpy(partial, w->mean, (size_t)channels * 8);
+        memcpy(partial + channels, w->m2, (size_t)channels * 8);
+        return;
+    }
+    /* the columns of a group have equal counts: their mean is the mean of means */
+    const int64_t d = plan->group_channels;
+    for (int64_t g = 0; g < plan->groups; g++) {
+        double mean = 0, m2 = 0, between = 0;
+        for (int64_t c = g * d; c < (g + 1) * d; c++) {
+            mean += w->mean[c];
+            m2 += w->m2[c];
+        }
+        mean /= (double)d;
+        for (int64_t c = g * d; c < (g + 1) * d; c++)
+            between += (w->mean[c] - mean) * (w->mean[c] - mean);
+        partial[g] = mean;
+        partial[plan->groups + g] = m2 + between * (double)rows;
+    }
+}
+
+/* ---- reduce: backward sums --------------------------------------------------------------------------------------- */
+
+/* What every pass over a tile but the moments is given; coefficients from entry `i` on. `first`: see input_u. */
+static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t,
+                                         int64_t i, bool first)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_pass s = {.rows = (size_t)t->rows,
+                              .n = (size_t)t->width,
+                              .k = at_real(plan, c->k, i),
+                              .a = at_real(plan, c->a, i),
+                              .b = at_real(plan, c->b, i),
+                              .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
+                              .activation = p->activation,
+                              .act_param = p->act_param};
+    s.x = input_u(plan, w, t, first, &s.x_stride);
+    if (plan->backward)
+        s.dy = input(plan, &p->dy, t, w->stage[1], &s.dy_stride);
+    if (p->post_add.data)
+        s.post_add = input(plan, &p->post_add, t, w->stage[2], &s.post_add_stride);
+    return s;
+}
+
+static void sums_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
+    s.sum = w->sum;
+    s.square = w->square;
+    s.sum_per_row = !plan->batch;
+    const bool gives_dx = plan->apply && !plan->dependent;
+    if (gives_dx) {
+        s.p = at_real(plan, c->p, i);
+        s.y = output(plan, &p->dx, t, w->stage[4], &s.y_stride);
+        s.stream = plan->stream && direct(plan, &p->dx);
+        if (p->du.data)
+            s.du = input(plan, &p->du, t, w->stage[3], &s.du_stride);
+    }
+    if (p->dpost_add.data && (gives_dx || !plan->apply))
+        s.dpost_add = output(plan, &p->dpost_add, t, w->stage[5], &s.dpost_add_stride);
+    run_tile(plan, p->columns ? plan->pass->dot2_columns : plan->pass->dot2_runs, &s);
+    if (s.y)
+        scatter(plan, &p->dx, t, w->stage[4]);
+    if (s.dpost_add)
+        scatter(plan, &p->dpost_add, t, w->stage[5]);
+}
+
+static void dx_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i,
+                       int64_t next)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
+    s.p = at_real(plan, c->p, i);
+    s.q = plan->none ? NULL : at_real(plan, c->q, i);
+    s.r = plan->none ? NULL : at_real(plan, c->r, i);
+    if (p->du.data)
+        s.du = input(plan, &p->du, t, w->stage[3], &s.du_stride);
+    s.y = output(plan, &p->dx, t, w->stage[4], &s.y_stride);
+    s.stream = plan->stream && direct(plan, &p->dx);
+    if (p->dpost_add.data)
+        s.dpost_add = output(plan, &p->dpost_add, t, w->stage[5], &s.dpost_add_stride);
+    s.ahead_x = ahead_of(plan, &p->x, t, next);
+    s.ahead_dy = ahead_of(plan, &p->dy, t, next);
+    run_tile(plan, p->columns || t->across_values ? plan->pass->affine2_columns : plan->pass->affine2_runs, &s);
+    scatter(plan, &p->dx, t, w->stage[4]);
+    scatter(plan, &p->dpost_add, t, w->stage[5]);
+}
+
+static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+{
+    const struct piece piece = piece_of(plan, index);
+    const int64_t channels = bundled(plan, set), part = plan->parts > 1 ? index % plan->parts : 0;
+    /* sums are per channel, so a bundle of groups is one of more channels */
+    const int64_t bundles = plan->batch ? channels : 1, segments = plan->batch ? piece.segments : channels * piece.segments;
+    double *partial = slot->partials + (plan->batch ? index * 2 * plan->entries : 2 * (piece.segment * plan->parts + part));
+    memset(partial, 0, (size_t)(2 * (plan->batch ? plan->entries : segments)) * 8);
+    if (piece.length == 0)
+        return;
+    const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
+    for (int64_t r = 0; r < segments; r += rows)
+        for (int64_t at = 0; at < piece.length; at += width)
+            for (int64_t j = 0; j < bundles; j++) {
+                struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
+                                        smaller(width, piece.length - at));
+                t.c += j;
+                sums_of_tile(plan, w, &slot->c, &t, plan->batch ? j * plan->spread : piece.segment + r);
+                if (plan->batch) {
+                    partial[j] += get_real(plan, w->sum, 0);
+                    partial[plan->entries + j] += get_real(plan, w->square, 0);
+                    continue;
+                }
+                for (int64_t i = 0; i < t.rows; i++) {
+                    partial[2 * (r + i) * plan->parts] += get_real(plan, w->sum, i);
+                    partial[2 * (r + i) * plan->parts + 1] += get_real(plan, w->square, i);
+                }
+            }
+}
+
+static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+{
+    const struct piece piece = piece_of(plan, index);
+    const int64_t rows = piece.segments * piece.length, channels = plan->p->c;
+    memset(w->mean, 0, (size_t)channels * 8);
+    memset(w->m2, 0, (size_t)channels * 8);
+    const int64_t most = rows_of_tile(plan, plan->chunk_rows);
+    for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
+        const int64_t chunk = smaller(plan->chunk_rows, rows - r);
+        clear_sums(plan, w);
+        for (int64_t q = 0; q < chunk; q += most) {
+            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(most, chunk - q), channels);
+            sums_of_tile(plan, w, &slot->c, &t, 0);
+        }
+        plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->widen);
+        plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->widen);
+    }
+    memcpy(slot->partials + index * 2 * channels, w->mean, (size_t)channels * 8);
+    memcpy(slot->partials + (index * 2 + 1) * channels, w->m2, (size_t)channels * 8);
+}
+
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+{
+    if (plan->backward)
+        (plan->p->columns ? sums_of_piece_columns : sums_of_piece_runs)(plan, w, slot, set, index);
+    else
+        (plan->p->columns ? moments_of_piece_columns : moments_of_piece_runs)(plan, w, slot, set, index);
+}
+
+/* ---- apply ------------------------------------------------------------------------------------------------------- */
+
+static void y_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i,
+                      int64_t next)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, !plan->reduce);
+    if (!p->y.data) /* u alone was asked for */
+        return;
+    s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
+    s.stream = plan->stream && direct(plan, &p->y);
+    s.ahead_x = ahead_of(plan, &p->x, t, next);
+    run_tile(plan, p->columns || t->across_values ? plan->pass->affine_columns : plan->pass->affine_runs, &s);
+    scatter(plan, &p->y, t, w->stage[4]);
+}
+
+static void apply_tile(const struct plan *plan, struct worker *w, const struct slot *slot, const struct tile *t, int64_t i,
+                       int64_t next)
+{
+    (plan->backward ? dx_of_tile : y_of_tile)(plan, w, &slot->c, t, i, next);
+}
+
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next)
+{
+    const struct piece piece = piece_of(plan, index);
+    if (plan->p->columns) {
+        const int64_t rows = piece.segments * piece.length, most = rows_of_tile(plan, rows);
+        for (int64_t r = 0; r < rows; r += most) {
+            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(most, rows - r), plan->p->c);
+            apply_tile(plan, w, slot, &t, 0, next);
+        }
+        return;
+    }
+    if (piece.length == 0)
+        return;
+    if (plan->spread > 1) {
+        struct tile t = tile_at(plan, set, piece.segment, 0, piece.segments, bundled(plan, set) * plan->spread);
+        t.across_values = true;
+        apply_tile(plan, w, slot, &t, 0, next);
+        return;
+    }
+    if (plan->batch && plan->bundle > 1) { /* a bundle's runs are short: whole */
+        for (int64_t r = 0; r < piece.segments; r++) {
+            struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
+            t.across = true;
+            apply_tile(plan, w, slot, &t, 0, next);
+        }
+        return;
+    }
+    const int64_t width = plan->staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
+    const int64_t segments = bundled(plan, set) * piece.segments, rows = plan->staged ? larger(1, STAGE_VALUES / width) : segments;
+    for (int64_t r = 0; r < segments; r += rows)
+        for (int64_t at = 0; at < piece.length; at += width) {
+            const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
+                                          smaller(width, piece.length - at));
+            apply_tile(plan, w, slot, &t, plan->batch ? 0 : piece.segment + r, next);
+        }
+}

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * plan.c - makes the plan of a problem: how it is cut, by shape alone, and how it is run on this machine, which changes no bits;
+ * and lays out its memory. */
+#include "cpu/plan.h"
+
+#include "cpu/machine.h"
+#include "cpu/threads.h"
+
+/* Rows taken as one so that a row of few channels fills vectors and whole cache lines. */
+static int64_t widening(int64_t c)
+{
+    if (c < 1)
+        return 1;
+    int64_t w = 1;
+    while ((w * c) % 32 != 0 || w * c < WIDE_COLUMNS) /* 32: a cache line of 16-bit values */
+        w *= 2;
+    return c < WIDE_COLUMNS || w * c <= MOST_WIDE_COLUMNS ? w : 1;
+}
+
+static int64_t rows_of_chunk(int64_t c, int64_t widen)
+{
+    const int64_t rows = 2 * BLOCK_VALUES / larger(c, 1) / 4 * 4;
+    return widen * larger(16, smaller(CHUNK_ROWS, rows));
+}
+
+/* Cuts segments of `length` into pieces of about `target`, aligned where one is cut inside. */
+static void cut(int64_t segments, int64_t length, int64_t target, int64_t align, int64_t *parts, int64_t *part,
+                int64_t *segments_per_piece, int64_t *pieces)
+{
+    target = larger(target, 1);
+    *parts = 1;
+    *part = length;
+    *segments_per_piece = 1;
+    if (length > target) {
+        *part = smaller(length, round_up(divide_up(length, divide_up(length, target)), align));
+        *parts = divide_up(length, *part);
+    } else if (length > 0) {
+        *segments_per_piece = power_of_two_below(target / length);
+    }
+    *pieces = *parts > 1 ? segments * *parts : divide_up(segments, *segments_per_piece);
+}
+
+static int64_t samples_of_block(int64_t c, int64_t s)
+{
+    const int64_t values = larger(c * s, 1);
+    int64_t samples = larger(divide_up(BLOCK_VALUES, values), divide_up(64, larger(s, 1)));
+    if (values >= BLOCK_VALUES && s >= 64)
+        samples = 1;
+    int64_t block = 1;
+    while (block < samples)
+        block *= 2;
+    return block;
+}
+
+int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
+{
+    int64_t parts, part, segments, pieces;
+    const int64_t widen = widening(c);
+    if (columns)
+        cut(1, s, divide_up(BATCH_PIECE_VALUES, larger(c, 1)), widen * 4, &parts, &part, &segments, &pieces);
+    else
+        cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
+    return larger(segments, samples_of_block(c, s));
+}
+
+static bool same_view(const struct normfuse_view *a, const struct normfuse_view *b) { return a->data == b->data; }
+
+/* Under runs: the adjacent channels of batch norm, or groups of one sample, that are taken as one set. */
+static int64_t bundle_of(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t values = larger(1, p->s * plan->group_channels);
+    if (plan->none || plan->staged || (!plan->batch && (p->s == 0 || values > CHUNK_VALUES))) /* groups: of one chunk */
+        return 1;
+    return larger(1, smaller(smaller(MOST_BUNDLED, plan->groups), BUNDLE_BYTES / (values * (int64_t)plan->type_bytes)));
+}
+
+void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec)
+{
+    const struct normfuse_machine *machine = normfuse_machine_known();
+    memset(plan, 0, sizeof *plan);
+    plan->p = p;
+    plan->table = normfuse_table_chosen();
+    plan->pass = &plan->table->of[p->type];
+    plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
+    plan->type_bytes = normfuse_type_bytes(p->type);
+    plan->wide_type = p->type == NORMFUSE_F64;
+    plan->real_bytes = plan->wide_type ? 8 : 4;
+    plan->batch = p->sets == NORMFUSE_SETS_BATCH;
+    plan->none = p->sets == NORMFUSE_SETS_NONE;
+    plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
+    plan->add = p->pre_add.data != NULL;
+    plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
+    plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
+    plan->set_values = p->set_values;
+    if (plan->backward) {
+        const bool wanted = p->dweight.data || p->dbias.data || p->dscale.data || p->dshift.data || p->sums;
+        const bool dx = p->dx.data && (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
+        plan->dependent = dx && !plan->none;
+        plan->apply = dx;
+        plan->reduce = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) && (wanted || plan->dependent || (p->dpost_add.data && !dx));
+    } else {
+        plan->reduce = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
+        plan->apply = (p->phases & NORMFUSE_PHASE_APPLY) && (p->y.data || (p->u.data && !plan->reduce));
+        plan->dependent = plan->apply && plan->reduce;
+    }
+
+    plan->groups = plan->none ? 1 : plan->batch ? p->c : p->groups;
+    plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
+    plan->widen = p->columns ? widening(p->c) : 1;
+    const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        if (views[i]->data && !direct(plan, views[i]))
+            plan->staged = true;
+    plan->all_direct = !plan->staged;
+    if (p->columns) {
+        plan->sets = plan->batch ? 1 : p->n;
+        plan->segments = plan->batch ? p->n : 1;
+        plan->length = p->s;
+        plan->chunk_rows = rows_of_chunk(p->c, plan->widen);
+        plan->coefficients = p->c * plan->widen;
+        cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(p->c, 1)),
+            plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
+        plan->bundle = plan->sample_sets = 1;
+        plan->entries = plan->batch || plan->backward ? p->c : plan->groups;
+        plan->partial_doubles = 2 * plan->entries * plan->pieces;
+    } else {
+        plan->segments = plan->batch ? p->n : plan->group_channels;
+        plan->length = p->s;
+        plan->bundle = bundle_of(plan);
+        plan->entries = plan->bundle;
+        plan->set_channels = plan->bundle * plan->group_channels;
+        plan->sample_sets = plan->none ? 1 : divide_up(plan->groups, plan->bundle);
+        plan->sets = plan->batch ? plan->sample_sets : p->n * plan->sample_sets;
+        plan->coefficients = plan->set_channels;
+        plan->coefficient_step = plan->batch ? 0 : 1;
+        cut(plan->segments, plan->length, PIECE_VALUES, 64, &plan->parts, &plan->part, &plan->segments_per_piece,
+            &plan->pieces);
+        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->set_channels * plan->parts : 2 * plan->entries * plan->pieces;
+    }
+    plan->block_samples = samples_of_block(p->c, p->s);
+    plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
+
+    plan->spread = 1;
+    if (plan->batch && !p->columns && plan->apply && plan->all_direct && p->s > 1 && plan->coefficients > 1 &&
+        p->s * (int64_t)plan->type_bytes < SHORT_RUN_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
+        plan->coefficients * p->s <= MOST_SPREAD && plan->parts == 1) {
+        bool adjacent = true;
+        for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+            adjacent = adjacent && (!views[i]->data || views[i]->channel == p->s);
+        if (adjacent)
+            plan->spread = p->s;
+    }
+    if (plan->add && !(p->u.data && direct(plan, &p->u)))
+        plan->staged = true;
+
+    /* How it is run changes no bits. */
+    const int64_t values = p->n * p->c * p->s;
+    const int32_t most = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
+    plan->threads = (int32_t)larger(1, smaller(most, values / PIECE_VALUES));
+    const int64_t bytes = values * (int64_t)plan->type_bytes, l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
+    const struct normfuse_view *out = plan->backward ? &p->dx : &p->y;
+    const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
+                          same_view(out, &p->post_add) || same_view(out, &p->du);
+    /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
+    const int64_t row_bytes = (p->columns ? plan->widen * p->c : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
+    const bool shares_lines = row_bytes % ALIGNMENT != 0 &&
+                              (p->columns ? p->c * (int64_t)plan->type_bytes < 4096 : row_bytes < SHORT_RUN_BYTES);
+    /* a streaming store keeps y out of the caches, where what comes next may want a small one */
+    plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
+
+    const int64_t set_bytes = plan->sets ? bytes / plan->sets * (plan->backward ? 2 : 1) : 0;
+    /* each thread holds the set that it applies and the next one */
+    const int64_t share = larger(l2 / 2, machine->llc_bytes / (4 * plan->threads));
+    if (plan->batch) {
+        plan->sets_per_task = p->columns ? 1 : larger(larger(1, BLOCK_VALUES / larger(1, p->n * p->s * plan->bundle)), plan->sets / TASKS_PER_THREAD / plan->threads);
+        plan->group_ranges = 1;
+        plan->tasks = divide_up(plan->sets, plan->sets_per_task);
+    } else {
+        /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
+        const int64_t groups = plan->sample_sets;
+        const int64_t wanted = divide_up(4 * plan->threads, larger(plan->blocks, 1));
+        plan->group_ranges = larger(1, smaller(groups, wanted));
+        plan->sets_per_task = divide_up(groups, plan->group_ranges);
+        plan->group_ranges = divide_up(groups, plan->sets_per_task);
+        plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
+        plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
+    }
+    /* asking ahead helps where a thread computes for longer than it waits: docs/decisions/0004 */
+    const bool busy = plan->type_bytes == 2 || p->activation > NORMFUSE_LEAKY_RELU;
+    plan->ahead = (p->columns ? busy : plan->batch || !plan->backward) && !plan->staged;
+    plan->back_and_forth = set_bytes > l2 * plan->threads;
+    plan->teams_of_one = plan->threads == 1 || (set_bytes <= share && plan->tasks >= 2 * plan->threads);
+    if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
+        plan->teams_of_one = false;
+    }
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Hands out aligned pieces of one block; with base NULL only counts. */
+struct arena {
+    char *base;
+    size_t used;
+};
+
+static void *take(struct arena *arena, int64_t count, size_t bytes)
+{
+    const size_t at = arena->used;
+    arena->used += ((size_t)count * bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; /* whole vectors, for columns.inl */
+    if ((size_t)count * bytes >= 1024)
+        arena->used += COLOUR;
+    return arena->base ? arena->base + at : NULL;
+}
+
+static void lay_out_team(const struct plan *plan, struct team *team, struct arena *arena)
+{
+    for (int i = 0; i < 2; i++) {
+        struct slot *slot = &team->slot[i];
+        slot->partials = take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
+        void **arrays[] = {&slot->c.k, &slot->c.a, &slot->c.b, &slot->c.p, &slot->c.q, &slot->c.r};
+        for (int j = 0; j < (plan->backward ? 6 : 3); j++)
+            *arrays[j] = take(arena, plan->coefficients * plan->spread, plan->real_bytes);
+    }
+    team->sums = take(arena, 2 * (plan->p->columns ? plan->p->c : plan->set_channels), 8);
+}
+
+size_t normfuse_plan_lay_out(struct plan *plan, char *base)
+{
+    struct arena arena = {base, 0};
+    const struct normfuse_problem *p = plan->p;
+    const int64_t width = p->columns ? p->c * plan->widen : 0;
+    plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
+    plan->bias = take(&arena, p->bias.batch ? 0 : p->c, 8);
+    plan->sample_sums = take(&arena, plan->blocks * p->c * 2 * (plan->reduce || plan->updates_running ? 1 : 0), 8);
+    plan->workers = take(&arena, plan->threads, sizeof *plan->workers);
+    for (int32_t i = 0; i < plan->threads; i++) {
+        struct worker local, *worker = base ? &plan->workers[i] : &local;
+        memset(worker, 0, sizeof *worker);
+        if (plan->teams_of_one || !plan->reduce)
+            lay_out_team(plan, &worker->own, &arena);
+        const int64_t sums = p->columns ? width : CHUNK_VALUES;
+        if (plan->reduce) {
+            worker->shift = take(&arena, p->columns ? width : plan->bundle, plan->real_bytes);
+            worker->sum = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
+            worker->square = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
+            worker->mean = take(&arena, p->columns ? p->c : 0, 8);
+            worker->m2 = take(&arena, p->columns ? p->c : 0, 8);
+            worker->sum64 = take(&arena, p->columns ? p->c : 0, 8);
+            worker->square64 = take(&arena, p->columns ? p->c : 0, 8);
+        }
+        /* bundles go through a copy of u where that is not written out */
+        const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle > 1 ? plan->set_channels * p->s : 0);
+        for (int j = 0; j < 6; j++)
+            worker->stage[j] = take(&arena, plan->staged ? stage : 0, plan->type_bytes);
+    }
+    if (!plan->teams_of_one) {
+        if (plan->reduce)
+            lay_out_team(plan, &plan->shared, &arena);
+        plan->claims = take(&arena, plan->reduce ? (plan->sets + 1) * plan->threads : 0, 4);
+        plan->finished = take(&arena, plan->reduce ? plan->sets + 1 : 0, 4);
+        plan->ready = take(&arena, plan->reduce ? plan->sets + 1 : 0, 4);
+    }
+    return arena.used + ALIGNMENT;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * plan.h - how a problem is cut and laid out in memory, and what the files that run it share:
+ *
+ *   plan.c     makes the plan: shape first, machine second
+ *   pieces.c   the reduce and the apply part of a piece: tiles, passes, chunks and their joins
+ *   sets.c     what a set needs before and gives after: coefficients, statistics, gradients of parameters
+ *   driver.c   schedules pieces on threads */
+#ifndef NORMFUSE_CPU_PLAN_H
+#define NORMFUSE_CPU_PLAN_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "cpu/kernels.h"
+#include "problem.h"
+#include "scalar.h"
+
+enum {
+    CHUNK_VALUES = 4096,      /* longest f32 sum under runs: 128 additions a lane */
+    CHUNK_ROWS = 128,         /* longest f32 sum under columns */
+    SHIFT_VALUES = 64,        /* a piece's first shift is the mean of so many values, */
+    SHIFT_ROWS = 8,           /* or rows */
+    PIECE_VALUES = 32768,     /* one piece under runs: small enough that a sample feeds all cores */
+    COLUMN_PIECE_VALUES = 65536, /* under columns, where each piece costs a join of all channels */
+    BATCH_PIECE_VALUES = 131072, /* under columns without groups: partial sums stay below 1/32 of what was read */
+    STAGE_VALUES = 4096,      /* tiles that go through a copy */
+    MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
+    WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
+    BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
+    MOST_BUNDLED = 16,
+    MOST_SPREAD = 4096,       /* values of a row with spread coefficients */
+    SHORT_RUN_BYTES = 1024,
+    BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
+    TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
+    STACK_BYTES = 12288,      /* scratch of small problems */
+    ALIGNMENT = 64,
+    COLOUR = 1344 /* between arrays: a store and a load that agree in the low 12 bits of their addresses wait for each
+                     other, and arrays of 1024 channels would all agree (moments_columns: 4.3 against 2.9 ns for 16) */
+};
+
+/* ---- the plan: shape first, machine second ---------------------------------------------------------------------- */
+
+struct coefficients {
+    void *k, *a, *b, *p, *q, *r; /* compute type */
+};
+
+struct slot {
+    double *partials;
+    struct coefficients c;
+};
+
+/* A part of the threads that works on the same sets. */
+struct team {
+    struct slot slot[2]; /* set s uses slot s & 1 */
+    double *sums;        /* backward, while a set is joined: per channel the sum of dy', then that of dy'*(u - mean) */
+};
+
+/* What one thread needs for itself. */
+struct worker {
+    struct team own;        /* where each thread is a team */
+    void *shift, *sum, *square; /* compute type: per column, or per run */
+    double *mean, *m2;      /* columns: the piece so far */
+    double *sum64, *square64; /* columns: a chunk's sums per channel */
+    char *stage[6];         /* tiles of x or u, pre_add or dy, post_add, du, y, dpost_add */
+};
+
+struct tile {
+    int64_t n, c, s;    /* where it starts */
+    bool across;        /* batch norm under runs: rows are the channels of one sample, not one channel's samples */
+    bool across_values; /* under runs: a row is all values of a set's channels in one sample */
+    int64_t rows, width; /* rows: runs, or positions; width: values of a run, or channels */
+    int64_t flat;       /* columns: index of the first row over all samples of the set */
+};
+
+struct plan {
+    const struct normfuse_problem *p;
+    const struct normfuse_table *table;
+    const struct normfuse_passes *pass;
+    const struct normfuse_column_functions *column;
+    bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
+    bool batch, none, wide_type;             /* sets are channels; there are no sets; compute type is double */
+    bool add;                                /* u = x + pre_add */
+    bool constant;                           /* every set has the same coefficients */
+    bool updates_running;
+    bool stream;
+    bool all_direct; /* every view can be walked in place */
+    bool staged;     /* tiles are small: some go through a copy */
+    size_t type_bytes, real_bytes;
+
+    int64_t sets, groups, group_channels;
+    int64_t segments, length;  /* of a set: runs and their values, or samples and their rows */
+    int64_t parts, part, segments_per_piece, pieces;
+    int64_t widen;             /* rows taken as one */
+    int64_t bundle;            /* under runs: adjacent channels of batch norm, or groups of one chunk each, that are one set here: memory
+                                  is walked in long stretches, and small ones share the calls of passes */
+    int64_t set_channels;      /* of one sample, in a set (bundle) under runs */
+    int64_t sample_sets;       /* sets that one sample has, where sets are not channels */
+    int64_t entries;           /* statistics of a set */
+    int64_t spread;            /* batch norm, runs that are short and share cache lines: coefficients are repeated for each of so many
+                                  values, and a set's channels are applied as one row (61x1031x13x13 bf16: 6.6 copy floors to
+                                  1.95); 1: not */
+    int64_t chunk_rows;
+    int64_t coefficients;      /* entries of each array of struct coefficients */
+    int64_t coefficient_step;
+    int64_t partial_doubles;
+    int64_t block_samples, blocks;
+    int64_t set_values;
+
+    /* memory */
+    double *weight, *bias;     /* [C] in double */
+    double *sample_sums;       /* [blocks][C][2]: weight gradients, or the running statistics of instance norm */
+    struct worker *workers;
+    struct team shared;
+    _Atomic int32_t *claims;   /* shared team: [sets + 1][threads] next piece of each thread's range */
+    _Atomic int32_t *finished; /* [sets + 1] pieces done */
+    _Atomic int32_t *ready;    /* [sets + 1] joined */
+    _Atomic int64_t next_task;
+    int32_t threads;
+    bool teams_of_one;
+    bool ahead; /* the apply part asks for the next set's values */
+    bool back_and_forth; /* a set outgrows the cache: every step walks it the other way, from what was read last */
+    int64_t tasks, sets_per_task, group_ranges, blocks_per_task;
+};
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+static inline int64_t power_of_two_below(int64_t a) { int64_t p = 1; while (p <= a / 2) p *= 2; return p; }
+
+/* A view can be walked in place: adjacent along the picture's rows, and its rows evenly spaced where a tile spans
+ * samples or several rows are taken as one. */
+static inline bool direct(const struct plan *plan, const struct normfuse_view *v)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (plan->all_direct)
+        return true;
+    if (!p->columns)
+        return v->position == 1 || p->s == 1;
+    if (v->channel != 1 && p->c != 1)
+        return false;
+    if (plan->widen > 1 && p->s > 1 && v->position != p->c)
+        return false;
+    if (plan->batch && p->n > 1 && v->batch != (p->s > 1 ? v->position * p->s : v->batch))
+        return false;
+    if (plan->batch && plan->widen > 1 && p->n > 1 && v->batch != p->s * p->c)
+        return false;
+    return true;
+}
+
+/* ---- values of the compute type ------------------------------------------------------------------------------------ */
+
+static inline double get_real(const struct plan *plan, const void *array, int64_t i)
+{
+    return plan->wide_type ? ((const double *)array)[i] : (double)((const float *)array)[i];
+}
+
+static inline void put_real(const struct plan *plan, void *array, int64_t i, double v)
+{
+    if (plan->wide_type)
+        ((double *)array)[i] = v;
+    else
+        ((float *)array)[i] = (float)v;
+}
+
+/* ---- sets and pieces --------------------------------------------------------------------------------------------- */
+
+struct moments {
+    double count, mean, m2;
+};
+
+/* What a piece covers: `segments` whole segments from `segment`, or `length` of one from `start`. */
+struct piece {
+    int64_t segment, segments, start, length;
+};
+
+static inline struct piece piece_of(const struct plan *plan, int64_t index)
+{
+    if (plan->parts > 1) {
+        const int64_t start = index % plan->parts * plan->part;
+        return (struct piece){index / plan->parts, 1, start, smaller(plan->part, plan->length - start)};
+    }
+    const int64_t segment = index * plan->segments_per_piece;
+    return (struct piece){segment, smaller(plan->segments_per_piece, plan->segments - segment), 0, plan->length};
+}
+
+static inline int64_t sample_of(const struct plan *plan, int64_t set)
+{
+    return plan->batch ? 0 : set / plan->sample_sets;
+}
+
+/* The first channel of batch norm, or group, of a set. */
+static inline int64_t group_of(const struct plan *plan, int64_t set)
+{
+    if (plan->p->columns || plan->none)
+        return 0;
+    return (plan->batch ? set : set % plan->sample_sets) * plan->bundle;
+}
+
+/* Channels of batch norm, or groups, that a set under runs holds. */
+static inline int64_t bundled(const struct plan *plan, int64_t set)
+{
+    return plan->bundle == 1 ? 1 : smaller(plan->bundle, plan->groups - group_of(plan, set));
+}
+
+/* Repeats the channels' entries for rows that are taken as one. */
+static inline void widen_entries(const struct plan *plan, void *array)
+{
+    const size_t bytes = (size_t)plan->p->c * plan->real_bytes;
+    for (int64_t i = 1; i < plan->widen; i++)
+        memcpy((char *)array + (size_t)i * bytes, array, bytes);
+}
+
+/* plan.c */
+void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec);
+/* Lays everything out in scratch; with base NULL only counts. Returns the bytes. */
+size_t normfuse_plan_lay_out(struct plan *plan, char *base);
+
+/* pieces.c. next: the set whose same piece is reduced afterwards, or -1. */
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index);
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next);
+
+/* sets.c */
+/* Weight and bias per channel, in double: once, before the threads. */
+void normfuse_read_parameters(const struct plan *plan);
+/* Fills what a set's reduce or apply part needs and is known before its reduce part: k, a, b where the statistics are
+ * given, and p of dx. Where the sums are given too (sharded backward), all of it. */
+void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *sums, int64_t set);
+/* Joins the partial sums of a set: what the caller wants of them, and the coefficients of its apply part. */
+void normfuse_finish_set(const struct plan *plan, struct team *team, int64_t set);
+/* After all sets: the sums over samples, in order. */
+void normfuse_finish_samples(const struct plan *plan);
+/* What the apply part of a sharded forward writes beside y: once, before the threads. */
+void normfuse_put_given_statistics(const struct plan *plan);
+/* The parameter gradients of a sharded backward: from the given sums. */
+void normfuse_put_given_gradients(const struct plan *plan);
+
+#endif

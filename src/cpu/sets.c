@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * sets.c - what belongs to a set: its coefficients before the apply part, and what its sums give the caller. */
+#include "cpu/plan.h"
+
+#include <math.h>
+
+/* ---- parameters ---------------------------------------------------------------------------------------------------- */
+
+static double get_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double absent)
+{
+    return q->data ? normfuse_load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type) : absent;
+}
+
+static void put_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double v)
+{
+    if (q->data)
+        normfuse_store(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type, v);
+}
+
+static void add_parameter(const struct normfuse_problem *p, const struct normfuse_parameter *q, int64_t c, double v)
+{
+    put_parameter(q, 0, c, p->accumulate ? get_parameter(q, 0, c, 0) + v : v);
+}
+
+/* A parameter per channel as doubles. */
+static void to_double(const struct normfuse_parameter *q, double *out, int64_t count, double absent)
+{
+    if (!q->data || q->type != NORMFUSE_F32 || q->channel != 1) {
+        for (int64_t c = 0; c < count; c++)
+            out[c] = get_parameter(q, 0, c, absent);
+        return;
+    }
+    const float *in = (const float *)(const void *)q->data;
+    for (int64_t c = 0; c < count; c++)
+        out[c] = (double)in[c];
+}
+
+static double weight_of(const struct plan *plan, int64_t n, int64_t c)
+{
+    return plan->p->weight.batch ? get_parameter(&plan->p->weight, n, c, 1) : plan->weight[c];
+}
+
+static double bias_of(const struct plan *plan, int64_t n, int64_t c)
+{
+    return plan->p->bias.batch ? get_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
+}
+
+void normfuse_read_parameters(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!p->weight.batch)
+        to_double(&p->weight, plan->weight, p->c, 1);
+    if (!p->bias.batch)
+        to_double(&p->bias, plan->bias, p->c, 0);
+}
+
+/* ---- per set: coefficients before, results after ----------------------------------------------------------------- */
+
+/* One set under runs, one channel or group under columns: which statistics it has. */
+struct statistics {
+    double mean, rstd;
+};
+
+static struct statistics saved(const struct plan *plan, int64_t n, int64_t g)
+{
+    const struct normfuse_problem *p = plan->p;
+    return (struct statistics){get_parameter(&p->mean, n, g, 0), get_parameter(&p->rstd, n, g, 1)};
+}
+
+static struct statistics running(const struct plan *plan, int64_t c)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!p->evaluate)
+        return (struct statistics){0, 1}; /* affine */
+    return (struct statistics){get_parameter(&p->running_mean, 0, c, 0), 1 / sqrt(get_parameter(&p->running_var, 0, c, 1) + p->eps)};
+}
+
+/* k, a, b of channels [c, c + count) of sample n, which share statistics: z = (x - k)*a + b. They are entries
+ * [i, i + count). */
+static void put_forward(const struct plan *plan, struct coefficients *co, int64_t i, int64_t n, int64_t c, int64_t count,
+                        struct statistics st)
+{
+    const struct normfuse_problem *p = plan->p;
+    const double k = plan->wide_type ? st.mean : (double)(float)st.mean, rest = k - st.mean;
+    if (!plan->wide_type && !p->scale.data && !p->shift.data && !p->weight.batch && !p->bias.batch) {
+        const double *restrict weight = plan->weight + c, *restrict bias = plan->bias + c;
+        float *restrict out_k = (float *)co->k + i, *restrict out_a = (float *)co->a + i, *restrict out_b = (float *)co->b + i;
+        for (int64_t j = 0; j < count; j++) {
+            const double gain = st.rstd * weight[j];
+            out_k[j] = (float)k;
+            out_a[j] = (float)gain;
+            out_b[j] = (float)(bias[j] + rest * gain);
+        }
+        return;
+    }
+    for (int64_t j = 0; j < count; j++) {
+        const double gain = st.rstd * weight_of(plan, n, c + j);
+        double a = gain, b = bias_of(plan, n, c + j) + rest * gain;
+        if (p->scale.data) {
+            const double scale = 1 + get_parameter(&p->scale, n, c + j, 0);
+            a *= scale;
+            b *= scale;
+        }
+        if (p->shift.data)
+            b += get_parameter(&p->shift, n, c + j, 0);
+        put_real(plan, co->k, i + j, k);
+        put_real(plan, co->a, i + j, a);
+        put_real(plan, co->b, i + j, b);
+    }
+}
+
+/* Repeats the entries of `count` channels for each of their values. */
+static void spread_entries(const struct plan *plan, void *array, int64_t count)
+{
+    for (int64_t c = count - 1; c >= 0; c--)
+        if (plan->wide_type) {
+            double *out = (double *)array + c * plan->spread, v = ((double *)array)[c];
+            for (int64_t i = 0; i < plan->spread; i++)
+                out[i] = v;
+        } else {
+            float *out = (float *)array + c * plan->spread, v = ((float *)array)[c];
+            for (int64_t i = 0; i < plan->spread; i++)
+                out[i] = v;
+        }
+}
+
+static struct moments given_stats(const struct plan *plan, int64_t n, int64_t g)
+{
+    const double *t = plan->p->stats + 3 * (plan->batch ? g : n * plan->groups + g);
+    return (struct moments){t[0], t[1], t[2]};
+}
+
+static struct statistics from_moments(const struct plan *plan, struct moments m)
+{
+    const double rstd = 1 / sqrt((m.count > 0 ? m.m2 / m.count : 0) + plan->p->eps);
+    return (struct statistics){m.mean, rstd};
+}
+
+/* Which statistics channel c of sample n is normalized with, where they are known beforehand. */
+static struct statistics known(const struct plan *plan, int64_t n, int64_t c)
+{
+    if (plan->none)
+        return running(plan, c);
+    const int64_t g = plan->batch ? c : c / plan->group_channels;
+    return plan->backward ? saved(plan, plan->batch ? 0 : n, g) : from_moments(plan, given_stats(plan, n, g));
+}
+
+static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t set);
+
+/* What a set holds: channels [first, first + count), in groups of d that share statistics, the first of them g. */
+struct extent {
+    int64_t n, first, count, d, groups, g;
+};
+
+static struct extent extent_of(const struct plan *plan, int64_t set)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t d = plan->batch || plan->none ? 1 : plan->group_channels;
+    struct extent e = {.n = sample_of(plan, set), .d = d};
+    e.g = plan->none || p->columns ? 0 : group_of(plan, set);
+    e.first = plan->none ? 0 : e.g * d;
+    e.count = plan->none || p->columns ? p->c : bundled(plan, set) * d;
+    e.groups = e.count / larger(1, d);
+    return e;
+}
+
+void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *sums, int64_t set)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!plan->backward && plan->reduce)
+        return;
+    const struct extent e = extent_of(plan, set);
+    for (int64_t j = 0; j < e.groups; j++)
+        put_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, known(plan, e.n, e.first + j * e.d));
+    if (plan->backward)
+        memcpy(slot->c.p, slot->c.a, (size_t)e.count * plan->real_bytes);
+    void *arrays[] = {slot->c.k, slot->c.a, slot->c.b, slot->c.p};
+    for (int j = 0; j < (plan->backward ? 4 : 3); j++)
+        if (p->columns)
+            widen_entries(plan, arrays[j]);
+        else if (plan->spread > 1)
+            spread_entries(plan, arrays[j], e.count);
+    if (plan->backward && plan->apply && !plan->reduce && !plan->none) {
+        const double *given = p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first);
+        for (int64_t i = 0; i < e.count; i++) {
+            sums[i] = given[2 * i];
+            sums[e.count + i] = given[2 * i + 1];
+        }
+        backward_coefficients(plan, &slot->c, sums, set);
+    }
+}
+
+/* q, r of dx = p*dy' + q*(x - k) + r from the sums of the set's channels. */
+static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t set)
+{
+    const struct normfuse_problem *p = plan->p;
+    const struct extent e = extent_of(plan, set);
+    const double m = (double)plan->set_values;
+    const bool plain = !p->scale.data && !p->weight.batch;
+    for (int64_t j = 0; j < e.groups; j++) {
+        const struct statistics st = known(plan, e.n, e.first + j * e.d);
+        const double k = plan->wide_type ? st.mean : (double)(float)st.mean;
+        const double *all_of = sums + j * e.d, *centred_of = sums + e.count + j * e.d, *weight = plan->weight + e.first + j * e.d;
+        double all = 0, centred = 0;
+        for (int64_t i = 0; i < e.d; i++) {
+            const int64_t c = e.first + j * e.d + i;
+            const double gain = plain ? weight[i] : weight_of(plan, e.n, c) * (1 + get_parameter(&p->scale, e.n, c, 0));
+            all += gain * all_of[i];
+            centred += gain * centred_of[i];
+        }
+        const double q = -(st.rstd * st.rstd) * (st.rstd * (centred / m)), r = -st.rstd * (all / m) + q * (k - st.mean);
+        for (int64_t i = j * e.d; i < (j + 1) * e.d; i++) {
+            put_real(plan, co->q, i, q);
+            put_real(plan, co->r, i, r);
+        }
+    }
+    if (p->columns) {
+        widen_entries(plan, co->q);
+        widen_entries(plan, co->r);
+    } else if (plan->spread > 1) {
+        spread_entries(plan, co->q, e.count);
+        spread_entries(plan, co->r, e.count);
+    }
+}
+
+static void update_running(const struct normfuse_problem *p, int64_t c, double mean, double unbiased)
+{
+    const double momentum = p->momentum;
+    put_parameter(&p->running_mean, 0, c, (1 - momentum) * get_parameter(&p->running_mean, 0, c, 0) + momentum * mean);
+    put_parameter(&p->running_var, 0, c, (1 - momentum) * get_parameter(&p->running_var, 0, c, 1) + momentum * unbiased);
+}
+
+/* Writes what a set's (or group's) moments give to the caller. Sample sums: instance norm's running statistics. */
+static void put_statistics(const struct plan *plan, int64_t n, int64_t g, struct moments m, struct statistics st, bool give_stats)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (give_stats) {
+        double *t = p->stats + 3 * (plan->batch ? g : n * plan->groups + g);
+        t[0] = m.count;
+        t[1] = m.mean;
+        t[2] = m.m2;
+        return;
+    }
+    put_parameter(&p->mean, n, g, st.mean);
+    put_parameter(&p->rstd, n, g, st.rstd);
+    if (plan->updates_running && m.count > 0) {
+        const double unbiased = m.m2 / (m.count - 1);
+        if (plan->batch) {
+            update_running(p, g, m.mean, unbiased);
+        } else {
+            double *sum = plan->sample_sums + 2 * (n / plan->block_samples * p->c + g);
+            sum[0] += m.mean;
+            sum[1] += unbiased;
+        }
+    }
+}
+
+/* Joins the moments of a set's pieces, in order, onto mean and m2, which have `before` values each; gives how many they
+ * have then. */
+static double join_pieces(const struct plan *plan, const struct slot *slot, int64_t entries, double before, double *restrict mean,
+                          double *restrict m2)
+{
+    const double values = plan->p->columns && !plan->batch ? (double)plan->group_channels : 1;
+    for (int64_t index = 0; index < plan->pieces; index++) {
+        const struct piece piece = piece_of(plan, index);
+        const double count = (double)(piece.segments * piece.length) * values;
+        const double *restrict part_mean = slot->partials + index * 2 * plan->entries, *restrict part_m2 = part_mean + plan->entries;
+        if (count == 0)
+            continue;
+        if (before == 0) {
+            memcpy(mean, part_mean, (size_t)entries * 8);
+            memcpy(m2, part_m2, (size_t)entries * 8);
+        } else {
+            const double weight = count / (before + count), cross = before * weight;
+            for (int64_t j = 0; j < entries; j++) {
+                const double delta = part_mean[j] - mean[j];
+                mean[j] += delta * weight;
+                m2[j] += part_m2[j] + delta * delta * cross;
+            }
+        }
+        before += count;
+    }
+    return before;
+}
+
+static void finish_forward(const struct plan *plan, struct team *team, struct slot *slot, int64_t set)
+{
+    const struct normfuse_problem *p = plan->p;
+    const struct extent e = extent_of(plan, set);
+    const bool give_stats = p->stats && !(p->phases & NORMFUSE_PHASE_APPLY);
+    double *mean = team->sums, *m2 = team->sums + e.groups, count = 0;
+    memset(mean, 0, (size_t)(2 * e.groups) * 8);
+    if (give_stats && p->accumulate)
+        for (int64_t j = 0; j < e.groups; j++) {
+            const struct moments m = given_stats(plan, e.n, e.g + j);
+            count = m.count;
+            mean[j] = m.mean;
+            m2[j] = m.m2;
+        }
+    count = join_pieces(plan, slot, e.groups, count, mean, m2);
+    for (int64_t j = 0; j < e.groups; j++) {
+        const struct moments m = {count, mean[j], m2[j]};
+        const struct statistics st = from_moments(plan, m);
+        put_statistics(plan, e.n, e.g + j, m, st, give_stats);
+        if (plan->apply)
+            put_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, st);
+    }
+    void *arrays[] = {slot->c.k, slot->c.a, slot->c.b};
+    for (int j = 0; plan->apply && j < 3; j++)
+        if (p->columns)
+            widen_entries(plan, arrays[j]);
+        else if (plan->spread > 1)
+            spread_entries(plan, arrays[j], e.count);
+}
+
+static void finish_backward(const struct plan *plan, struct team *team, struct slot *slot, int64_t set)
+{
+    const struct normfuse_problem *p = plan->p;
+    const struct extent e = extent_of(plan, set);
+    double *all = team->sums, *centred = team->sums + e.count;
+    const bool give_sums = p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
+    double *given = give_sums ? p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first) : NULL;
+
+    memset(all, 0, (size_t)(2 * e.count) * 8);
+    if (p->columns) {
+        for (int64_t index = 0; index < plan->pieces; index++) {
+            const double *partial = slot->partials + index * 2 * p->c;
+            for (int64_t i = 0; i < 2 * e.count; i++)
+                all[i] += partial[i];
+        }
+    } else if (plan->batch) {
+        for (int64_t index = 0; index < plan->pieces; index++)
+            for (int64_t i = 0; i < e.count; i++) {
+                all[i] += slot->partials[index * 2 * plan->entries + i];
+                centred[i] += slot->partials[(index * 2 + 1) * plan->entries + i];
+            }
+    } else {
+        for (int64_t i = 0; i < e.count; i++)
+            for (int64_t part = 0; part < plan->parts; part++) {
+                all[i] += slot->partials[2 * (i * plan->parts + part)];
+                centred[i] += slot->partials[2 * (i * plan->parts + part) + 1];
+            }
+    }
+
+    double *block_sums = plan->batch ? NULL : plan->sample_sums + 2 * (e.n / plan->block_samples * p->c);
+    const bool weights = !give_sums && !plan->batch && !p->weight.batch && !p->dweight.batch && !p->bias.batch && !p->dbias.batch;
+    for (int64_t j = 0; j < e.groups; j++) {
+        const struct statistics st = known(plan, e.n, e.first + j * e.d);
+        const double k = plan->wide_type ? st.mean : (double)(float)st.mean, rest = k - st.mean;
+        for (int64_t i = j * e.d; i < (j + 1) * e.d; i++) {
+            const int64_t c = e.first + i;
+            centred[i] += rest * all[i]; /* the passes subtracted k, the mean in f32 */
+            if (give_sums) {
+                given[2 * i] = p->accumulate ? given[2 * i] + all[i] : all[i];
+                given[2 * i + 1] = p->accumulate ? given[2 * i + 1] + centred[i] : centred[i];
+                continue;
+            }
+            const double dweight = st.rstd * centred[i];
+            if (weights && !p->scale.data) {
+                block_sums[2 * c] += all[i];
+                block_sums[2 * c + 1] += dweight;
+            } else if (plan->batch) {
+                add_parameter(p, &p->dweight, c, dweight);
+                add_parameter(p, &p->dbias, c, all[i]);
+            } else if (weights) {
+                const double gain = 1 + get_parameter(&p->scale, e.n, c, 0);
+                block_sums[2 * c] += gain * all[i];
+                block_sums[2 * c + 1] += gain * dweight;
+            } else {
+                put_parameter(&p->dweight, e.n, c, dweight);
+                put_parameter(&p->dbias, e.n, c, all[i]);
+            }
+            if (p->dscale.data)
+                put_parameter(&p->dscale, e.n, c, weight_of(plan, e.n, c) * dweight + bias_of(plan, e.n, c) * all[i]);
+            if (p->dshift.data)
+                put_parameter(&p->dshift, e.n, c, all[i]);
+        }
+    }
+    if (plan->dependent)
+        backward_coefficients(plan, &slot->c, team->sums, set);
+}
+
+void normfuse_finish_set(const struct plan *plan, struct team *team, int64_t set)
+{
+    struct slot *slot = &team->slot[set & 1];
+    if (plan->backward)
+        finish_backward(plan, team, slot, set);
+    else
+        finish_forward(plan, team, slot, set);
+}
+
+void normfuse_finish_samples(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool gradients = plan->backward && plan->reduce && !p->sums && (p->dweight.data || p->dbias.data) && !p->dweight.batch && !p->dbias.batch;
+    if (plan->batch || (!gradients && !plan->updates_running))
+        return;
+    for (int64_t c = 0; c < p->c; c++) {
+        double first = 0, second = 0;
+        if (gradients && p->accumulate) {
+            first = get_parameter(&p->dbias, 0, c, 0);
+            second = get_parameter(&p->dweight, 0, c, 0);
+        }
+        for (int64_t b = 0; b < plan->blocks; b++) {
+            first += plan->sample_sums[2 * (b * p->c + c)];
+            second += plan->sample_sums[2 * (b * p->c + c) + 1];
+        }
+        if (gradients) {
+            put_parameter(&p->dbias, 0, c, first);
+            put_parameter(&p->dweight, 0, c, second);
+        } else if (p->n > 0) {
+            update_running(p, c, first / (double)p->n, second / (double)p->n);
+        }
+    }
+}
+
+void normfuse_put_given_statistics(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++)
+        for (int64_t g = 0; g < plan->groups; g++) {
+            const struct moments m = given_stats(plan, n, g);
+            put_statistics(plan, n, g, m, from_moments(plan, m), false);
+        }
+}
+
+void normfuse_put_given_gradients(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    for (int64_t c = 0; c < p->c; c++) {
+        double dweight = p->accumulate ? get_parameter(&p->dweight, 0, c, 0) : 0;
+        double dbias = p->accumulate ? get_parameter(&p->dbias, 0, c, 0) : 0;
+        for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++) {
+            const struct statistics st = known(plan, n, c);
+            const double *sums = p->sums + 2 * (plan->batch ? c : n * p->c + c);
+            const double gain = 1 + get_parameter(&p->scale, n, c, 0);
+            dbias += gain * sums[0];
+            dweight += gain * st.rstd * sums[1];
+            put_parameter(&p->dscale, n, c, weight_of(plan, n, c) * st.rstd * sums[1] + bias_of(plan, n, c) * sums[0]);
+            put_parameter(&p->dshift, n, c, sums[0]);
+        }
+        put_parameter(&p->dweight, 0, c, dweight);
+        put_parameter(&p->dbias, 0, c, dbias);
+    }
+}
