@@ -172,15 +172,30 @@ __device__ __forceinline__ void store_remote(void *, int, double) { __trap(); }
 
 /* Block 0 of the team adds 2^31 - (parts - 1) to the ticket and every other block 1: when all have, its top bit has
  * flipped and the lower ones are as they were, so that the ticket is ready for the next barrier with nothing to reset.
- * Every thread's writes before it are seen by every thread of the team after it. */
-__device__ __forceinline__ void team_barrier(uint32_t *ticket, int part, int parts)
+ * What any thread wrote before it arrived is seen by every thread of the team after it waited. */
+__device__ __forceinline__ uint32_t &ticket_before()
+{
+    static __shared__ uint32_t before;
+    return before;
+}
+
+__device__ __forceinline__ void team_arrive(uint32_t *ticket, int part, int parts)
 {
     __syncthreads();
     if (threadIdx.x == 0) {
         const uint32_t add = part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
-        uint32_t before, now;
+        uint32_t before;
         asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
                      : "=r"(before) : "l"(ticket), "r"(add) : "memory");
+        ticket_before() = before;
+    }
+}
+
+__device__ __forceinline__ void team_wait(const uint32_t *ticket)
+{
+    if (threadIdx.x == 0) {
+        const uint32_t before = ticket_before();
+        uint32_t now;
         do
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(ticket) : "memory");
         while (((now ^ before) & 0x80000000u) == 0);
@@ -188,7 +203,10 @@ __device__ __forceinline__ void team_barrier(uint32_t *ticket, int part, int par
     __syncthreads();
 }
 
-/* Tickets are on cache lines of their own. */
-constexpr int ticket_stride = 16;
+__device__ __forceinline__ void team_barrier(uint32_t *ticket, int part, int parts)
+{
+    team_arrive(ticket, part, parts);
+    team_wait(ticket);
+}
 
 #endif

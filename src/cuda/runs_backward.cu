@@ -214,8 +214,10 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 }
             });
             });
+        }
+        /* What the channels of the block summed, to memory: while the totals of other blocks are on their way. */
+        const auto write_sums = [&] {
             if (a.sums) {
-                __syncthreads();
                 if (many) {
                     /* A segment has its whole set: entry i is channel i of it. */
                     if (place.rows > 0)
@@ -248,9 +250,14 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     }
                 }
             }
-        }
+        };
         /* In place of dy it must not be written before dy was read for the last time. */
         const bool gives_dy = !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        const bool exchanges = sums && applies && centred && !many;
+        if (sums && !exchanges) {
+            __syncthreads();
+            write_sums();
+        }
         if (!applies && !gives_dy)
             return;
 
@@ -274,6 +281,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                             store_remote(of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
                         }
                         cluster_arrive(warp == 0);
+                        write_sums();
                         cluster_wait();
                         all = add_parts<R>(of_parts, PAIR, g.parts, true);
                     } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -282,8 +290,12 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                             pairs[PAIR * part] = (double)all.plain;
                             pairs[PAIR * part + 1] = (double)all.centred;
                         }
-                        team_barrier(a.tickets + team * ticket_stride, part, g.parts);
+                        team_arrive(a.tickets + team * g.ticket_stride, part, g.parts);
+                        write_sums();
+                        team_wait(a.tickets + team * g.ticket_stride);
                         all = add_parts<R>(pairs, PAIR, g.parts, false);
+                    } else {
+                        write_sums();
                     }
                 }
                 plain = all.plain;

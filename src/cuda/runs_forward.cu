@@ -275,7 +275,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             triples[TRIPLE * part + 1] = whole + (double)all.mean;
                             triples[TRIPLE * part + 2] = (double)all.squares;
                         }
-                        team_barrier(a.tickets + team * ticket_stride, part, g.parts);
+                        team_barrier(a.tickets + team * g.ticket_stride, part, g.parts);
                         all = join_parts<R>(triples, TRIPLE, g.parts, &whole);
                     }
                 } else {
