@@ -47,7 +47,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     };
 
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        cluster_arrive();
+        cluster_arrive(false);
     int parity = 0;
     for (int team = first_team;;) {
         const column_place place = place_of<V>(a, team, part);
@@ -146,14 +146,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 });
             }
             /* x - shift into x, dy' into dy */
-            const auto differentiate = [&](R(&x)[V], R(&dy)[V], const column_cursor<T, V> &other) {
+            const auto differentiate = [&](auto chosen, R(&x)[V], R(&dy)[V], const column_cursor<T, V> &other) {
                 R from[V];
                 forget(shift);
                 unpack<T, V>(shift, from);
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     x[i] -= from[i];
-                if (p.activation != NORMFUSE_IDENTITY) {
+                if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
                     R z[V];
 #pragma unroll
                     for (int i = 0; i < V; i++)
@@ -165,17 +165,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         for (int i = 0; i < V; i++)
                             z[i] += added[i];
                     }
-                    activate_gradient<fast, !simple>(dy, z, p.activation, (R)p.act_param);
+                    activate_gradient<fast, !simple>(dy, z, chosen.of(p.activation), (R)p.act_param);
                 }
             };
 
             /* ---- sums ---- */
             if (sums) {
                 column_cursor<T, V> other(!simple && p.post_add.data ? p.post_add : p.x, place, row);
+                choose_activation<simple>(p.activation, [&](auto chosen) {
                 walk<K>(count, shared, [&](int slot) {
                     R x[V], dy[V];
                     read(slot, x, dy);
-                    differentiate(x, dy, other);
+                    differentiate(chosen, x, dy, other);
 #pragma unroll
                     for (int i = 0; i < V; i++) {
                         plain[i] += dy[i];
@@ -183,6 +184,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                     if (!simple && p.post_add.data)
                         other.advance(p.post_add, place);
+                });
                 });
             }
             const bool summed = sums && pass + 1 == g.passes;
@@ -261,7 +263,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         }
                     }
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        cluster_arrive();
+                        cluster_arrive(true);
                         cluster_wait();
                     } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
                         team_barrier(a.tickets + first_team * ticket_stride, part, g.parts);
@@ -318,10 +320,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, place, row), du(!simple && p.du.data ? p.du : p.x, place, row);
             column_cursor<T, V> dpost(!simple && p.dpost_add.data ? p.dpost_add : p.x, place, row);
             if (gives_dy || (applies && p.dx.data))
+                choose_activation<simple>(p.activation, [&](auto chosen) {
                 walk<K>(count, shared, [&](int slot) {
                     R x[V], dy[V];
                     read(slot, x, dy);
-                    differentiate(x, dy, other);
+                    differentiate(chosen, x, dy, other);
                     if (!simple && p.post_add.data)
                         other.advance(p.post_add, place);
                     if (gives_dy) {
@@ -343,6 +346,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         dx.store(make_pack<T, V>(x));
                         dx.advance(p.dx, place);
                     }
+                });
                 });
         }
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     };
 
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        cluster_arrive();
+        cluster_arrive(false);
     int parity = 0;
     for (int team = first_team;;) {
         const column_place place = place_of<V>(a, team, part);
@@ -256,7 +256,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     break;
                 const double *triples = of_parts;
                 if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                    cluster_arrive();
+                    cluster_arrive(true);
                     cluster_wait();
                 } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
                     team_barrier(a.tickets + first_team * ticket_stride, part, g.parts);
@@ -304,35 +304,46 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             }
 
             /* ---- coefficients: z = (x - about) * slope + offset, `about` in the tensor's own type ---- */
-            if (!sums && pass == 0)
-                __syncthreads();
-            if (place.active && (pass == 0 || sums)) {
-                R rounded[V];
-#pragma unroll
-                for (int i = 0; i < V; i++) {
-                    const int c = place.c + i;
+            if (pass == 0 || sums) {
+                /* Each channel's by one thread: those of a block have each channel many times. */
+#pragma unroll 1
+                for (int i = (int)threadIdx.x; i < channels; i += threads) {
+                    const int c = first_channel + i;
+                    if (c >= p.c)
+                        break;
                     double mean = 0.0;
-                    slope[i] = of_slopes[place.column * V + i];
+                    R slope_here = of_slopes[i];
                     if (sums) {
-                        const group_statistics<R> of_group = of_groups[divide(place.column * V + i, g.by_group)];
+                        const group_statistics<R> of_group = of_groups[divide(i, g.by_group)];
                         mean = of_group.mean;
-                        slope[i] *= of_group.rstd;
+                        slope_here *= of_group.rstd;
                     } else if (a.source == NORMFUSE_SOURCE_SCRATCH) {
                         const normfuse_cuda_statistics *const of_set =
                             a.statistics + (by_channel ? c : place.n * p.groups + c / (int)(p.c / p.groups));
                         mean = of_set->mean;
-                        slope[i] *= (R)of_set->rstd;
+                        slope_here *= (R)of_set->rstd;
                     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
                         mean = parameter<double>(p.running_mean, 0, c, 0.0);
-                        slope[i] = scaled_by_running(p, c, slope[i]);
+                        slope_here = scaled_by_running(p, c, slope_here);
                     }
                     const R value[1] = {(R)mean};
                     R back[1];
                     unpack<T, 1>(make_pack<T, 1>(value), back);
-                    rounded[i] = back[0];
-                    offset[i] = of_offsets[place.column * V + i] - (R)(mean - (double)back[0]) * slope[i];
+                    of_slopes[i] = slope_here;
+                    of_offsets[i] -= (R)(mean - (double)back[0]) * slope_here;
+                    of_shifts[i] = back[0];
                 }
-                about = make_pack<T, V>(rounded);
+                __syncthreads();
+                if (place.active) {
+                    R rounded[V];
+#pragma unroll
+                    for (int i = 0; i < V; i++) {
+                        slope[i] = of_slopes[place.column * V + i];
+                        offset[i] = of_offsets[place.column * V + i];
+                        rounded[i] = of_shifts[place.column * V + i];
+                    }
+                    about = make_pack<T, V>(rounded);
+                }
             }
 
             /* ---- results ---- */
@@ -341,6 +352,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 for (int k = 0; k < K; k++)
                     forget(kept[k]);
                 column_cursor<T, V> y(p.y, place, row), other(!plain && p.post_add.data ? p.post_add : p.y, place, row);
+                choose_activation<plain>(p.activation, [&](auto chosen) {
                 walk<K>(count, shared, [&](int slot) {
                     R z[V], shift[V];
                     read(slot, z);
@@ -357,9 +369,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                             z[i] += added[i];
                         other.advance(p.post_add, place);
                     }
-                    activate<fast, !plain>(z, p.activation, (R)p.act_param);
+                    activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
                     y.store(make_pack<T, V>(z));
                     y.advance(p.y, place);
+                });
                 });
             }
         }
@@ -375,7 +388,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 }
 
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \
-    extern "C" __global__ void __maxnreg__(kept > 8 || sizeof(type) == 8 ? 128 : 96)                                   \
+    extern "C" __global__ void __maxnreg__(pack > 1 || sizeof(type) == 8 ? 128 : 96)                                   \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
         columns_forward<type, pack, kept, (kept > 6)>(a);                                                              \

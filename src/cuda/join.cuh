@@ -137,9 +137,14 @@ __device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stri
 /* ---- clusters --------------------------------------------------------------------------------------------------- */
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void cluster_arrive()
+/* `stored`, the same in a whole warp: it wrote what others are to see. The fence of a release waits for every write of
+ * the thread. */
+__device__ __forceinline__ void cluster_arrive(bool stored)
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    if (stored)
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    else
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ int cluster_rank()
@@ -157,7 +162,7 @@ __device__ __forceinline__ void store_remote(void *place, int rank, double value
 }
 #else
 /* No launch asks for clusters here. */
-__device__ __forceinline__ void cluster_arrive() { __trap(); }
+__device__ __forceinline__ void cluster_arrive(bool) { __trap(); }
 __device__ __forceinline__ void cluster_wait() { __trap(); }
 __device__ __forceinline__ int cluster_rank() { return 0; }
 __device__ __forceinline__ void store_remote(void *, int, double) { __trap(); }

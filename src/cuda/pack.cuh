@@ -373,4 +373,20 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
     }
 }
 
+template <int value> struct constant {
+    static __device__ __forceinline__ int of(int otherwise) { return value >= 0 ? value : otherwise; }
+};
+
+/* work(constant) with a loop of its own for the two that networks have most: jumping over the code of all others in each
+ * pack of an unrolled loop kept the instruction cache missing. */
+template <bool plain, typename Work> __device__ __forceinline__ void choose_activation(int activation, Work work)
+{
+    if (plain && activation == NORMFUSE_IDENTITY)
+        work(constant<NORMFUSE_IDENTITY>());
+    else if (plain && activation == NORMFUSE_SILU)
+        work(constant<NORMFUSE_SILU>());
+    else
+        work(constant<-1>());
+}
+
 #endif

@@ -90,7 +90,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     };
 
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        cluster_arrive();
+        cluster_arrive(false);
     int parity = 0;
     for (int set = team;;) {
         const run_place place = place_of<many>(a, set, part, 0);
@@ -152,12 +152,12 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         else if (!by_sample)
             own += place.outer - place.first_outer;
         /* x - mean into x, dy' into dy */
-        const auto differentiate = [&](const run_gradient<R> &coefficient, R(&x)[V], R(&dy)[V],
+        const auto differentiate = [&](auto chosen, const run_gradient<R> &coefficient, R(&x)[V], R(&dy)[V],
                                        const run_cursor<T, V> &other) {
 #pragma unroll
             for (int i = 0; i < V; i++)
                 x[i] = (x[i] - coefficient.shift) - coefficient.rest;
-            if (p.activation != NORMFUSE_IDENTITY) {
+            if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
                 R z[V];
 #pragma unroll
                 for (int i = 0; i < V; i++)
@@ -169,7 +169,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
                 }
-                activate_gradient<fast, !simple>(dy, z, p.activation, (R)p.act_param);
+                activate_gradient<fast, !simple>(dy, z, chosen.of(p.activation), (R)p.act_param);
             }
         };
 
@@ -193,11 +193,12 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             const run_gradient<R> *coefficient = own;
             run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place);
             int left = place.rows;
+            choose_activation<simple>(p.activation, [&](auto chosen) {
             walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
                 if (valid) {
                     R x[V], dy[V];
                     read(slot, x, dy);
-                    differentiate(*coefficient, x, dy, other);
+                    differentiate(chosen, *coefficient, x, dy, other);
 #pragma unroll
                     for (int i = 0; i < V; i++) {
                         channel.plain += dy[i];
@@ -211,6 +212,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     flush(*coefficient);
                     coefficient += !by_sample;
                 }
+            });
             });
             if (a.sums) {
                 __syncthreads();
@@ -271,7 +273,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                             store_remote(of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
                             store_remote(of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
                         }
-                        cluster_arrive();
+                        cluster_arrive(warp == 0);
                         cluster_wait();
                         all = add_parts<R>(of_parts, PAIR, g.parts, true);
                     } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -306,11 +308,12 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         }
         run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place), dx(a, p.dx.data ? p.dx : p.x, place);
         run_cursor<T, V> du(a, !simple && p.du.data ? p.du : p.x, place), dpost(a, !simple && p.dpost_add.data ? p.dpost_add : p.x, place);
+        choose_activation<simple>(p.activation, [&](auto chosen) {
         walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
             if (valid) {
                 R x[V], dy[V];
                 read(slot, x, dy);
-                differentiate(*own, x, dy, other);
+                differentiate(chosen, *own, x, dy, other);
                 if (gives_dy)
                     dpost.store(make_pack<T, V>(dy));
                 if (p.dx.data && applies) {
@@ -336,6 +339,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 du.advance(a, p.du, last);
             dx.advance(a, p.dx.data ? p.dx : p.x, last);
             own += last && !by_sample;
+        });
         });
 
         if (g.exchange != NORMFUSE_EXCHANGE_GRID)

@@ -120,7 +120,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     raw<T, V> kept[K];
 
     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        cluster_arrive();
+        cluster_arrive(false);
     int parity = 0;
     for (int set = team;;) {
         moments<R> met = {R(0), R(0), R(0)};
@@ -265,7 +265,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             store_remote(there + 1, (int)threadIdx.x, whole + (double)all.mean);
                             store_remote(there + 2, (int)threadIdx.x, (double)all.squares);
                         }
-                        cluster_arrive();
+                        cluster_arrive(warp == 0);
                         cluster_wait();
                         all = join_near<R>(of_parts, TRIPLE, g.parts, &whole);
                     } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -331,24 +331,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                         z[i] = fma(z[i] - about, slope, offset);
                     return y.at(g, index, stretch);
                 };
-                /* A loop of their own for the two that networks have most: the choice costs as much as a pack. */
-                if (plain && p.activation == NORMFUSE_IDENTITY)
-                    walk([&](raw<T, V> &pack, int index) {
-                        R z[V];
-                        char *const to = normalize(pack, index, z);
-                        store_pack<T, V>(to, 0, make_pack<T, V>(z));
-                        return false;
-                    });
-                else if (plain && p.activation == NORMFUSE_SILU)
-                    walk([&](raw<T, V> &pack, int index) {
-                        R z[V];
-                        char *const to = normalize(pack, index, z);
-                        activate<fast, false>(z, NORMFUSE_SILU, R(0));
-                        store_pack<T, V>(to, 0, make_pack<T, V>(z));
-                        return false;
-                    });
-                else {
-                    const run_tensor<T, V> other(a, !plain && p.post_add.data ? p.post_add : p.y, packs.n, packs.c);
+                const run_tensor<T, V> other(a, !plain && p.post_add.data ? p.post_add : p.y, packs.n, packs.c);
+                choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk([&](raw<T, V> &pack, int index) {
                         R z[V];
                         char *const to = normalize(pack, index, z);
@@ -359,11 +343,11 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
                         }
-                        activate<fast, !plain>(z, p.activation, (R)p.act_param);
+                        activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
                         store_pack<T, V>(to, 0, make_pack<T, V>(z));
                         return false;
                     });
-                }
+                });
             }
             if (pass + 1 < g.passes)
                 __syncthreads();
