@@ -96,8 +96,8 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
         JOIN = 7,                /* a product, five levels of a tree, a quotient */
         APPEND = 4,              /* that one step of Chan's formula adds */
         COLUMN_ROWS = 128,       /* of a channel, one after the other in a thread */
-        COLUMN_ENTRIES = 128,    /* threads and channels of a group, one after the other in a lane */
-        COLUMN_THREADS = 256,    /* of one channel */
+        COLUMN_THREADS = 16,     /* of a channel, one after the other in a lane */
+        COLUMN_CHANNELS = 16,    /* of a group, likewise; where it is wider than 512 more */
         MOST_PROCESSORS = 192    /* whose grid shares a set: two blocks each for runs, four for columns */
     };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .on_cuda = true,
@@ -107,14 +107,14 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
     if (columns) {
         double lanes = fmax(1, fmin(32, (double)channels / (2 * pack)));
         thread = fmin(COLUMN_ROWS, per_channel);
-        forward = thread + fmin(COLUMN_ENTRIES, count) + fmin(per_channel, 4 * MOST_PROCESSORS / lanes) + 2 * JOIN + 4;
-        backward = thread + fmin(COLUMN_THREADS, per_channel) + fmin(COLUMN_ENTRIES, (double)channels) + JOIN;
+        backward = thread + fmin(COLUMN_THREADS, per_channel) +
+                   fmin(fmax(COLUMN_CHANNELS, ceil((double)channels / 32)), (double)channels) + 2 * JOIN;
+        forward = backward + fmin(per_channel, 4 * MOST_PROCESSORS / lanes) + JOIN + 4;
     } else {
-        double lanes = 1, stretches = (double)rows * (double)channels;
+        double lanes = 1;
         while (lanes < 32 && lanes * pack < (double)positions)
             lanes *= 2;
-        double tile_rows = stretches * ceil((double)positions / 32); /* of one pack or more: parts are rows of these */
-        double parts = fmin(2 * MOST_PROCESSORS, tile_rows);
+        double parts = fmin(2 * MOST_PROCESSORS, count);
         thread = fmin(RUN_PACKS * pack, count);
         /* two sums in turn, then one */
         forward = fmin(fmax(RUN_PACKS * pack / 2, PASS_PACKS * pack / 2 + APPEND * PASS_JOINS), count) + 4;
