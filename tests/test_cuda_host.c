@@ -826,7 +826,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
     HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (test->has_sync && a.tickets != NULL));
     HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->teams * g->parts);
-    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (int64_t)launch->grid <= (int64_t)resident * device->processors);
+    HOLDS(!launch->cooperative || (int64_t)launch->grid <= (int64_t)resident * device->processors);
     HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (g->teams <= g->sets && g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES));
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
     HOLDS(launch->cluster <= 1 || (device->clusters && (launch->cluster & (launch->cluster - 1)) == 0 &&

@@ -266,7 +266,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         cluster_arrive(true);
                         cluster_wait();
                     } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
-                        team_barrier(a.tickets + first_team * g.ticket_stride, part, g.parts);
+                        team_barrier(a.tickets + first_team * ticket_stride, part, g.parts);
                     } else {
                         __syncthreads();
                     }

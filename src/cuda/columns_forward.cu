@@ -259,7 +259,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     cluster_arrive(true);
                     cluster_wait();
                 } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
-                    team_barrier(a.tickets + first_team * g.ticket_stride, part, g.parts);
+                    team_barrier(a.tickets + first_team * ticket_stride, part, g.parts);
                     triples = a.partials + ((int64_t)parity * g.teams + first_team) * groups * g.parts * TRIPLE;
                 } else {
                     __syncthreads();
@@ -388,9 +388,9 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 }
 
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \
-    extern "C" __global__ void __maxnreg__(kept > 6 || sizeof(type) == 8 ? 128 : 80)                                   \
+    extern "C" __global__ void __maxnreg__(pack > 1 || sizeof(type) == 8 ? 128 : 96)                                   \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        columns_forward<type, pack, kept, (kept > 4)>(a);                                                              \
+        columns_forward<type, pack, kept, (kept > 6)>(a);                                                              \
     }
 NORMFUSE_CUDA_COLUMNS_FORWARD(COLUMNS_FORWARD)

@@ -170,6 +170,9 @@ __device__ __forceinline__ void store_remote(void *, int, double) { __trap(); }
 
 /* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */
 
+/* Tickets are on cache lines of their own. */
+constexpr int ticket_stride = 16;
+
 /* Block 0 of the team adds 2^31 - (parts - 1) to the ticket and every other block 1: when all have, its top bit has
  * flipped and the lower ones are as they were, so that the ticket is ready for the next barrier with nothing to reset.
  * What any thread wrote before it arrived is seen by every thread of the team after it waited. */

@@ -37,10 +37,10 @@
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 4, 8)                                                      \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 4, 8)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 4, 6, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 4, 6, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 4, 6, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 16)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 8, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 8, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 8, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 8, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 4, 8)                                                      \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 4, 8)                                                      \
@@ -77,7 +77,7 @@ enum normfuse_cuda_kernel {
 enum normfuse_cuda_exchange {
     NORMFUSE_EXCHANGE_NONE,    /* one block holds the set, or the sums only go to memory */
     NORMFUSE_EXCHANGE_CLUSTER, /* through the shared memory of a cluster */
-    NORMFUSE_EXCHANGE_GRID     /* through scratch, with a barrier in sync memory */
+    NORMFUSE_EXCHANGE_GRID     /* through scratch, with a barrier in sync memory; the whole grid is resident */
 };
 
 /* Where the statistics of a tile kernel come from that does not compute them. */
@@ -109,8 +109,7 @@ struct normfuse_cuda_geometry {
     int32_t parts;       /* blocks a set or team */
     int32_t passes;      /* tiles that each part walks through one after the other; 1: kept on the chip */
     int32_t kept_shared; /* packs of each tensor that a thread keeps in shared memory beside those in registers */
-    int32_t teams;       /* exchange by the grid: sets at a time, each with a ticket, */
-    int32_t ticket_stride; /* so many words apart */
+    int32_t teams;       /* exchange by the grid: sets at a time, each with a ticket */
     int32_t exchange;    /* enum normfuse_cuda_exchange */
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
     /* runs */

@@ -26,17 +26,17 @@ struct normfuse_cuda_policy {
     } widths[NORMFUSE_CUDA_WIDTHS];
     double bytes_a_microsecond, l2_bytes_a_microsecond;
     double alone;        /* one block a processor: nothing overlaps its waiting */
-    double cluster_wait, grid_wait, twice_wait; /* microseconds */
+    double cluster_wait, cluster_block, grid_wait, twice_wait; /* microseconds; cluster_block: for each block of a cluster */
 };
 
 static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
     /* H200 */
-    {90, {100 << 10, 112 << 10}, 16 << 10, {512, 512}, {256, 256}, 8, 112 << 10,
+    {90, {136 << 10, 80 << 10}, 16 << 10, {256, 128}, {256, 128}, 8, 112 << 10,
      256, 340 << 10, {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
-     4.2e6, 5.0e6, 1.08, 1.1, 2.0, 5.0},
+     4.2e6, 5.0e6, 1.08, 0.6, 0.45, 4.0, 5.0},
     {0, {64 << 10, 64 << 10}, 16 << 10, {512, 512}, {256, 256}, 1, 48 << 10,
      256, 150 << 10, {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
-     1.5e6, 3.0e6, 1.08, 1.1, 2.5, 5.0},
+     1.5e6, 3.0e6, 1.08, 0.6, 0.45, 4.0, 5.0},
 };
 
 static inline const struct normfuse_cuda_policy *normfuse_cuda_policy(int32_t capability)

@@ -14,7 +14,7 @@
 
 #include "policy.h"
 
-enum { MOST_STEPS = 5, FORWARD = 0, BACKWARD = 1, MOST_TICKETS = NORMFUSE_CUDA_SYNC_BYTES / 4 };
+enum { MOST_STEPS = 5, FORWARD = 0, BACKWARD = 1 };
 
 struct step {
     enum normfuse_cuda_kernel kernel;
@@ -70,13 +70,13 @@ enum kept { LEAST, FEW, SOME, MANY };
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
 static const int packs_kept[2][2][4] = {
     {{4, 6, 8, 20}, {2, 3, 4, 8}}, /* runs: forward, backward */
-    {{0, 4, 6, 16}, {0, 3, 4, 8}}, /* columns */
+    {{0, 6, 8, 16}, {0, 3, 4, 8}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
 {
     const enum normfuse_cuda_kernel first =
-        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x4 : NORMFUSE_CUDA_columns_backward_f64_1x3)
+        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
                 : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
     const int of_type = columns ? 4 : 6;
     const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 + (int)kept : (int)kept);
@@ -181,8 +181,6 @@ static struct normfuse_cuda_divisor divisor(int64_t value)
 /* Once everything else is known. */
 static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
 {
-    /* Tickets on cache lines of their own where there are so many. */
-    g->ticket_stride = g->teams <= MOST_TICKETS / 16 ? 16 : 1;
     g->by_parts = divisor(g->parts);
     g->by_groups = divisor(p->groups);
     g->by_spans = divisor(g->spans);
@@ -279,36 +277,6 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     return true;
 }
 
-/* Blocks are dispatched in order, so of a grid at most one set is without some of its blocks, and at most parts - 1 blocks
- * wait for those. A device runs at most 128 grids at once: as long as so many times parts - 1 blocks leave room for one
- * more, every set gets all of its blocks, whatever else runs. Such sets need no cluster, which is dispatched only where
- * all of its blocks find room at once (256x512x56x56 f32 in pairs: see decisions). */
-enum { MOST_GRIDS = 128 };
-
-static bool plan_waiting_runs(const struct task *task, struct step *step, int64_t parts, uint32_t threads)
-{
-    if (!task->has_tickets || normfuse_tune("WAIT", 1) == 0)
-        return false;
-    struct step trial = *step;
-    for (; parts <= 4; parts++) {
-        trial.geometry = runs_geometry(task);
-        struct normfuse_cuda_geometry *const g = &trial.geometry;
-        if (parts < 2 || g->sets > MOST_TICKETS || parts > g->rows ||
-            !settle_runs(task, &trial, task->plain ? MANY : FEW, divide_up(g->rows, parts), threads) || g->parts < 2)
-            continue;
-        const int64_t room = (int64_t)task->device->processors *
-                             normfuse_cuda_blocks_per_processor(task->device, trial.kernel, threads, trial.shared);
-        if (MOST_GRIDS * ((int64_t)g->parts - 1) >= room)
-            continue;
-        g->exchange = NORMFUSE_EXCHANGE_GRID;
-        g->teams = g->sets;
-        trial.needs_tickets = true;
-        *step = trial;
-        return true;
-    }
-    return false;
-}
-
 /* Keeps each set on the chip, in one block or several. */
 static bool plan_kept_runs(const struct task *task, struct step *step)
 {
@@ -327,7 +295,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     const double row_bytes = (double)(lanes * (int64_t)task->pack_bytes * task->tensors);
     /* One block: as few threads as the registers of the small kernel allow, or twice as many where blocks are few. */
     const int64_t wanted = g->sets < 4 * device->processors ? most(1, few / 2) : few;
-    const int64_t most_threads = policy->few_threads[task->direction];
+    const int64_t most_threads = normfuse_tune("FEW", policy->few_threads[task->direction]);
     const int64_t set_bytes = (int64_t)((double)g->rows * row_bytes);
     const int64_t blocks_wanted = 2 * device->processors;
     int64_t parts = divide_up(set_bytes, policy->part_bytes[task->direction]);
@@ -345,9 +313,10 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
             return true;
         parts = 1;
     }
-    const uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
-    if (plan_waiting_runs(task, step, parts, threads))
-        return true;
+    uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
+    /* One block a set, without more threads than registers are wanted for. */
+    if (parts == 1 && task->plain)
+        threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY]) * lanes));
     const enum kept kept = task->plain ? MANY : FEW;
     /* A cluster: powers of two, which fill the chip best. */
     int64_t cluster = INT64_C(1) << exponent_of(parts);
@@ -531,7 +500,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     if (a_processor == 1 && waves > 1.0)
         time *= policy->alone;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += policy->cluster_wait * (waves < 2.0 ? 1.0 : 0.3);
+        time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.3 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * task->pack / g->group;

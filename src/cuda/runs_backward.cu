@@ -290,9 +290,9 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                             pairs[PAIR * part] = (double)all.plain;
                             pairs[PAIR * part + 1] = (double)all.centred;
                         }
-                        team_arrive(a.tickets + team * g.ticket_stride, part, g.parts);
+                        team_arrive(a.tickets + team * ticket_stride, part, g.parts);
                         write_sums();
-                        team_wait(a.tickets + team * g.ticket_stride);
+                        team_wait(a.tickets + team * ticket_stride);
                         all = add_parts<R>(pairs, PAIR, g.parts, false);
                     } else {
                         write_sums();

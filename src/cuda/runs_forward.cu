@@ -55,7 +55,7 @@ template <typename T, int V> struct run_tensor {
     __device__ __forceinline__ char *at(const normfuse_cuda_geometry &g, int index, int stretch) const
     {
         const int within = index - stretch * g.spans;
-        return data + stretch * outer + (V > 1 ? (int64_t)(within * (int)(sizeof(T) * V)) : within * inner);
+        return data + stretch * outer + (V > 1 ? (int64_t)within * (int)(sizeof(T) * V) : within * inner);
     }
 };
 
@@ -275,7 +275,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             triples[TRIPLE * part + 1] = whole + (double)all.mean;
                             triples[TRIPLE * part + 2] = (double)all.squares;
                         }
-                        team_barrier(a.tickets + team * g.ticket_stride, part, g.parts);
+                        team_barrier(a.tickets + team * ticket_stride, part, g.parts);
                         all = join_parts<R>(triples, TRIPLE, g.parts, &whole);
                     }
                 } else {
