@@ -715,7 +715,9 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
     }
     const double serial = pack > 1 ? (double)(rows * pack) / 2 + 1 : (double)rows;
     const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : 7;
-    return serial + 4.0 * (g->passes - 1) + 17 + (g->parts > 1 && applies ? joins : 0);
+    const int64_t tiles = up(g->rows, (int64_t)threads * g->segment_rows);
+    const int64_t passes = g->sets_a_block > 1 || tiles > g->passes ? g->passes : tiles;
+    return serial + 4.0 * (double)(passes - 1) + 17 + (g->parts > 1 && applies ? joins : 0);
 }
 
 /* x / divisor as the kernels do it. */
