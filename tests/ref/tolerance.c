@@ -232,13 +232,14 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
         }
         tolerance.m2 = growth * (3 * spread + 2 * sqrt(m2 * spread)) * second_order +
                        joins * double_unit * count * mean * mean;
-        if (arithmetic->on_cuda) { /* joins see differences of means, whose squares are a part of m2; the last, one mean */
+        if (arithmetic->on_cuda) { /* joins see differences of means, whose squares are a part of m2 */
             double in_thread = tolerance_growth(arithmetic->thread_additions + 2, arithmetic->unit);
             double below = tolerance_growth(arithmetic->joined + 2, arithmetic->unit);
             double last = tolerance_growth(arithmetic->joined_last + 2, arithmetic->unit);
             growth = in_thread + below + last;
-            tolerance.m2 = second_order * (in_thread * (3 * spread + 2 * sqrt(m2 * spread)) +
-                                           below * (m2 + 2 * sqrt(m2 * spread)) + last * m2 + growth * growth * spread) +
+            double across = 2 * sqrt(m2 * spread);
+            tolerance.m2 = second_order * (in_thread * (3 * spread + across) + below * (m2 + across) + last * m2 +
+                                           growth * growth * spread) +
                            joins * double_unit * count * mean * mean;
         }
         tolerance.mean = growth * sqrt(spread / count) + 2 * joins * fabs(mean);
