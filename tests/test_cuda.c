@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_cuda.c - what case files cannot ask of a GPU: captured graphs, several streams, devices and host threads at once,
- * kernels that fill the grid against one another and beside a foreign kernel, memory that is missing, tensors of more
- * than 2^31 elements, and the host's time per call.
+ * test_cuda.c - what case files cannot ask of a GPU: captured graphs, several streams, devices and host threads at
+ * once, kernels that fill the grid against one another and beside a foreign kernel, memory that is missing, tensors of
+ * more than 2^31 elements, and the host's time per call.
  *
  *   test_cuda            every test; without a GPU all are skipped
  *   test_cuda --probe    exit status 0 where a call works, else 3 and the reason
@@ -219,9 +219,10 @@ static size_t aligned(size_t bytes)
 static normfuse_tensor big_tensor(const struct job *job, CUdeviceptr data, normfuse_axes *axes)
 {
     const struct problem_line *line = &job->line;
+    void *const at = pointer(data);
     normfuse_tensor tensor = line->channels_last
-                                 ? normfuse_tensor_channels_last(pointer(data), line->type, line->ndim, line->sizes, axes)
-                                 : normfuse_tensor_contiguous(pointer(data), line->type, line->ndim, line->sizes, axes);
+                                 ? normfuse_tensor_channels_last(at, line->type, line->ndim, line->sizes, axes)
+                                 : normfuse_tensor_contiguous(at, line->type, line->ndim, line->sizes, axes);
     tensor.device = (normfuse_device){NORMFUSE_CUDA, job->device};
     return tensor;
 }
@@ -298,7 +299,8 @@ static void make(struct job *job, const char *name, int device, bool with_sync)
     if (!host)
         abort();
     uint64_t state = 88172645463325252u;
-    const size_t parts[] = {0, big, 2 * big, 2 * big + small, 2 * big + 2 * small, 2 * big + 2 * small + saved, in_bytes};
+    const size_t both = 2 * big + 2 * small;
+    const size_t parts[] = {0, big, 2 * big, 2 * big + small, both, both + saved, in_bytes};
     for (int part = 0; part < 6; part++) {
         const normfuse_type type = part < 4 ? line->type : statistic_type;
         const size_t step = part < 4 ? value : statistic;
@@ -518,7 +520,8 @@ static void check_is_grid(struct job *job)
 {
     run(job);
     CHECK(strstr(normfuse_last_kernels(), " grid=") != NULL,
-          "%s: not a kernel that fills the grid, so this test says nothing: %s", job->name, normfuse_last_kernels());
+          "%s: not a kernel whose blocks wait in a grid, so this test says nothing: %s", job->name,
+          normfuse_last_kernels());
     wait_for(job);
 }
 
@@ -595,6 +598,40 @@ static void test_foreign(void)
             alarm(0);
             drop(&job);
         }
+    NEED(cuStreamDestroy(stream));
+}
+
+/* Kernels whose sets are shared by pairs of blocks, with more blocks than the GPU holds: on many streams, beside kernels
+ * that need the whole grid and a foreign one, each block must still find its other half. */
+static void test_pairs(void)
+{
+    static const char *const pairs[] = {"group_norm 34x8x25604 groups=8",
+                                        "group_norm 34x64x64x64 groups=8 dtype=bf16 dir=bwd"};
+    enum { JOBS = 10, ALL_PAIRS = 8 };
+    struct job jobs[JOBS];
+    CUstream stream;
+    NEED(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    watch("pairs of blocks on many streams", 100);
+    for (int i = 0; i < JOBS; i++) {
+        make(&jobs[i], i < ALL_PAIRS ? pairs[i % 2] : grids[i - ALL_PAIRS], 0, true);
+        settle(&jobs[i]);
+        if (i >= 2 && i < ALL_PAIRS)
+            continue;
+        check_is_grid(&jobs[i]);
+        printf("# %s: %s\n", jobs[i].name, normfuse_last_kernels());
+    }
+    for (int round = 0; round < 40; round++) {
+        if (round % 2)
+            spin(stream, 2 * (uint32_t)processors, 1024, 0, 100000);
+        for (int i = 0; i < JOBS; i++)
+            run(&jobs[i]);
+    }
+    for (int i = 0; i < JOBS; i++)
+        same_bits(&jobs[i], "in pairs of blocks beside others");
+    NEED(cuStreamSynchronize(stream));
+    alarm(0);
+    for (int i = 0; i < JOBS; i++)
+        drop(&jobs[i]);
     NEED(cuStreamDestroy(stream));
 }
 
@@ -766,7 +803,8 @@ static void test_huge(const char *name)
     }
     const double begin = seconds();
     NEED(cuStreamCreate(&job.stream, CU_STREAM_NON_BLOCKING));
-    struct pattern x = random_pattern(channels, 88172645463325252u, 0.5), dy = random_pattern(channels, 1234567891u, 0.1);
+    struct pattern x = random_pattern(channels, 88172645463325252u, 0.5);
+    struct pattern dy = random_pattern(channels, 1234567891u, 0.1);
     CUdeviceptr x_data, dy_data = 0, y_data, found;
     NEED(cuMemAlloc(&x_data, bytes));
     NEED(cuMemAlloc(&y_data, bytes));
@@ -894,7 +932,8 @@ static void test_huge(const char *name)
                 const double q = rstd * rstd * rstd * centred[g];
                 want = rstd * (g_y - plain[g]) - q * d;
                 error = rstd * plain_error + h * rstd * rstd * rstd * centred_error +
-                        (2 + arithmetic.coefficient_roundings) * u * (rstd * (fabs(g_y) + fabs(plain[g])) + fabs(q) * h);
+                        (2 + arithmetic.coefficient_roundings) * u *
+                            (rstd * (fabs(g_y) + fabs(plain[g])) + fabs(q) * h);
             } else {
                 error = tolerance_z(&arithmetic, &affine, d, want, want);
             }
@@ -916,7 +955,8 @@ static void test_huge(const char *name)
     CHECK(differing[0] == 0, "%s: %llu elements differ from the same ones a period before, the first is %llu", name,
           differing[0], differing[1]);
     printf("# %s: %.2f of the bound, %.1f s, %s\n", name, used, seconds() - begin, normfuse_last_kernels());
-    const CUdeviceptr memory[] = {x_data, y_data, dy_data, found, saved, x.data, dy.data, y.data, job.sync, job.scratch};
+    const CUdeviceptr memory[] = {x_data, y_data,  dy_data, found,    saved,
+                                  x.data, dy.data, y.data,  job.sync, job.scratch};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         if (memory[i])
             NEED(cuMemFree(memory[i]));
@@ -1018,6 +1058,7 @@ int main(int count, char **arguments)
     timed("streams", test_streams);
     timed("whole grids at once", test_grids);
     timed("beside a foreign kernel", test_foreign);
+    timed("pairs of blocks", test_pairs);
     timed("devices", test_devices);
     timed("host threads", test_host_threads);
     timed("refused memory", test_refused);

@@ -650,11 +650,11 @@ static void test_scratch(void)
     CHECK(needing > 0, "no problem of this test needs scratch");
 }
 
-/* ---- the choice of kernels ---------------------------------------------------------------------------------------- */
+/* ---- the choice of kernels --------------------------------------------------------------------------------------- */
 
-/* What holds for any choice, whatever the policy: every element of every set falls to one thread of one launch, grids and
- * clusters are what the device can hold, blocks that wait for one another are resident together, scratch is used within
- * what was asked for, and no value goes a longer way through sums than tests/ref/tolerance.c says. */
+/* What holds for any choice, whatever the policy: every element of every set falls to one thread of one launch, grids
+ * and clusters are what the device can hold, blocks that wait for one another are resident together, scratch is used
+ * within what was asked for, and no value goes a longer way through sums than tests/ref/tolerance.c says. */
 
 static uint64_t random_state = 20260102;
 
@@ -677,7 +677,7 @@ struct plan_case {
     int op; /* 0 group norm, 1 batch norm, 2 affine */
     int64_t sizes[3], groups;
     normfuse_type type;
-    bool channels_last, backward, has_sync, misaligned, applies_alone;
+    bool channels_last, backward, has_sync, misaligned;
     int32_t activation;
 };
 
@@ -698,12 +698,14 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     if (p->columns) {
         const int64_t at_once = (int64_t)threads / g->width, rows = g->part_rows < g->rows ? g->part_rows : g->rows;
-        const int64_t beside = at_once < rows ? at_once : rows, of_group = centred ? up(g->group, INT64_C(1) << g->group_bits) : 0;
+        const int64_t beside = at_once < rows ? at_once : rows;
+        const int64_t of_group = centred ? up(g->group, INT64_C(1) << g->group_bits) : 0;
         const int64_t parts = applies && !backward ? up(g->parts, INT64_C(1) << g->group_bits) : 0;
         return (double)(up(rows, at_once) + up(beside, INT64_C(1) << g->channel_bits) + of_group + parts) +
                (backward ? 10 : 25);
     }
-    const int64_t lanes = INT64_C(1) << g->lane_bits, rows = g->sets_a_block > 1 && !backward ? up(g->rows, lanes) : g->segment_rows;
+    const int64_t lanes = INT64_C(1) << g->lane_bits;
+    const int64_t rows = g->sets_a_block > 1 && !backward ? up(g->rows, lanes) : g->segment_rows;
     if (backward) {
         /* What falls to one channel: its rows in a thread, and the segments that have some of it. */
         const int64_t of_channel = p->sets == NORMFUSE_SETS_BATCH ? g->rows : g->spans;
@@ -712,8 +714,10 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
         return (double)(values + (centred && rows + 5 > others ? rows + 5 : others) + 5);
     }
     const double serial = pack > 1 ? (double)(rows * pack) / 2 + 1 : (double)rows;
-    const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : g->parts > 1 && applies ? 7 : 0;
-    return serial + 4.0 * (g->passes - 1) + 17 + joins;
+    const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : 7;
+    const int64_t tiles = up(g->rows, (int64_t)threads * g->segment_rows);
+    const int64_t passes = g->sets_a_block > 1 || tiles > g->passes ? g->passes : tiles;
+    return serial + 4.0 * (double)(passes - 1) + 17 + (g->parts > 1 && applies ? joins : 0);
 }
 
 /* x / divisor as the kernels do it. */
@@ -763,10 +767,10 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     for (int64_t thread = 0; thread < launch->threads; thread++) {
                         const int64_t own = many ? set * g->sets_a_block + thread / step : set;
                         const int64_t first = many ? 0 : part * g->part_rows + pass * g->segment_rows * step;
-                        const int64_t stop = many || (part + 1) * (int64_t)g->part_rows > g->rows ? (int64_t)g->rows
-                                                                                              : (part + 1) * g->part_rows;
+                        const int64_t end = (part + 1) * (int64_t)g->part_rows;
+                        const int64_t stop = own >= g->sets ? 0 : many || end > g->rows ? g->rows : end;
                         int slots = kept + (pack > 1 && !many ? g->kept_shared : 0);
-                        for (int64_t row = first + thread % step; own < g->sets && row < stop && slots > 0; row += step, slots--)
+                        for (int64_t row = first + thread % step; row < stop && slots > 0; row += step, slots--)
                             seen[own * g->rows + row]++;
                     }
                 continue;
@@ -806,7 +810,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const struct normfuse_problem *const p = &a.problem;
     const struct normfuse_cuda_geometry *const g = &a.geometry;
     if (sscanf(numbers, "_%dx%d", &pack, &kept) != 2) {
-        CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name, launch->name);
+        CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name,
+              launch->name);
         return;
     }
     const bool backward = strstr(launch->name, "backward") != NULL;
@@ -824,25 +829,30 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(g->parts >= 1 && g->passes >= 1 && g->kept_shared >= 0 && (pack > 1 || g->kept_shared == 0));
     /* Blocks that wait for one another. */
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
-    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (test->has_sync && a.tickets != NULL));
-    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->teams * g->parts);
-    HOLDS(!launch->cooperative || (int64_t)launch->grid <= (int64_t)resident * device->processors);
-    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID || (g->teams <= g->sets && g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES));
+    if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
+        HOLDS(test->has_sync && a.tickets != NULL);
+        HOLDS(launch->grid == (int64_t)g->teams * g->parts && g->teams <= g->sets);
+        HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
+        HOLDS(launch->grid <= (int64_t)resident * device->processors);
+    }
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
-    HOLDS(launch->cluster <= 1 || (device->clusters && (launch->cluster & (launch->cluster - 1)) == 0 &&
-                                   launch->cluster <= 16 && g->parts == (int32_t)launch->cluster));
+    HOLDS(launch->cluster <= 1 ||
+          (device->clusters && launch->cluster <= 16 && g->parts == (int32_t)launch->cluster));
     /* One that computes what it then applies hears of all parts of its sets. */
-    if (gathers && (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0 && p->sets != NORMFUSE_SETS_NONE) {
+    const bool applies = (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
+    if (gathers && applies && p->sets != NORMFUSE_SETS_NONE) {
         HOLDS(g->parts == 1 || g->exchange != NORMFUSE_EXCHANGE_NONE);
         HOLDS(g->passes == 1);
         HOLDS(!p->columns || p->sets != NORMFUSE_SETS_GROUP || g->group == p->c / p->groups);
     }
-    HOLDS(!p->columns || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE || g->width * pack % g->group == 0);
+    HOLDS(!p->columns || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
+          g->width * pack % g->group == 0);
     /* All elements, once. */
     const int64_t packs = (p->columns ? p->c : p->s) / pack, lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
     if (!p->columns) {
-        HOLDS(!backward || (lanes * (g->spans - 1) + g->last_lanes == packs && g->last_lanes >= 1 && g->last_lanes <= lanes));
+        HOLDS(!backward || lanes * (g->spans - 1) + g->last_lanes == packs);
+        HOLDS(!backward || (g->last_lanes >= 1 && g->last_lanes <= lanes));
         HOLDS(backward || g->spans == packs);
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         HOLDS(g->sets_a_block == 1 ? g->segment_rows <= kept + g->kept_shared
@@ -882,17 +892,18 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
               (int64_t)g->sets_a_block * lanes <= (int64_t)launch->threads);
     }
     HOLDS(divides(&g->by_parts) && divides(&g->by_groups) && divides(&g->by_spans) && divides(&g->by_outer));
-    HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group) && divides(&g->by_parts_a_sample));
-    HOLDS(divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
+    HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group));
+    HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t groups = p->columns ? (int64_t)g->width * pack / g->group : 1;
     const int64_t all_sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
+    const int64_t split = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups / g->group : 1;
     const size_t word = backward ? 16 : 24;
     size_t used = 0;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
         used = end_of(a.partials, (size_t)(2 * groups * g->teams * g->parts) * word);
     else if (gathers && !backward && !(a.phases & NORMFUSE_PHASE_APPLY))
-        used = end_of(a.partials, (size_t)(all_sets * (p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups / g->group : 1) * g->parts) * word);
+        used = end_of(a.partials, (size_t)(all_sets * split * g->parts) * word);
     HOLDS(used == 0 || a.partials != NULL);
     HOLDS(a.statistics == NULL || end_of(a.statistics, 0) >= used);
     used = a.statistics != NULL ? end_of(a.statistics, (size_t)all_sets * sizeof *a.statistics) : used;
@@ -901,8 +912,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
                ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16) : used;
     HOLDS(a.totals == NULL || end_of(a.totals, 0) >= used);
     used = a.totals != NULL ? end_of(a.totals, (size_t)all_sets * 16) : used;
-    CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name, used,
-          scratch_address_bytes);
+    CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
+          used, scratch_address_bytes);
     if (gathers) {
         const double way = longest_way(&a, launch->threads, pack, backward);
         CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
@@ -916,7 +927,8 @@ static normfuse_status call_plan_case(const struct plan_case *test, const normfu
 {
     const normfuse_group_norm_options group = {.struct_bytes = sizeof group, .groups = test->groups, .eps = 1e-5,
                                                .activation = test->activation};
-    const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch, .eps = 1e-5, .activation = test->activation};
+    const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch, .eps = 1e-5,
+                                               .activation = test->activation};
     const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = test->activation};
 #define EITHER(name, options)                                                                                          \
     (test->backward ? bytes ? normfuse_##name##_backward_scratch_bytes(options, tensors, exec, bytes)                  \
@@ -930,13 +942,15 @@ static normfuse_status call_plan_case(const struct plan_case *test, const normfu
 
 static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_device *device)
 {
-    static const char *const types[] = {"f64", "f32", "f16", "bf16"}, *const operators[] = {"group_norm", "batch_norm", "affine"};
+    static const char *const types[] = {"f64", "f32", "f16", "bf16"};
+    static const char *const operators[] = {"group_norm", "batch_norm", "affine"};
     const int64_t *const sizes = test->sizes;
-    snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s", operators[test->op],
-             (long long)sizes[0], (long long)sizes[1], (long long)sizes[2], (long long)test->groups, types[test->type],
+    snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s",
+             operators[test->op], (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+             (long long)test->groups, types[test->type],
              test->channels_last ? "nhwc" : "nchw", (int)test->activation, test->backward ? "bwd" : "fwd",
              test->has_sync ? " sync" : "", test->misaligned ? " misaligned" : "", device->clusters ? "9.0" : "8.0");
-    const size_t value = (size_t)normfuse_type_bytes(test->type);
+    const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
     normfuse_axes axes[8];
     normfuse_tensor big[3], small[5];
@@ -949,8 +963,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
     for (int i = 0; i < 5; i++) {
         void *const data = (void *)(base + (uintptr_t)(3 + i) * gap);
-        small[i] = normfuse_tensor_contiguous(data, i == 0 || i > 2 ? test->type : test->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32,
-                                              1, i == 1 || i == 2 ? &sets : &sizes[1], &axes[3 + i]);
+        const bool is_saved = i == 1 || i == 2;
+        const normfuse_type saved = test->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
+        small[i] = normfuse_tensor_contiguous(data, is_saved ? saved : test->type, 1, is_saved ? &sets : &sizes[1],
+                                              &axes[3 + i]);
         small[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
     }
     normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[0]};
@@ -996,8 +1012,8 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     CHECK(fake_driver.launches > 0, "%s: nothing was launched", test->name);
     const int64_t rows = test->op == 0 ? 1 : sizes[0], channels = test->op == 0 ? sizes[1] / test->groups : 1;
     const struct tolerance_arithmetic arithmetic =
-        tolerance_arithmetic(NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows, channels,
-                             sizes[2]);
+        tolerance_arithmetic(NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows,
+                             channels, sizes[2]);
     for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++)
         check_launch(test, &fake_driver.launch[i], device, &arithmetic);
 }
@@ -1018,7 +1034,8 @@ static void read_registers(void)
                 }
     if (file != NULL)
         fclose(file);
-    CHECK(found == NORMFUSE_CUDA_KERNELS, "%s names %d of %d kernels", NORMFUSE_KERNEL_LIMITS, found, NORMFUSE_CUDA_KERNELS);
+    CHECK(found == NORMFUSE_CUDA_KERNELS, "%s names %d of %d kernels", NORMFUSE_KERNEL_LIMITS, found,
+          NORMFUSE_CUDA_KERNELS);
 }
 
 static void test_plans(void)
@@ -1045,9 +1062,12 @@ static void test_plans(void)
         if (device == NULL)
             return;
         for (int i = 0; i < 5000; i++) {
-            struct plan_case test = {.op = (int)random_below(5) % 3, .type = (normfuse_type)random_below(4),
-                                     .channels_last = random_below(2) != 0, .backward = random_below(2) != 0,
-                                     .has_sync = random_below(3) != 0, .misaligned = random_below(6) == 0};
+            struct plan_case test = {.op = (int)random_below(5) % 3};
+            test.type = (normfuse_type)random_below(4);
+            test.channels_last = random_below(2) != 0;
+            test.backward = random_below(2) != 0;
+            test.has_sync = random_below(3) != 0;
+            test.misaligned = random_below(6) == 0;
             int most = i % 3 == 0 ? 12 : 31;
             for (int axis = 0; axis < 3; axis++) {
                 const int limit[] = {12, i % 50 == 0 ? 17 : 12, 24};

@@ -145,7 +145,7 @@ static bool takes_all_samples(const struct normfuse_problem *p)
  * become one sample of more positions. */
 static void unite_samples(struct normfuse_problem *p)
 {
-    if (!p->columns || p->n <= 1 || !takes_all_samples(p))
+    if (!p->columns || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9)
         return;
     struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
                                            &p->dy, &p->du,      &p->dx,       &p->dpost_add};
@@ -277,6 +277,29 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     return true;
 }
 
+/* `teams` sets at a time, with all blocks of the grid resident, two a processor. */
+static bool plan_grid_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads, int64_t teams)
+{
+    const struct normfuse_cuda_device *const device = task->device;
+    struct step trial = *step;
+    trial.geometry = runs_geometry(task);
+    trial.cluster = 0;
+    const int64_t blocks = 2 * (int64_t)device->processors / teams;
+    if (!task->has_tickets || blocks < 2 || blocks > trial.geometry.rows ||
+        !settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
+        trial.shared > task->policy->shared_a_block)
+        return false;
+    trial.blocks = teams * trial.geometry.parts;
+    if ((int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared) * device->processors <
+        trial.blocks)
+        return false;
+    trial.geometry.teams = (int32_t)teams;
+    trial.geometry.exchange = NORMFUSE_EXCHANGE_GRID;
+    trial.cooperative = trial.needs_tickets = true;
+    *step = trial;
+    return true;
+}
+
 /* Keeps each set on the chip, in one block or several. */
 static bool plan_kept_runs(const struct task *task, struct step *step)
 {
@@ -313,15 +336,19 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
             return true;
         parts = 1;
     }
+    const enum kept kept = task->plain ? MANY : FEW;
     uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
-    /* One block a set, without more threads than registers are wanted for. */
+    /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where sets
+     * are small. */
     if (parts == 1 && task->plain)
         threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY]) * lanes));
-    const enum kept kept = task->plain ? MANY : FEW;
-    /* A cluster: powers of two, which fill the chip best. */
-    int64_t cluster = INT64_C(1) << exponent_of(parts);
+    if (set_bytes <= policy->small_set_bytes)
+        threads = (uint32_t)least(threads, 128);
+    if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets))
+        return true;
+    int64_t cluster = parts;
     const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster) : 1;
-    for (; cluster <= most_cluster && cluster <= g->rows; cluster *= 2) {
+    for (; cluster <= most_cluster && cluster <= g->rows; cluster++) {
         if (!settle_runs(task, step, kept, divide_up(g->rows, cluster), threads))
             continue;
         if (step->shared > policy->shared_a_block && cluster < most_cluster)
@@ -343,30 +370,15 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         g->exchange = NORMFUSE_EXCHANGE_NONE;
     }
     /* The whole grid, some sets at a time. */
-    if (!task->has_tickets)
-        return false;
-    struct step trial = *step;
-    const int64_t resident = (int64_t)device->processors * 2;
-    for (int64_t teams = normfuse_tune("TEAMS", least(g->sets, resident)); teams >= 1; teams--) {
-        const int64_t blocks = resident / teams;
-        trial.geometry = runs_geometry(task);
-        if (blocks < 2 || blocks > trial.geometry.rows)
-            continue;
-        if (!settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
-            trial.shared > policy->shared_a_block)
-            continue;
-        const int32_t fit = normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared);
-        if ((int64_t)fit * device->processors < teams * trial.geometry.parts)
-            continue;
-        trial.geometry.teams = (int32_t)teams;
-        trial.geometry.exchange = NORMFUSE_EXCHANGE_GRID;
-        trial.blocks = teams * trial.geometry.parts;
-        trial.cooperative = trial.needs_tickets = true;
-        trial.cluster = 0;
-        *step = trial;
-        return true;
-    }
+    for (int64_t teams = normfuse_tune("TEAMS", least(g->sets, 2 * device->processors)); teams >= 1; teams--)
+        if (plan_grid_of_runs(task, step, kept, threads, teams))
+            return true;
     return false;
+}
+
+static int64_t policy_slots(const struct task *task, bool sums)
+{
+    return task->policy->passing_slots[task->direction][sums];
 }
 
 /* Tiles that only sum, or that only write from statistics that are known. */
@@ -380,9 +392,10 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         return true;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const enum kept small = task->plain ? SOME : FEW;
-    const int few = packs_kept[0][task->direction][small];
-    const int64_t threads = least(256, whole_warps(divide_up(g->rows, few) * lanes));
-    const int64_t tile_rows = (threads >> g->lane_bits) * few;
+    /* Packs in shared memory are asked for with the others: more in flight for each wait. */
+    const int64_t slots = packs_kept[0][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
+    const int64_t threads = least(normfuse_tune("PASSING", 256), whole_warps(divide_up(g->rows, slots) * lanes));
+    const int64_t tile_rows = (threads >> g->lane_bits) * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
@@ -391,7 +404,7 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     if (!settle_runs(task, step, small, tile_rows, (uint32_t)threads))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
-    g->segment_rows = few;
+    g->segment_rows = (int32_t)slots;
     g->passes = (int32_t)passes;
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
     if (task->problem->sets == NORMFUSE_SETS_BATCH)
@@ -600,7 +613,7 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
     const enum kept small = task->plain ? SOME : FEW;
-    const int few = packs_kept[1][task->direction][small];
+    const int64_t slots = packs_kept[1][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
     /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
     const int64_t widest = d == 1 ? 64 : 256;
     int64_t width = least(packs, widest), group = d;
@@ -615,7 +628,7 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const uint32_t threads = whole_warps(width * most(1, 256 / width));
-    const int64_t at_once = threads / width, tile_rows = at_once * few, tiles = divide_up(g->rows, tile_rows);
+    const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
     passes = least(passes, sums ? 16 : 4);
     if (!settle_columns(task, step, small, tile_rows, threads, 1))

@@ -89,8 +89,8 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
     enum {
         PACK_BYTES = 16,
         RUN_PACKS = 48,          /* of a thread, where it has all of its values at once */
-        PASS_PACKS = 8,          /* of a thread in one of many passes, */
-        PASS_JOINS = 15,         /* which are joined one after the other */
+        PASS_JOINS = 15,         /* of a thread's tiles, one after the other */
+        SMALL_SET = 1536,        /* values: one tile and one block */
         GRADIENT_PACKS = 22,     /* RUN_PACKS of the backward */
         RUN_THREADS = 512,       /* of a block */
         JOIN = 7,                /* a product, five levels of a tree, a quotient */
@@ -107,9 +107,11 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
     if (columns) {
         double lanes = fmax(1, fmin(32, (double)channels / (2 * pack)));
         thread = fmin(COLUMN_ROWS, per_channel);
-        backward = thread + fmin(COLUMN_THREADS, per_channel) +
-                   fmin(fmax(COLUMN_CHANNELS, ceil((double)channels / 32)), (double)channels) + 2 * JOIN;
-        forward = backward + fmin(per_channel, 4 * MOST_PROCESSORS / lanes) + JOIN + 4;
+        arithmetic.thread_additions = thread;
+        arithmetic.joined = fmin(COLUMN_THREADS, per_channel) + 2 * JOIN + 4 +
+                            fmin(fmax(COLUMN_CHANNELS, ceil((double)channels / 32)), (double)channels);
+        arithmetic.joined_last = fmin(per_channel, 4 * MOST_PROCESSORS / lanes) + JOIN;
+        backward = arithmetic.thread_additions + arithmetic.joined;
     } else {
         double lanes = 1;
         while (lanes < 32 && lanes * pack < (double)positions)
@@ -117,12 +119,15 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
         double parts = fmin(2 * MOST_PROCESSORS, count);
         thread = fmin(RUN_PACKS * pack, count);
         /* two sums in turn, then one */
-        forward = fmin(fmax(RUN_PACKS * pack / 2, PASS_PACKS * pack / 2 + APPEND * PASS_JOINS), count) + 4;
-        forward += 2 * JOIN + (parts > 1 ? JOIN + APPEND * ceil(parts / 32) : 0);
+        arithmetic.thread_additions = fmin(RUN_PACKS * pack / 2, count) + 1;
+        arithmetic.joined = 3 + 2 * JOIN;
+        if (count > SMALL_SET)
+            arithmetic.joined += fmax(APPEND * PASS_JOINS, JOIN + APPEND * ceil(parts / 32));
         backward = fmin(GRADIENT_PACKS * pack + fmax(GRADIENT_PACKS + 5, RUN_THREADS / lanes), count) + 10;
     }
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
+    forward = arithmetic.thread_additions + arithmetic.joined + arithmetic.joined_last;
     arithmetic.additions = fmax(forward, backward);
     arithmetic.shift_additions = 0; /* the shift is a value */
     arithmetic.shift_ratio = fmax(thread, 1);
@@ -146,6 +151,9 @@ struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type t
     struct tolerance_arithmetic other = on_cuda ? cuda_arithmetic_of(type, !columns, rows, channels, positions)
                                                 : arithmetic_of(type, !columns, rows, channels, positions);
     arithmetic.additions = fmax(arithmetic.additions, other.additions);
+    arithmetic.thread_additions = fmax(arithmetic.thread_additions, other.thread_additions);
+    arithmetic.joined = fmax(arithmetic.joined, other.joined);
+    arithmetic.joined_last = fmax(arithmetic.joined_last, other.joined_last);
     arithmetic.shift_additions = fmax(arithmetic.shift_additions, other.shift_additions);
     arithmetic.shift_ratio = fmax(arithmetic.shift_ratio, other.shift_ratio);
     arithmetic.joins = fmax(arithmetic.joins, other.joins);
@@ -224,6 +232,16 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
         }
         tolerance.m2 = growth * (3 * spread + 2 * sqrt(m2 * spread)) * second_order +
                        joins * double_unit * count * mean * mean;
+        if (arithmetic->on_cuda) { /* joins see differences of means, whose squares are a part of m2 */
+            double in_thread = tolerance_growth(arithmetic->thread_additions + 2, arithmetic->unit);
+            double below = tolerance_growth(arithmetic->joined + 2, arithmetic->unit);
+            double last = tolerance_growth(arithmetic->joined_last + 2, arithmetic->unit);
+            growth = in_thread + below + last;
+            double across = 2 * sqrt(m2 * spread);
+            tolerance.m2 = second_order * (in_thread * (3 * spread + across) + below * (m2 + across) + last * m2 +
+                                           growth * growth * spread) +
+                           joins * double_unit * count * mean * mean;
+        }
         tolerance.mean = growth * sqrt(spread / count) + 2 * joins * fabs(mean);
     }
     tolerance.m2 += 8 * joins * m2 + 8 * fabs(mean) * double_unit * sqrt(count * arithmetic->joins * m2);

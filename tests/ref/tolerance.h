@@ -16,6 +16,8 @@ struct tolerance_arithmetic {
     double unit;            /* half an ulp of 1 in the compute type */
     double tiny;            /* its smallest subnormal */
     double additions;       /* most roundings that a value meets on its way into a chunk's sum */
+    /* CUDA: additions are those of the whole way, of which so many are in a thread, in joins below the last, in it. */
+    double thread_additions, joined, joined_last;
     double shift_additions; /* the same of the first shift */
     double shift_ratio;     /* values of a piece's first chunk, divided by those that its shift is the mean of */
     int64_t shift_values;   /* every shift is the mean of at least so many adjacent values, or of the whole set; */
