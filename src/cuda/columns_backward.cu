@@ -190,7 +190,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const bool summed = sums && pass + 1 == g.passes;
             /* In place of dy it must not be written before dy was read for the last time. */
             const bool gives_dy = !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
-            if (sums && !summed && !gives_dy)
+            if (sums && !summed && !applies && !gives_dy)
                 continue;
 
             if (summed) {

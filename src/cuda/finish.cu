@@ -39,10 +39,24 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     const double *const triples = sharded ? p.stats + set * TRIPLE : a.partials + set * parts * TRIPLE;
     const int lane = threadIdx.x % 32;
 
-    moments<double> own = {0.0, 0.0, 0.0};
-    for (int64_t i = lane; i < parts; i += 32)
-        append(own, {triples[i * TRIPLE], triples[i * TRIPLE + 1], triples[i * TRIPLE + 2]});
-    moments<double> all = join_lanes(own, 32);
+    /* The mean, then squares about it: both loops are loads and additions, no divisions that wait for one another. */
+    moments<double> all = {0.0, 0.0, 0.0};
+    const double shift = parts > 0 ? triples[1] : 0.0;
+#pragma unroll 8
+    for (int64_t i = lane; i < parts; i += 32) {
+        const double count = triples[i * TRIPLE];
+        all.count += count;
+        all.mean += count > 0.0 ? count * (triples[i * TRIPLE + 1] - shift) : 0.0;
+    }
+    all.count = sum_lanes(all.count, 32);
+    all.mean = all.count > 0.0 ? sum_lanes(all.mean, 32) / all.count : 0.0;
+#pragma unroll 8
+    for (int64_t i = lane; i < parts; i += 32) {
+        const double count = triples[i * TRIPLE], distance = triples[i * TRIPLE + 1] - shift - all.mean;
+        all.squares += count > 0.0 ? triples[i * TRIPLE + 2] + count * distance * distance : 0.0;
+    }
+    all.squares = sum_lanes(all.squares, 32);
+    all.mean += shift;
     if (lane != 0)
         return;
     if (p.stats && !sharded) {
@@ -98,23 +112,41 @@ static __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a,
     return (int)(((outer + 1) * g.spans - 1) / g.part_rows - outer * g.spans / g.part_rows) + 1;
 }
 
-static __device__ __forceinline__ double2 channel_sums(const normfuse_cuda_arguments &a, int64_t n, int64_t c)
+/* Where the partial sums of a channel are, and how many. */
+struct channel_parts {
+    const double *pairs;
+    int count;
+};
+
+static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arguments &a, int64_t n, int64_t c)
 {
     const normfuse_problem &p = a.problem;
+    if (!a.sums)
+        return {p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR, 1};
+    const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
+    return {a.sums + channel * a.geometry.sum_slots * PAIR,
+            slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
+}
+
+/* Many parts are added by a whole warp, few by one thread; `many` says which, and all lanes then have the sum. */
+static __device__ __forceinline__ double2 channel_sums(const normfuse_cuda_arguments &a, int64_t n, int64_t c, bool many)
+{
+    const channel_parts parts = parts_of(a, n, c);
     double2 sum = make_double2(0.0, 0.0);
-    if (a.sums) {
-        const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
-        const int slots = slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c);
-        for (int i = 0; i < slots; i++) {
-            const double *const pair = a.sums + (channel * a.geometry.sum_slots + i) * PAIR;
-            sum.x += pair[0];
-            sum.y += pair[1];
-        }
-    } else {
-        const double *const pair = p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR;
-        sum = make_double2(pair[0], pair[1]);
+#pragma unroll 4
+    for (int i = many ? threadIdx.x % 32 : 0; i < parts.count; i += many ? 32 : 1) {
+        sum.x += parts.pairs[i * PAIR];
+        sum.y += parts.pairs[i * PAIR + 1];
     }
+    if (many)
+        sum = make_double2(sum_lanes(sum.x, 32), sum_lanes(sum.y, 32));
     return sum;
+}
+
+/* `others`: what the lanes have to share out otherwise. */
+static __device__ __forceinline__ bool has_many_parts(const normfuse_cuda_arguments &a, int64_t others)
+{
+    return a.sums && a.geometry.sum_slots > 8 && others < 16;
 }
 
 static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int64_t n, int64_t c)
@@ -134,16 +166,19 @@ extern "C" __global__ void normfuse_totals(const __grid_constant__ normfuse_cuda
         return;
     const int64_t n = by_channel ? 0 : set / p.groups, first = by_channel ? set : (set - n * p.groups) * channels;
     double plain = 0.0, centred = 0.0;
-    for (int64_t i = threadIdx.x % 32; i < channels; i += 32) {
+    const bool many = has_many_parts(a, channels);
+    for (int64_t i = many ? 0 : threadIdx.x % 32; i < channels; i += many ? 1 : 32) {
         const int64_t c = first + i;
         const double slope = rstd_of(p, n, c) * parameter<double>(p.weight, n, c, 1.0) *
                              (1.0 + parameter<double>(p.scale, n, c, 0.0));
-        const double2 sum = channel_sums(a, n, c);
+        const double2 sum = channel_sums(a, n, c, many);
         plain += slope * sum.x;
         centred += slope * sum.y;
     }
-    plain = sum_lanes(plain, 32);
-    centred = sum_lanes(centred, 32);
+    if (!many) {
+        plain = sum_lanes(plain, 32);
+        centred = sum_lanes(centred, 32);
+    }
     if (threadIdx.x % 32 == 0) {
         a.totals[set * PAIR] = plain;
         a.totals[set * PAIR + 1] = centred;
@@ -172,8 +207,11 @@ extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_c
     const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight.batch != 0 || p.dbias.batch != 0);
     const bool gives_sums = !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY);
     double weight = 0.0, bias = 0.0;
-    for (int64_t n = lane; n < (by_channel ? 1 : p.n); n += 32) {
-        const double2 sum = channel_sums(a, n, c);
+    const bool many = has_many_parts(a, by_channel ? 1 : p.n);
+    for (int64_t n = many ? 0 : lane; n < (by_channel ? 1 : p.n); n += many ? 1 : 32) {
+        const double2 sum = channel_sums(a, n, c, many);
+        if (many && lane != 0)
+            continue; /* all lanes have the sum; one writes and adds */
         if (gives_sums && p.sets == NORMFUSE_SETS_GROUP) {
             double *const pair = p.sums + (n * p.c + c) * PAIR;
             pair[0] = sum.x + (p.accumulate ? pair[0] : 0.0);

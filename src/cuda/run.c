@@ -278,7 +278,8 @@ static bool plan_many_sets(const struct task *task, struct step *step)
 }
 
 /* `teams` sets at a time, with all blocks of the grid resident, two a processor. */
-static bool plan_grid_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads, int64_t teams)
+static bool plan_grid_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads, int64_t teams,
+                              size_t most_shared)
 {
     const struct normfuse_cuda_device *const device = task->device;
     struct step trial = *step;
@@ -287,7 +288,7 @@ static bool plan_grid_of_runs(const struct task *task, struct step *step, enum k
     const int64_t blocks = 2 * (int64_t)device->processors / teams;
     if (!task->has_tickets || blocks < 2 || blocks > trial.geometry.rows ||
         !settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
-        trial.shared > task->policy->shared_a_block)
+        trial.shared > most_shared)
         return false;
     trial.blocks = teams * trial.geometry.parts;
     if ((int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared) * device->processors <
@@ -344,10 +345,10 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY]) * lanes));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
-    if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets))
+    if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
         return true;
     int64_t cluster = parts;
-    const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster) : 1;
+    const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster[task->direction]) : 1;
     for (; cluster <= most_cluster && cluster <= g->rows; cluster++) {
         if (!settle_runs(task, step, kept, divide_up(g->rows, cluster), threads))
             continue;
@@ -370,15 +371,18 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         g->exchange = NORMFUSE_EXCHANGE_NONE;
     }
     /* The whole grid, some sets at a time. */
-    for (int64_t teams = normfuse_tune("TEAMS", least(g->sets, 2 * device->processors)); teams >= 1; teams--)
-        if (plan_grid_of_runs(task, step, kept, threads, teams))
-            return true;
+    /* As many as can be; with half of the shared memory where that suffices. */
+    const int64_t most_teams = normfuse_tune("TEAMS", least(g->sets, 2 * device->processors));
+    for (int round = 1; round >= 0; round--)
+        for (int64_t teams = most_teams; teams >= 3 * round + 1; teams--)
+            if (plan_grid_of_runs(task, step, kept, threads, teams, policy->shared_a_block >> round))
+                return true;
     return false;
 }
 
 static int64_t policy_slots(const struct task *task, bool sums)
 {
-    return task->policy->passing_slots[task->direction][sums];
+    return task->policy->passing_slots[task->problem->columns][task->direction][sums];
 }
 
 /* Tiles that only sum, or that only write from statistics that are known. */
@@ -394,13 +398,13 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     const enum kept small = task->plain ? SOME : FEW;
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t slots = packs_kept[0][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
-    const int64_t threads = least(normfuse_tune("PASSING", 256), whole_warps(divide_up(g->rows, slots) * lanes));
+    const int64_t threads = least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots) * lanes));
     const int64_t tile_rows = (threads >> g->lane_bits) * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
     if (sums && task->direction == FORWARD)
-        passes = most(1, least(16, tiles * g->sets / (8 * (int64_t)task->device->processors)));
+        passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)task->device->processors)));
     if (!settle_runs(task, step, small, tile_rows, (uint32_t)threads))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
@@ -512,11 +516,16 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     double time = task->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
     if (a_processor == 1 && waves > 1.0)
         time *= policy->alone;
+    /* A cluster starts where all of its blocks find room at once, so the others wait. */
+    if (step->cluster > 1 && waves > 1.0)
+        time *= 1.0 + policy->cluster_gap[task->direction] * step->cluster;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.3 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * task->pack / g->group;
+        if (rounds > 1.0)
+            time *= policy->grid_rounds; /* all processors read, then all write */
         time += policy->grid_wait * rounds +
                 (double)step->blocks * g->parts * groups * 24.0 * rounds / policy->l2_bytes_a_microsecond;
     }
@@ -607,30 +616,20 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     return found;
 }
 
-static bool plan_passing_columns(const struct task *task, struct step *step, bool sums)
+/* Blocks of `width` packs, whose sums are joined over `group` channels. */
+static bool plan_passing_width(const struct task *task, struct step *step, bool sums, int64_t width, int64_t group,
+                               int64_t more)
 {
     const struct normfuse_problem *const p = task->problem;
-    const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
-    const int64_t unit = common_multiple(d, task->pack) / task->pack;
     const enum kept small = task->plain ? SOME : FEW;
-    const int64_t slots = packs_kept[1][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
-    /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
-    const int64_t widest = d == 1 ? 64 : 256;
-    int64_t width = least(packs, widest), group = d;
-    if (packs > widest) {
-        if (unit <= 512)
-            width = most(1, widest / unit) * unit;
-        else
-            group = 1; /* A group wider than a block: its channels are joined by a later kernel. */
-    }
-    if (p->sets == NORMFUSE_SETS_NONE || (!sums && task->direction == FORWARD))
-        group = width * task->pack; /* none is looked for */
+    const int64_t slots = packs_kept[1][task->direction][small] + more;
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const uint32_t threads = whole_warps(width * most(1, 256 / width));
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
-    passes = least(passes, sums ? 16 : 4);
+    /* A thread's sums grow no longer than docs/numerics.md says. */
+    passes = least(passes, sums ? most(1, 128 / slots) : 4);
     if (!settle_columns(task, step, small, tile_rows, threads, 1))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
@@ -641,6 +640,31 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     step->blocks = (int64_t)g->sets * g->parts;
     g->backwards = !sums;
     return true;
+}
+
+static bool plan_passing_columns(const struct task *task, struct step *step, bool sums)
+{
+    const struct normfuse_problem *const p = task->problem;
+    const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    const int64_t unit = common_multiple(d, task->pack) / task->pack;
+    const int64_t more = task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
+    const bool joins = p->sets != NORMFUSE_SETS_NONE && (sums || task->direction == BACKWARD);
+    /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
+    const int64_t widest = d == 1 ? 64 : 256;
+    int64_t width = least(packs, widest);
+    if (packs > widest && unit <= 512)
+        width = most(1, widest / unit) * unit;
+    if (unit <= 512 || packs <= widest) {
+        const int64_t group = joins ? d : width * task->pack;
+        if (plan_passing_width(task, step, sums, width, group, more) ||
+            plan_passing_width(task, step, sums, width, group, 0))
+            return true;
+    }
+    /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
+    for (width = least(packs, 64); width >= 1; width /= 2)
+        if (plan_passing_width(task, step, sums, width, joins ? 1 : width * task->pack, 0))
+            return true;
+    return false;
 }
 
 /* ---- the steps of a call ----------------------------------------------------------------------------------------- */
