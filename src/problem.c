@@ -825,7 +825,8 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
     if (settings->call == NORMFUSE_CALL_BACKWARD_APPLY && settings->set_values != 0)
         problem->set_values = settings->set_values;
     /* An empty batch has nothing that running statistics could take; merged ones may have. */
-    problem->has_running_momentum = updates && (settings->call == NORMFUSE_CALL_APPLY || !is_empty(problem));
+    problem->has_running_momentum = updates && (settings->call == NORMFUSE_CALL_APPLY ||
+                                               settings->call == NORMFUSE_CALL_FORWARD_SCRATCH || !is_empty(problem));
 
     const char *counted = "tensors.x";
     bool is_one = problem->set_values == 1;

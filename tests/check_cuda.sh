@@ -70,14 +70,17 @@ if [ -n "$sanitize" ]; then
     kinds="memcheck racecheck initcheck synccheck"
     for kind in $kinds; do
         # A tool that cannot start with this driver is left out by name.
-        if ! timeout 60 "$tool" --tool "$kind" --error-exitcode 9 "$build/test_cuda" --probe >"$logs/$kind-start.txt" 2>&1; then
+        # Kernels are looked for in one fatbin after the other, and memcheck would count what is not found as errors.
+        quiet=
+        [ "$kind" = memcheck ] && quiet="--report-api-errors no"
+        if ! timeout 60 "$tool" --tool "$kind" $quiet --error-exitcode 9 "$build/test_cuda" --probe >"$logs/$kind-start.txt" 2>&1; then
             echo "skipped: $kind does not start here: $(grep -v '^$' "$logs/$kind-start.txt" | tail -n 1 | cut -c 1-200)"
             skipped=$((skipped + 1))
             continue
         fi
         options=
 
-        [ "$kind" = memcheck ] && options="--padding 32"
+        [ "$kind" = memcheck ] && options="--padding 32 --report-api-errors no"
         (timeout 280 "$tool" --tool "$kind" $options --error-exitcode 9 --print-limit 20 "$build/test_operators" \
             --with device=cuda tests/sanitize_cases.txt >"$logs/$kind.txt" 2>&1
          echo $? >"$logs/$kind.status") &

@@ -21,6 +21,7 @@ struct normfuse_cuda_policy {
     int32_t passing_threads;        /* runs: of tiles that are not kept */
     int32_t passing_slots[2][2][2]; /* packs in shared memory of such tiles: runs, columns; forward, backward; applying,
                                        summing */
+    double least_round_bytes; /* of x that a block of the whole grid keeps, where the grid goes round */
     size_t shared_a_block;    /* for two blocks a processor */
     /* Columns. */
     int32_t column_threads;
@@ -37,10 +38,10 @@ struct normfuse_cuda_policy {
 
 static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
     /* H200 */
-    {90, {136 << 10, 136 << 10}, 16 << 10, {64, 64}, {256, 256}, 64 << 10, {8, 4}, 128, {{{0, 8}, {8, 8}}, {{16, 8}, {0, 8}}}, 112 << 10,
+    {90, {136 << 10, 136 << 10}, 16 << 10, {64, 64}, {256, 256}, 64 << 10, {8, 4}, 128, {{{0, 8}, {8, 8}}, {{16, 8}, {0, 8}}}, 48e3, 112 << 10,
      256, 340 << 10, {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
      4.2e6, 5.0e6, 1.08, {0.1, 0.2}, 1.8, 0.6, 0.45, 4.0, 5.0},
-    {0, {64 << 10, 64 << 10}, 16 << 10, {64, 64}, {256, 256}, 32 << 10, {1, 1}, 128, {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}}, 48 << 10,
+    {0, {64 << 10, 64 << 10}, 16 << 10, {64, 64}, {256, 256}, 32 << 10, {1, 1}, 128, {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}}, 24e3, 48 << 10,
      256, 150 << 10, {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
      1.5e6, 3.0e6, 1.08, {0.1, 0.2}, 1.8, 0.6, 0.45, 4.0, 5.0},
 };

@@ -137,7 +137,8 @@ static bool allows_packs(const struct normfuse_problem *p, int pack)
 static bool takes_all_samples(const struct normfuse_problem *p)
 {
     if (p->sets == NORMFUSE_SETS_NONE)
-        return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0;
+        return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0 &&
+               p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL;
     return p->sets == NORMFUSE_SETS_BATCH;
 }
 
@@ -291,6 +292,11 @@ static bool plan_grid_of_runs(const struct task *task, struct step *step, enum k
         trial.shared > most_shared)
         return false;
     trial.blocks = teams * trial.geometry.parts;
+    /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose rows
+     * allow no packs: 2375 us against 700). */
+    if (teams < trial.geometry.sets && (double)trial.geometry.part_rows * (double)task->pack_bytes *
+                                           (double)(INT64_C(1) << trial.geometry.lane_bits) < task->policy->least_round_bytes)
+        return false;
     if ((int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared) * device->processors <
         trial.blocks)
         return false;
@@ -858,9 +864,10 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
         if (from[i]->data != NULL)
             *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
                                             from[i]->batch, from[i]->channel, from[i]->position};
-    const struct normfuse_parameter *const given[] = {&problem->weight,  &problem->bias,   &problem->dweight,
-                                                      &problem->dbias,   &problem->dscale, &problem->dshift};
-    struct normfuse_parameter *const kept[] = {&key.weight, &key.bias, &key.dweight, &key.dbias, &key.dscale, &key.dshift};
+    const struct normfuse_parameter *const given[] = {&problem->weight, &problem->bias,    &problem->scale,  &problem->shift,
+                                                      &problem->dweight, &problem->dbias, &problem->dscale, &problem->dshift};
+    struct normfuse_parameter *const kept[] = {&key.weight, &key.bias,  &key.scale,  &key.shift,
+                                               &key.dweight, &key.dbias, &key.dscale, &key.dshift};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         kept[i]->data = given[i]->data != NULL ? (char *)(uintptr_t)places : NULL;
         kept[i]->batch = given[i]->batch;
