@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_backward.cu - gradients where channels are adjacent (NHWC). runs_backward.cu has the formulas; here each thread
- * sums its own channels over its rows, so that the channels' sums need no search for who has which. */
+ * columns_backward.cu - gradients where channels are adjacent (NHWC). runs_backward.cu has the formulas; here each
+ * thread sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #include "columns.cuh"
 
 template <typename T, int V, int K, bool simple>
@@ -14,11 +14,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     extern __shared__ uint4 dynamic[];
     const int group_lanes = 1 << g.group_bits, channel_lanes = 1 << g.channel_bits;
     const int threads = (int)blockDim.x, channels = g.width * V, groups = divide(channels, g.by_group);
-    /* In this order: packs; parts of groups; totals of groups; of each channel slope, offset, squared rstd, shift and the
-     * remainder of the mean, weighted sums; of each thread's channels two sums. */
+    /* In this order: packs; parts of groups; totals of groups; of each channel slope, offset, squared rstd, shift and
+     * the remainder of the mean, weighted sums; of each thread's channels two sums. */
     double *const of_parts = reinterpret_cast<double *>(dynamic + (V > 1 ? 2 * g.kept_shared : 0) * threads);
-    totals<R> *const of_groups =
-        reinterpret_cast<totals<R> *>(of_parts + groups * (g.exchange == NORMFUSE_EXCHANGE_CLUSTER ? g.parts : 1) * PAIR);
+    totals<R> *const of_groups = reinterpret_cast<totals<R> *>(
+        of_parts + groups * (g.exchange == NORMFUSE_EXCHANGE_CLUSTER ? g.parts : 1) * PAIR);
     R *const of_slopes = reinterpret_cast<R *>(of_groups + groups), *const of_offsets = of_slopes + channels;
     R *const of_squares = of_offsets + channels, *const of_shifts = of_squares + channels;
     R *const of_rests = of_shifts + channels;
@@ -87,8 +87,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 for (int i = (int)threadIdx.x; i < here; i += threads) {
                     const int c = first_channel + i, n = g.all_samples ? 0 : place.n;
                     const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-                    const R offset_here =
-                        parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
+                    const R offset_here = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
                     double mean = 0.0;
                     R rstd = R(1);
                     if (a.source == NORMFUSE_SOURCE_SAVED) {
@@ -103,7 +102,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     const R value[1] = {(R)mean};
                     R back[1];
                     unpack<T, 1>(make_pack<T, 1>(value), back);
-                    const R rest = (R)(mean - (double)back[0]), slope_here = parameter<R>(p.weight, n, c, R(1)) * scale * rstd;
+                    const R rest = (R)(mean - (double)back[0]),
+                            slope_here = parameter<R>(p.weight, n, c, R(1)) * scale * rstd;
                     of_slopes[i] = slope_here;
                     of_offsets[i] = offset_here - rest * slope_here;
                     of_squares[i] = rstd;
@@ -173,23 +173,24 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             if (sums) {
                 column_cursor<T, V> other(!simple && p.post_add.data ? p.post_add : p.x, place, row);
                 choose_activation<simple>(p.activation, [&](auto chosen) {
-                walk<K>(count, shared, [&](int slot) {
-                    R x[V], dy[V];
-                    read(slot, x, dy);
-                    differentiate(chosen, x, dy, other);
+                    walk<K>(count, shared, [&](int slot) {
+                        R x[V], dy[V];
+                        read(slot, x, dy);
+                        differentiate(chosen, x, dy, other);
 #pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        plain[i] += dy[i];
-                        about[i] += dy[i] * x[i];
-                    }
-                    if (!simple && p.post_add.data)
-                        other.advance(p.post_add, place);
-                });
+                        for (int i = 0; i < V; i++) {
+                            plain[i] += dy[i];
+                            about[i] += dy[i] * x[i];
+                        }
+                        if (!simple && p.post_add.data)
+                            other.advance(p.post_add, place);
+                    });
                 });
             }
             const bool summed = sums && pass + 1 == g.passes;
             /* In place of dy it must not be written before dy was read for the last time. */
-            const bool gives_dy = !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+            const bool gives_dy =
+                !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
             if (sums && !summed && !applies && !gives_dy)
                 continue;
 
@@ -256,7 +257,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         } else if (lane == 0) {
                             double *const pair =
                                 g.exchange == NORMFUSE_EXCHANGE_GRID
-                                    ? a.partials + ((((int64_t)parity * g.teams + first_team) * groups + group) * g.parts + part) * PAIR
+                                    ? a.partials +
+                                          ((((int64_t)parity * g.teams + first_team) * groups + group) * g.parts +
+                                           part) *
+                                              PAIR
                                     : of_parts + group * PAIR;
                             pair[0] = (double)sum;
                             pair[1] = (double)product;
@@ -317,36 +321,37 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 forget(kept_dy[k]);
             }
             column_cursor<T, V> other(!simple && p.post_add.data ? p.post_add : p.x, place, row);
-            column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, place, row), du(!simple && p.du.data ? p.du : p.x, place, row);
+            column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, place, row),
+                du(!simple && p.du.data ? p.du : p.x, place, row);
             column_cursor<T, V> dpost(!simple && p.dpost_add.data ? p.dpost_add : p.x, place, row);
             if (gives_dy || (applies && p.dx.data))
                 choose_activation<simple>(p.activation, [&](auto chosen) {
-                walk<K>(count, shared, [&](int slot) {
-                    R x[V], dy[V];
-                    read(slot, x, dy);
-                    differentiate(chosen, x, dy, other);
-                    if (!simple && p.post_add.data)
-                        other.advance(p.post_add, place);
-                    if (gives_dy) {
-                        dpost.store(make_pack<T, V>(dy));
-                        dpost.advance(p.dpost_add, place);
-                    }
-                    if (p.dx.data && applies) {
-#pragma unroll
-                        for (int i = 0; i < V; i++)
-                            x[i] = centred ? fma(slope[i], dy[i], fma(share[i], x[i], level[i])) : slope[i] * dy[i];
-                        if (!simple && p.du.data) {
-                            R added[V];
-                            unpack<T, V>(du.load(), added);
+                    walk<K>(count, shared, [&](int slot) {
+                        R x[V], dy[V];
+                        read(slot, x, dy);
+                        differentiate(chosen, x, dy, other);
+                        if (!simple && p.post_add.data)
+                            other.advance(p.post_add, place);
+                        if (gives_dy) {
+                            dpost.store(make_pack<T, V>(dy));
+                            dpost.advance(p.dpost_add, place);
+                        }
+                        if (p.dx.data && applies) {
 #pragma unroll
                             for (int i = 0; i < V; i++)
-                                x[i] += added[i];
-                            du.advance(p.du, place);
+                                x[i] = centred ? fma(slope[i], dy[i], fma(share[i], x[i], level[i])) : slope[i] * dy[i];
+                            if (!simple && p.du.data) {
+                                R added[V];
+                                unpack<T, V>(du.load(), added);
+#pragma unroll
+                                for (int i = 0; i < V; i++)
+                                    x[i] += added[i];
+                                du.advance(p.du, place);
+                            }
+                            dx.store(make_pack<T, V>(x));
+                            dx.advance(p.dx, place);
                         }
-                        dx.store(make_pack<T, V>(x));
-                        dx.advance(p.dx, place);
-                    }
-                });
+                    });
                 });
         }
 

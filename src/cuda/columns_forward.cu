@@ -21,11 +21,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     extern __shared__ uint4 dynamic[];
     const int group_lanes = 1 << g.group_bits, channel_lanes = 1 << g.channel_bits;
     const int threads = (int)blockDim.x, channels = g.width * V, groups = divide(channels, g.by_group);
-    /* In this order: packs; parts of groups; groups; of each channel weight, bias and a shift; of each thread's channels
-     * means and squares. */
+    /* In this order: packs; parts of groups; groups; of each channel weight, bias and a shift; of each thread's
+     * channels means and squares. */
     double *const of_parts = reinterpret_cast<double *>(dynamic + (V > 1 ? g.kept_shared : 0) * threads);
-    group_statistics<R> *const of_groups =
-        reinterpret_cast<group_statistics<R> *>(of_parts + groups * (g.exchange == NORMFUSE_EXCHANGE_CLUSTER ? g.parts : 1) * TRIPLE);
+    group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
+        of_parts + groups * (g.exchange == NORMFUSE_EXCHANGE_CLUSTER ? g.parts : 1) * TRIPLE);
     R *const of_slopes = reinterpret_cast<R *>(of_groups + groups), *const of_offsets = of_slopes + channels;
     R *const of_shifts = of_offsets + channels, *const of_means = of_shifts + channels;
     R *const of_squares = of_means + threads * V;
@@ -39,7 +39,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     raw<T, V> kept[K];
     const auto read = [&](int slot, R(&value)[V]) {
         if constexpr (V > 1)
-            unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot], value);
+            unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot],
+                         value);
         else
             unpack<T, V>(kept[slot], value);
     };
@@ -187,9 +188,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     for (int beside = first; exists && beside < place.rows_at_once; beside += channel_lanes)
                         mean += (R)(each + (beside < more)) * of_means[beside * channels + c];
                     mean = sum_lanes(mean, channel_lanes) / (R)max(rows, 1);
-                    for (int beside = first; exists && beside < min(rows, place.rows_at_once); beside += channel_lanes) {
+                    for (int beside = first; exists && beside < min(rows, place.rows_at_once);
+                         beside += channel_lanes) {
                         const R distance = of_means[beside * channels + c] - mean;
-                        squares += of_squares[beside * channels + c] + (R)(each + (beside < more)) * distance * distance;
+                        squares +=
+                            of_squares[beside * channels + c] + (R)(each + (beside < more)) * distance * distance;
                     }
                     squares = sum_lanes(squares, channel_lanes);
                     if (exists && first == 0) {
@@ -353,26 +356,26 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     forget(kept[k]);
                 column_cursor<T, V> y(p.y, place, row), other(!plain && p.post_add.data ? p.post_add : p.y, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
-                walk<K>(count, shared, [&](int slot) {
-                    R z[V], shift[V];
-                    read(slot, z);
-                    forget(about);
-                    unpack<T, V>(about, shift);
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        z[i] = fma(z[i] - shift[i], slope[i], offset[i]);
-                    if (!plain && p.post_add.data) {
-                        R added[V];
-                        unpack<T, V>(other.load(), added);
+                    walk<K>(count, shared, [&](int slot) {
+                        R z[V], shift[V];
+                        read(slot, z);
+                        forget(about);
+                        unpack<T, V>(about, shift);
 #pragma unroll
                         for (int i = 0; i < V; i++)
-                            z[i] += added[i];
-                        other.advance(p.post_add, place);
-                    }
-                    activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
-                    y.store(make_pack<T, V>(z));
-                    y.advance(p.y, place);
-                });
+                            z[i] = fma(z[i] - shift[i], slope[i], offset[i]);
+                        if (!plain && p.post_add.data) {
+                            R added[V];
+                            unpack<T, V>(other.load(), added);
+#pragma unroll
+                            for (int i = 0; i < V; i++)
+                                z[i] += added[i];
+                            other.advance(p.post_add, place);
+                        }
+                        activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
+                        y.store(make_pack<T, V>(z));
+                        y.advance(p.y, place);
+                    });
                 });
             }
         }

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel, and
- * adds in double in one fixed order. */
+ * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel,
+ * and adds in double in one fixed order. */
 #include "join.cuh"
 
-static __device__ __forceinline__ int64_t own_warp() { return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; }
+static __device__ __forceinline__ int64_t own_warp()
+{
+    return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+}
 
-static __device__ __forceinline__ bool computes_in_double(const normfuse_problem &p) { return p.type == NORMFUSE_F64; }
+static __device__ __forceinline__ bool computes_in_double(const normfuse_problem &p)
+{
+    return p.type == NORMFUSE_F64;
+}
 
 /* R as the tiles have it. */
 static __device__ __forceinline__ double root_inverse(const normfuse_problem &p, double variance)
@@ -129,7 +135,8 @@ static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arg
 }
 
 /* Many parts are added by a whole warp, few by one thread; `many` says which, and all lanes then have the sum. */
-static __device__ __forceinline__ double2 channel_sums(const normfuse_cuda_arguments &a, int64_t n, int64_t c, bool many)
+static __device__ __forceinline__ double2 channel_sums(const normfuse_cuda_arguments &a, int64_t n, int64_t c,
+                                                       bool many)
 {
     const channel_parts parts = parts_of(a, n, c);
     double2 sum = make_double2(0.0, 0.0);
@@ -161,7 +168,8 @@ extern "C" __global__ void normfuse_totals(const __grid_constant__ normfuse_cuda
 {
     const normfuse_problem &p = a.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const int64_t sets = by_channel ? p.c : p.n * p.groups, set = own_warp(), channels = by_channel ? 1 : p.c / p.groups;
+    const int64_t sets = by_channel ? p.c : p.n * p.groups, set = own_warp(),
+                  channels = by_channel ? 1 : p.c / p.groups;
     if (set >= sets)
         return;
     const int64_t n = by_channel ? 0 : set / p.groups, first = by_channel ? set : (set - n * p.groups) * channels;
@@ -169,8 +177,8 @@ extern "C" __global__ void normfuse_totals(const __grid_constant__ normfuse_cuda
     const bool many = has_many_parts(a, channels);
     for (int64_t i = many ? 0 : threadIdx.x % 32; i < channels; i += many ? 1 : 32) {
         const int64_t c = first + i;
-        const double slope = rstd_of(p, n, c) * parameter<double>(p.weight, n, c, 1.0) *
-                             (1.0 + parameter<double>(p.scale, n, c, 0.0));
+        const double slope =
+            rstd_of(p, n, c) * parameter<double>(p.weight, n, c, 1.0) * (1.0 + parameter<double>(p.scale, n, c, 0.0));
         const double2 sum = channel_sums(a, n, c, many);
         plain += slope * sum.x;
         centred += slope * sum.y;

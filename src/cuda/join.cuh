@@ -65,7 +65,8 @@ template <typename R> struct set_statistics {
     R variance, rstd;
 };
 
-/* One warp joins `parts` triples: count, mean, squares, `stride` doubles apart. Written by other blocks, so not from L1. */
+/* One warp joins `parts` triples: count, mean, squares, `stride` doubles apart. Written by other blocks, so not from
+ * L1. */
 template <typename R>
 __device__ __forceinline__ moments<R> join_parts(const double *triples, int64_t stride, int parts, double *shift)
 {
@@ -108,7 +109,10 @@ template <typename R> __device__ __forceinline__ R scaled_by_running(const normf
 }
 
 /* Running statistics take the variance over count - 1. */
-__device__ __forceinline__ double unbiased(double variance, double count) { return variance * (count / (count - 1.0)); }
+__device__ __forceinline__ double unbiased(double variance, double count)
+{
+    return variance * (count / (count - 1.0));
+}
 
 /* running = (1 - momentum) * running + momentum * of this batch, in R. */
 template <typename R>
@@ -146,7 +150,10 @@ __device__ __forceinline__ void cluster_arrive(bool stored)
     else
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 __device__ __forceinline__ int cluster_rank()
 {
     int rank;
@@ -162,10 +169,22 @@ __device__ __forceinline__ void store_remote(void *place, int rank, double value
 }
 #else
 /* No launch asks for clusters here. */
-__device__ __forceinline__ void cluster_arrive(bool) { __trap(); }
-__device__ __forceinline__ void cluster_wait() { __trap(); }
-__device__ __forceinline__ int cluster_rank() { return 0; }
-__device__ __forceinline__ void store_remote(void *, int, double) { __trap(); }
+__device__ __forceinline__ void cluster_arrive(bool)
+{
+    __trap();
+}
+__device__ __forceinline__ void cluster_wait()
+{
+    __trap();
+}
+__device__ __forceinline__ int cluster_rank()
+{
+    return 0;
+}
+__device__ __forceinline__ void store_remote(void *, int, double)
+{
+    __trap();
+}
 #endif
 
 /* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */
@@ -188,8 +207,7 @@ __device__ __forceinline__ void team_arrive(uint32_t *ticket, int part, int part
     if (threadIdx.x == 0) {
         const uint32_t add = part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
         uint32_t before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                     : "=r"(before) : "l"(ticket), "r"(add) : "memory");
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(ticket), "r"(add) : "memory");
         ticket_before() = before;
     }
 }

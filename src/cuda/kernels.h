@@ -10,9 +10,9 @@
 #include "../problem.h"
 
 /* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps in registers>. Packs of 16 bytes
- * need tensors that allow them; packs of one element take any strides. Kernels that keep the least are for sets so small
- * that several fit in a block. Those that keep some or many are plain: no tensor is added to x, before the activation or
- * to dx, and the activation is not one of the three that cost much code. */
+ * need tensors that allow them; packs of one element take any strides. Kernels that keep the least are for sets so
+ * small that several fit in a block. Those that keep some or many are plain: no tensor is added to x, before the
+ * activation or to dx, and the activation is not one of the three that cost much code. */
 #define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, some, many)                                 \
     KERNEL(runs, direction, type, 1, least)                                                                            \
     KERNEL(runs, direction, type, 1, few)                                                                              \
@@ -88,8 +88,8 @@ enum normfuse_cuda_source {
     NORMFUSE_SOURCE_SCRATCH  /* arguments.statistics */
 };
 
-/* Division by what is known before the launch: x / divisor = (high(x * multiplier) + x) >> shift for x below 2^31 (Granlund
- * and Montgomery 1994). The hardware has no division; the compiler's of 64 bits takes longer than a load. */
+/* Division by what is known before the launch: x / divisor = (high(x * multiplier) + x) >> shift for x below 2^31
+ * (Granlund and Montgomery 1994). The hardware has no division; the compiler's of 64 bits takes longer than a load. */
 struct normfuse_cuda_divisor {
     uint32_t divisor, multiplier, shift;
 };
@@ -98,7 +98,8 @@ struct normfuse_cuda_divisor {
  *
  * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of s positions, that is `spans` rows
  * of `lanes` packs each. A part of a set is part_rows such rows, of which each segment of `lanes` threads takes
- * segment_rows adjacent ones. Where sets_a_block > 1 each segment holds a set of its own.
+ * segment_rows adjacent ones. Where sets_a_block > 1 each segment holds a set of its own. The forward has rows of one
+ * pack, which it deals to the threads of the block (or segment) in turn.
  *
  * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
  * part_rows rows, which the block walks threads / width at a time. */

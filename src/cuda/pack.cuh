@@ -15,18 +15,32 @@ using f32 = float;
 using f16 = __half;
 using bf16 = __nv_bfloat16;
 
-template <typename T> struct compute_type { using type = float; };
-template <> struct compute_type<double> { using type = double; };
+template <typename T> struct compute_type {
+    using type = float;
+};
+template <> struct compute_type<double> {
+    using type = double;
+};
 template <typename T> using compute = typename compute_type<T>::type;
 
 /* ---- packs ------------------------------------------------------------------------------------------------------ */
 
 /* A pack is 16 bytes or one element. */
-template <typename T, int V> struct raw_type { using type = uint4; };
-template <> struct raw_type<double, 1> { using type = double; };
-template <> struct raw_type<float, 1> { using type = float; };
-template <> struct raw_type<f16, 1> { using type = unsigned short; };
-template <> struct raw_type<bf16, 1> { using type = unsigned short; };
+template <typename T, int V> struct raw_type {
+    using type = uint4;
+};
+template <> struct raw_type<double, 1> {
+    using type = double;
+};
+template <> struct raw_type<float, 1> {
+    using type = float;
+};
+template <> struct raw_type<f16, 1> {
+    using type = unsigned short;
+};
+template <> struct raw_type<bf16, 1> {
+    using type = unsigned short;
+};
 template <typename T, int V> using raw = typename raw_type<T, V>::type;
 
 __device__ __forceinline__ float2 pair_of(unsigned bits, f16)
@@ -103,7 +117,8 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> zero_pack()
     return make_pack<T, V>(zeros);
 }
 
-/* Reads past the L1: what a block reads it reads once. Not the read-only path, since outputs may be written in place. */
+/* Reads past the L1: what a block reads it reads once. Not the read-only path, since outputs may be written in place.
+ */
 template <typename T, int V> __device__ __forceinline__ raw<T, V> load_pack(const char *data, int64_t element)
 {
     const T *address = reinterpret_cast<const T *>(data) + element;
@@ -131,10 +146,22 @@ __device__ __forceinline__ void forget(uint4 &pack)
 {
     asm volatile("" : "+r"(pack.x), "+r"(pack.y), "+r"(pack.z), "+r"(pack.w));
 }
-__device__ __forceinline__ void forget(unsigned short &pack) { asm volatile("" : "+h"(pack)); }
-__device__ __forceinline__ void forget(float &pack) { asm volatile("" : "+f"(pack)); }
-__device__ __forceinline__ void forget(double &pack) { asm volatile("" : "+d"(pack)); }
-__device__ __forceinline__ void forget(int &value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void forget(unsigned short &pack)
+{
+    asm volatile("" : "+h"(pack));
+}
+__device__ __forceinline__ void forget(float &pack)
+{
+    asm volatile("" : "+f"(pack));
+}
+__device__ __forceinline__ void forget(double &pack)
+{
+    asm volatile("" : "+d"(pack));
+}
+__device__ __forceinline__ void forget(int &value)
+{
+    asm volatile("" : "+r"(value));
+}
 
 __device__ __forceinline__ unsigned shared_address(const void *pointer)
 {
@@ -146,21 +173,20 @@ __device__ __forceinline__ void copy_ahead(uint4 *to, const char *data, int64_t 
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(data + bytes) : "memory");
 }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 /* ---- single values of any dtype --------------------------------------------------------------------------------- */
 
 template <typename R> __device__ __forceinline__ R load_value(const char *data, int64_t element, int type)
 {
     switch (type) {
-    case NORMFUSE_F64:
-        return (R) reinterpret_cast<const double *>(data)[element];
-    case NORMFUSE_F32:
-        return (R) reinterpret_cast<const float *>(data)[element];
-    case NORMFUSE_F16:
-        return (R)__half2float(reinterpret_cast<const __half *>(data)[element]);
-    default:
-        return (R)__bfloat162float(reinterpret_cast<const __nv_bfloat16 *>(data)[element]);
+    case NORMFUSE_F64: return (R) reinterpret_cast<const double *>(data)[element];
+    case NORMFUSE_F32: return (R) reinterpret_cast<const float *>(data)[element];
+    case NORMFUSE_F16: return (R)__half2float(reinterpret_cast<const __half *>(data)[element]);
+    default: return (R)__bfloat162float(reinterpret_cast<const __nv_bfloat16 *>(data)[element]);
     }
 }
 
@@ -168,12 +194,8 @@ template <typename R> __device__ __forceinline__ R load_value(const char *data, 
 template <typename R> __device__ __forceinline__ void store_value(char *data, int64_t element, int type, R value)
 {
     switch (type) {
-    case NORMFUSE_F64:
-        reinterpret_cast<double *>(data)[element] = (double)value;
-        break;
-    case NORMFUSE_F32:
-        reinterpret_cast<float *>(data)[element] = (float)value;
-        break;
+    case NORMFUSE_F64: reinterpret_cast<double *>(data)[element] = (double)value; break;
+    case NORMFUSE_F32: reinterpret_cast<float *>(data)[element] = (float)value; break;
     case NORMFUSE_F16:
         if constexpr (sizeof(R) == 8)
             reinterpret_cast<__half *>(data)[element] = __double2half(value);
@@ -215,10 +237,19 @@ template <bool fast> __device__ __forceinline__ float sigmoid(float z)
         return 1.0f / (1.0f + expf(-z));
     }
 }
-template <bool fast> __device__ __forceinline__ double sigmoid(double z) { return 1.0 / (1.0 + exp(-z)); }
+template <bool fast> __device__ __forceinline__ double sigmoid(double z)
+{
+    return 1.0 / (1.0 + exp(-z));
+}
 
-template <bool fast> __device__ __forceinline__ float exponential(float z) { return fast ? __expf(z) : expf(z); }
-template <bool fast> __device__ __forceinline__ double exponential(double z) { return exp(z); }
+template <bool fast> __device__ __forceinline__ float exponential(float z)
+{
+    return fast ? __expf(z) : expf(z);
+}
+template <bool fast> __device__ __forceinline__ double exponential(double z)
+{
+    return exp(z);
+}
 
 /* tanh(log(1 + e^z)) from e^z without cancellation: (e^2z + 2 e^z) / (e^2z + 2 e^z + 2). Beyond 20 it is 1. */
 template <bool fast, typename R> __device__ __forceinline__ R tanh_softplus(R z)
@@ -228,20 +259,32 @@ template <bool fast, typename R> __device__ __forceinline__ R tanh_softplus(R z)
 }
 
 /* 1 - erf(z): 1 + erf(-z) would cancel in the tail. */
-__device__ __forceinline__ float complement(float z) { return erfcf(z); }
-__device__ __forceinline__ double complement(double z) { return erfc(z); }
+__device__ __forceinline__ float complement(float z)
+{
+    return erfcf(z);
+}
+__device__ __forceinline__ double complement(double z)
+{
+    return erfc(z);
+}
 
 /* maximum that keeps a NaN */
-__device__ __forceinline__ float relu_of(float z) { return z > 0.0f ? z : z != z ? z : 0.0f; }
-__device__ __forceinline__ double relu_of(double z) { return z > 0.0 ? z : z != z ? z : 0.0; }
+__device__ __forceinline__ float relu_of(float z)
+{
+    return z > 0.0f ? z : z != z ? z : 0.0f;
+}
+__device__ __forceinline__ double relu_of(double z)
+{
+    return z > 0.0 ? z : z != z ? z : 0.0;
+}
 
 /* gelu_tanh is z sigmoid(2 q(z)), since (1 + tanh q)/2 = sigmoid(2 q). */
 template <typename R> struct gelu_tanh_constants {
     static constexpr R linear = R(1.5957691216057308), cubic = R(1.5957691216057308 * 0.044715); /* 2 sqrt(2/pi) */
 };
 
-/* The six that networks use most are everywhere; the others (`rare`) cost so much code that only the kernels that keep few
- * packs in registers have them. */
+/* The six that networks use most are everywhere; the others (`rare`) cost so much code that only the kernels that keep
+ * few packs in registers have them. */
 template <bool fast, bool rare, typename R, int V>
 __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
 {
@@ -279,8 +322,7 @@ __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
             z[i] = z[i] * clipped * R(1.0 / 6.0);
         }
         return;
-    default:
-        break;
+    default: break;
     }
     if constexpr (!rare)
         return;
@@ -346,8 +388,7 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
         for (int i = 0; i < V; i++)
             g[i] *= z[i] <= R(-3) ? R(0) : z[i] < R(3) ? (R(2) * z[i] + R(3)) * R(1.0 / 6.0) : R(1);
         return;
-    default:
-        break;
+    default: break;
     }
     if constexpr (!rare)
         return;
@@ -374,11 +415,14 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
 }
 
 template <int value> struct constant {
-    static __device__ __forceinline__ int of(int otherwise) { return value >= 0 ? value : otherwise; }
+    static __device__ __forceinline__ int of(int otherwise)
+    {
+        return value >= 0 ? value : otherwise;
+    }
 };
 
-/* work(constant) with a loop of its own for the two that networks have most: jumping over the code of all others in each
- * pack of an unrolled loop kept the instruction cache missing. */
+/* work(constant) with a loop of its own for the two that networks have most: jumping over the code of all others in
+ * each pack of an unrolled loop kept the instruction cache missing. */
 template <bool plain, typename Work> __device__ __forceinline__ void choose_activation(int activation, Work work)
 {
     if (plain && activation == NORMFUSE_IDENTITY)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * policy.h - what the choice of kernels knows of each kind of GPU: figures that were measured, by compute capability. */
+ * policy.h - what the choice of kernels knows of each kind of GPU: figures that were measured, by compute capability.
+ */
 #ifndef NORMFUSE_CUDA_POLICY_H
 #define NORMFUSE_CUDA_POLICY_H
 
@@ -12,7 +13,7 @@ enum { NORMFUSE_CUDA_WIDTHS = 5 };
 struct normfuse_cuda_policy {
     int32_t capability; /* the least that this row is for */
     /* Runs. */
-    int32_t part_bytes[2];  /* that a block keeps at most before a set is shared: forward, backward */
+    int32_t part_bytes[2];    /* that a block keeps at most before a set is shared: forward, backward */
     int32_t least_part_bytes; /* below which sharing a set costs more than it gains */
     int32_t few_threads[2];   /* a block of the kernels that keep few packs, at most */
     int32_t many_threads[2];
@@ -21,29 +22,76 @@ struct normfuse_cuda_policy {
     int32_t passing_threads;        /* runs: of tiles that are not kept */
     int32_t passing_slots[2][2][2]; /* packs in shared memory of such tiles: runs, columns; forward, backward; applying,
                                        summing */
-    double least_round_bytes; /* of x that a block of the whole grid keeps, where the grid goes round */
-    size_t shared_a_block;    /* for two blocks a processor */
+    double least_round_bytes;       /* of x that a block of the whole grid keeps, where the grid goes round */
+    size_t shared_a_block;          /* for two blocks a processor */
     /* Columns. */
     int32_t column_threads;
-    size_t resident_bytes;    /* that a processor keeps, registers and shared memory together */
+    size_t resident_bytes; /* that a processor keeps, registers and shared memory together */
     struct {
         double bytes, stretch; /* rows narrower than this take so much longer */
     } widths[NORMFUSE_CUDA_WIDTHS];
     double bytes_a_microsecond, l2_bytes_a_microsecond;
-    double alone;        /* one block a processor: nothing overlaps its waiting */
+    double alone;          /* one block a processor: nothing overlaps its waiting */
     double cluster_gap[2]; /* for each block of a cluster, where more than one wave of them runs */
     double grid_rounds;    /* the whole grid, more than once */
-    double cluster_wait, cluster_block, grid_wait, twice_wait; /* microseconds; cluster_block: for each block of a cluster */
+    double cluster_wait, cluster_block, grid_wait,
+        twice_wait; /* microseconds; cluster_block: for each block of a cluster */
 };
 
+/* Best first: the first row whose capability the device has. What each figure was measured on is in
+ * docs/decisions/0011-cuda.md. */
 static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
-    /* H200 */
-    {90, {136 << 10, 136 << 10}, 16 << 10, {64, 64}, {256, 256}, 64 << 10, {8, 4}, 128, {{{0, 8}, {8, 8}}, {{16, 8}, {0, 8}}}, 48e3, 112 << 10,
-     256, 340 << 10, {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
-     4.2e6, 5.0e6, 1.08, {0.1, 0.2}, 1.8, 0.6, 0.45, 4.0, 5.0},
-    {0, {64 << 10, 64 << 10}, 16 << 10, {64, 64}, {256, 256}, 32 << 10, {1, 1}, 128, {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}}, 24e3, 48 << 10,
-     256, 150 << 10, {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
-     1.5e6, 3.0e6, 1.08, {0.1, 0.2}, 1.8, 0.6, 0.45, 4.0, 5.0},
+    {
+        .capability = 90,                     /* H200, 2026-11-21 */
+        .part_bytes = {136 << 10, 136 << 10}, /* batch norm 128x1024x32x32: 4 blocks of 131 KB 304 us, 8 of 66 KB 361 */
+        .least_part_bytes = 16 << 10,
+        .few_threads = {64, 64}, /* 128x256x28x28: 96 threads that keep 20 packs 62 us, 224 that keep 8 71 */
+        .many_threads = {256, 256},
+        .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
+        .most_cluster = {8, 4},      /* 256x512x56x56 backward: clusters of 3 1834 us, of 8 2144 */
+        .passing_threads = 128,      /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
+        .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {0, 8}}}, /* affine bf16 NHWC: 0 92 us, 8 81, 16 76 */
+        .least_round_bytes = 48e3,
+        .shared_a_block = 112 << 10,
+        .column_threads = 256,
+        .resident_bytes = 340 << 10,
+        /* Copies of column blocks beside whole rows. */
+        .widths = {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
+        .bytes_a_microsecond = 4.2e6,
+        .l2_bytes_a_microsecond = 5.0e6,
+        .alone = 1.08,
+        .cluster_gap = {0.1, 0.2}, /* 256x512x56x56 bf16 NHWC: clusters of 8 744 us, twice 674 */
+        .grid_rounds = 1.8,        /* the same: 941 us */
+        .cluster_wait = 0.6,
+        .cluster_block = 0.45, /* 2x1280x16x16 f16 NHWC: clusters of 2 9.9 us, of 16 17 */
+        .grid_wait = 4.0,
+        .twice_wait = 5.0,
+    },
+    {
+        .capability = 0, /* nothing was measured: less memory on the chip, no clusters, slower memory */
+        .part_bytes = {64 << 10, 64 << 10},
+        .least_part_bytes = 16 << 10,
+        .few_threads = {64, 64},
+        .many_threads = {256, 256},
+        .small_set_bytes = 32 << 10,
+        .most_cluster = {1, 1},
+        .passing_threads = 128,
+        .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},
+        .least_round_bytes = 24e3,
+        .shared_a_block = 48 << 10,
+        .column_threads = 256,
+        .resident_bytes = 150 << 10,
+        .widths = {{80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
+        .bytes_a_microsecond = 1.5e6,
+        .l2_bytes_a_microsecond = 3.0e6,
+        .alone = 1.08,
+        .cluster_gap = {0.1, 0.2},
+        .grid_rounds = 1.8,
+        .cluster_wait = 0.6,
+        .cluster_block = 0.45,
+        .grid_wait = 4.0,
+        .twice_wait = 5.0,
+    },
 };
 
 static inline const struct normfuse_cuda_policy *normfuse_cuda_policy(int32_t capability)

@@ -76,8 +76,9 @@ static const int packs_kept[2][2][4] = {
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
 {
     const enum normfuse_cuda_kernel first =
-        columns ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
-                : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
+        columns
+            ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
+            : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
     const int of_type = columns ? 4 : 6;
     const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 + (int)kept : (int)kept);
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
@@ -103,7 +104,7 @@ struct task {
     bool plain;         /* nothing is added, and the activation is not rare */
     int tensors;        /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
-    double bytes;       /* that must move at least */
+    double bytes; /* that must move at least */
 };
 
 static int views_of(const struct normfuse_problem *p, const struct normfuse_view **views)
@@ -211,8 +212,12 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
     const int64_t lanes = INT64_C(1) << g.lane_bits;
     g.spans = (int32_t)divide_up(packs, lanes);
     g.last_lanes = (int32_t)(packs - (g.spans - 1) * lanes);
-    g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->n : p->c);
-    g.sets = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n);
+    g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
+                        : p->sets == NORMFUSE_SETS_BATCH ? p->n
+                                                         : p->c);
+    g.sets = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->n * p->groups
+                       : p->sets == NORMFUSE_SETS_BATCH ? p->c
+                                                        : p->n);
     const int64_t rows = (int64_t)g.outer * g.spans;
     g.rows = is_countable(rows) ? (int32_t)rows : 0;
     g.part_rows = g.rows;
@@ -244,7 +249,8 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->channels_a_segment = task->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
-    const int64_t numbers = task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
+    const int64_t numbers =
+        task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
     step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
@@ -272,15 +278,16 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     g->channels_a_segment = by_sample ? 1 : (int32_t)g->outer;
     g->sum_slots = 1;
     step->blocks = divide_up(g->sets, g->sets_a_block);
-    step->shared = (size_t)(task->direction == FORWARD ? 4 * g->coefficients
-                                                       : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
-                   task->value_bytes;
+    step->shared =
+        (size_t)(task->direction == FORWARD ? 4 * g->coefficients
+                                            : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
+        task->value_bytes;
     return true;
 }
 
 /* `teams` sets at a time, with all blocks of the grid resident, two a processor. */
-static bool plan_grid_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads, int64_t teams,
-                              size_t most_shared)
+static bool plan_grid_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads,
+                              int64_t teams, size_t most_shared)
 {
     const struct normfuse_cuda_device *const device = task->device;
     struct step trial = *step;
@@ -288,14 +295,14 @@ static bool plan_grid_of_runs(const struct task *task, struct step *step, enum k
     trial.cluster = 0;
     const int64_t blocks = 2 * (int64_t)device->processors / teams;
     if (!task->has_tickets || blocks < 2 || blocks > trial.geometry.rows ||
-        !settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
-        trial.shared > most_shared)
+        !settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) || trial.shared > most_shared)
         return false;
     trial.blocks = teams * trial.geometry.parts;
-    /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose rows
-     * allow no packs: 2375 us against 700). */
-    if (teams < trial.geometry.sets && (double)trial.geometry.part_rows * (double)task->pack_bytes *
-                                           (double)(INT64_C(1) << trial.geometry.lane_bits) < task->policy->least_round_bytes)
+    /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
+     * rows allow no packs: 2375 us against 700). */
+    if (teams < trial.geometry.sets &&
+        (double)trial.geometry.part_rows * (double)task->pack_bytes * (double)(INT64_C(1) << trial.geometry.lane_bits) <
+            task->policy->least_round_bytes)
         return false;
     if ((int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared) * device->processors <
         trial.blocks)
@@ -345,10 +352,11 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     }
     const enum kept kept = task->plain ? MANY : FEW;
     uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
-    /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where sets
-     * are small. */
+    /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
+     * sets are small. */
     if (parts == 1 && task->plain)
-        threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY]) * lanes));
+        threads =
+            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY]) * lanes));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
     if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
@@ -368,8 +376,10 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         step->blocks = g->sets * cluster;
         step->cluster = (uint32_t)cluster;
         g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-        const struct normfuse_cuda_launch launch = {.kernel = step->kernel, .grid = (uint32_t)cluster,
-                                                    .threads = step->threads, .cluster = step->cluster,
+        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
+                                                    .grid = (uint32_t)cluster,
+                                                    .threads = step->threads,
+                                                    .cluster = step->cluster,
                                                     .shared = step->shared};
         if (normfuse_cuda_resident_clusters(device, &launch) > 0)
             return true;
@@ -403,8 +413,10 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const enum kept small = task->plain ? SOME : FEW;
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
-    const int64_t slots = packs_kept[0][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
-    const int64_t threads = least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots) * lanes));
+    const int64_t slots =
+        packs_kept[0][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
+    const int64_t threads =
+        least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots) * lanes));
     const int64_t tile_rows = (threads >> g->lane_bits) * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
@@ -488,8 +500,8 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
-/* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow, and
- * what the blocks wait for one another. */
+/* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,
+ * and what the blocks wait for one another. */
 static double cost_of_columns(const struct task *task, const struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
@@ -500,8 +512,10 @@ static double cost_of_columns(const struct task *task, const struct step *step)
         return INFINITY;
     int64_t slots = (int64_t)a_processor * task->device->processors;
     if (step->cluster > 1) {
-        const struct normfuse_cuda_launch launch = {.kernel = step->kernel, .grid = step->cluster,
-                                                    .threads = step->threads, .cluster = step->cluster,
+        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
+                                                    .grid = step->cluster,
+                                                    .threads = step->threads,
+                                                    .cluster = step->cluster,
                                                     .shared = step->shared};
         slots = (int64_t)normfuse_cuda_resident_clusters(task->device, &launch) * step->cluster;
         if (slots == 0)
@@ -564,8 +578,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
                 continue;
-            struct step step = {.phases = best->phases, .source = best->source,
-                                .geometry = columns_geometry(task, width, d)};
+            struct step step = {
+                .phases = best->phases, .source = best->source, .geometry = columns_geometry(task, width, d)};
             struct normfuse_cuda_geometry *const g = &step.geometry;
             if (g->all_samples && p->n > 1)
                 continue;
@@ -590,8 +604,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                 continue;
             const int64_t part_rows = divide_up(g->rows, parts), at_once = threads / width;
             const int64_t slots = divide_up(part_rows, at_once);
-            const enum kept kept =
-                !task->plain ? FEW : slots <= packs_kept[1][task->direction][SOME] ? SOME : MANY;
+            const enum kept kept = !task->plain ? FEW : slots <= packs_kept[1][task->direction][SOME] ? SOME : MANY;
             if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts))
                 continue;
             if (!grid && g->parts != parts) {
@@ -605,7 +618,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                 step.cooperative = step.needs_tickets = true;
                 step.blocks = (int64_t)g->teams * g->parts;
                 if ((int64_t)normfuse_cuda_blocks_per_processor(task->device, step.kernel, threads, step.shared) *
-                        task->device->processors < step.blocks)
+                        task->device->processors <
+                    step.blocks)
                     continue;
             } else if (parts > 1) {
                 g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
@@ -675,8 +689,8 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
 
 /* ---- the steps of a call ----------------------------------------------------------------------------------------- */
 
-static void add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry, enum normfuse_cuda_kernel kernel,
-                      int64_t warps)
+static void add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
+                      enum normfuse_cuda_kernel kernel, int64_t warps)
 {
     struct step *const step = &plan->steps[plan->count++];
     *step = (struct step){.kernel = kernel, .threads = 128, .blocks = divide_up(warps, 4)};
@@ -712,8 +726,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                       struct plan *plan)
 {
     *plan = (struct plan){.count = 0};
-    struct task task = {.problem = p, .device = device, .policy = normfuse_cuda_policy(device->capability),
-                        .has_tickets = has_tickets};
+    struct task task = {
+        .problem = p, .device = device, .policy = normfuse_cuda_policy(device->capability), .has_tickets = has_tickets};
     const int32_t backward = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
     task.direction = (p->phases & backward) != 0 ? BACKWARD : FORWARD;
     task.tensors = task.direction == FORWARD ? 1 : 2;
@@ -732,7 +746,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) *
                  (task.direction == FORWARD ? 2.0 : 3.0);
     const int64_t sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
-    const struct normfuse_cuda_geometry nothing = {.group = p->sets == NORMFUSE_SETS_GROUP ? (int32_t)(p->c / p->groups) : 1};
+    const struct normfuse_cuda_geometry nothing = {.group = p->sets == NORMFUSE_SETS_GROUP ? (int32_t)(p->c / p->groups)
+                                                                                           : 1};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
 
     if (task.direction == FORWARD) {
@@ -773,7 +788,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     }
 
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool wants_dx = (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
+    const bool wants_dx =
+        (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
     const bool gives_sums = !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
     const bool wants_gradients = gives_sums || p->dweight.data != NULL || p->dbias.data != NULL ||
                                  p->dscale.data != NULL || p->dshift.data != NULL;
@@ -794,7 +810,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
             if (kept) {
                 const struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;
-                const int64_t groups = p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
+                const int64_t groups =
+                    p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
                 if (step->needs_tickets)
                     plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
             }
@@ -815,8 +832,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
             }
         }
         if (sums && (wants_gradients || plan->totals))
-            plan->sums = (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c *
-                                  plan->sums_geometry.sum_slots) * 16;
+            plan->sums =
+                (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots) * 16;
     } else if (sums && wants_gradients) {
         plan->sums = 64; /* none are read: every channel has no parts */
         plan->sums_geometry.sum_slots = 0;
@@ -827,8 +844,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     return true;
 }
 
-/* A call is planned twice, for its scratch and to run, and calls of a network come again and again: each thread keeps its
- * last plans. Of a pointer only what the plan depends on is compared. */
+/* A call is planned twice, for its scratch and to run, and calls of a network come again and again: each thread keeps
+ * its last plans. Of a pointer only what the plan depends on is compared. */
 enum { PLANS_KEPT = 8 };
 
 struct known_plan {
@@ -864,9 +881,10 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
         if (from[i]->data != NULL)
             *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
                                             from[i]->batch, from[i]->channel, from[i]->position};
-    const struct normfuse_parameter *const given[] = {&problem->weight, &problem->bias,    &problem->scale,  &problem->shift,
-                                                      &problem->dweight, &problem->dbias, &problem->dscale, &problem->dshift};
-    struct normfuse_parameter *const kept[] = {&key.weight, &key.bias,  &key.scale,  &key.shift,
+    const struct normfuse_parameter *const given[] = {&problem->weight, &problem->bias,    &problem->scale,
+                                                      &problem->shift,  &problem->dweight, &problem->dbias,
+                                                      &problem->dscale, &problem->dshift};
+    struct normfuse_parameter *const kept[] = {&key.weight,  &key.bias,  &key.scale,  &key.shift,
                                                &key.dweight, &key.dbias, &key.dscale, &key.dshift};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         kept[i]->data = given[i]->data != NULL ? (char *)(uintptr_t)places : NULL;
@@ -917,10 +935,10 @@ static void note(const struct step *step)
     if (step->phases == 0)
         snprintf(to, room, "%s%s", joint, kernel_names[step->kernel]);
     else
-        snprintf(to, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint, kernel_names[step->kernel],
-                 step->blocks, step->threads,
-                 step->geometry.exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster=" :
-                 step->geometry.exchange == NORMFUSE_EXCHANGE_GRID    ? " grid="
+        snprintf(to, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
+                 kernel_names[step->kernel], step->blocks, step->threads,
+                 step->geometry.exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
+                 : step->geometry.exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
                                                                       : " parts=",
                  step->geometry.parts, step->geometry.passes, step->geometry.kept_shared);
 }
@@ -942,8 +960,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     unite_samples(&united);
     const struct plan *const plan = plan_of(&united, device, has_tickets);
     if (plan == NULL)
-        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s", problem->name,
-                               device->name);
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
+                               problem->name, device->name);
 
     struct normfuse_cuda_arguments arguments;
     char *scratch = exec != NULL ? exec->scratch : NULL;
@@ -964,8 +982,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         if (step->blocks == 0)
             continue;
         if (step->blocks > INT32_MAX)
-            return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has", problem->name,
-                                   step->blocks);
+            return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has",
+                                   problem->name, step->blocks);
         if (step->source == NORMFUSE_SOURCE_SCRATCH && united.u.data != NULL &&
             (problem->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
             /* The sum was written, perhaps over what it is the sum of. */

@@ -7,7 +7,8 @@
 
 #include "join.cuh"
 
-/* Where a thread's rows are. `many`: each segment has a set of its own, so nothing here is the same in a whole block. */
+/* Where a thread's rows are. `many`: each segment has a set of its own, so nothing here is the same in a whole block.
+ */
 struct run_place {
     int set, n, c;   /* the set, its first sample and channel */
     int first_outer; /* of the rows of the block */
@@ -69,8 +70,8 @@ template <typename T, int V> struct run_cursor {
         const int lanes = 1 << a.geometry.lane_bits, lane = (int)threadIdx.x & (lanes - 1);
         const int64_t inner = (int64_t)(span * lanes + lane) * V;
         at = view.data + ((int64_t)place.n * view.batch + (int64_t)place.c * view.channel +
-                          (int64_t)outer * outer_step(a, view) +
-                          (V > 1 ? inner : inner * view.position)) * (int64_t)sizeof(T);
+                          (int64_t)outer * outer_step(a, view) + (V > 1 ? inner : inner * view.position)) *
+                             (int64_t)sizeof(T);
     }
     static __device__ __forceinline__ int64_t outer_step(const normfuse_cuda_arguments &a, const normfuse_view &view)
     {
@@ -82,8 +83,14 @@ template <typename T, int V> struct run_cursor {
         const int64_t row = ((int64_t)V * (int64_t)sizeof(T) << a.geometry.lane_bits) * (V > 1 ? 1 : view.position);
         at += last ? outer_step(a, view) * (int64_t)sizeof(T) - (a.geometry.spans - 1) * row : row;
     }
-    __device__ __forceinline__ raw<T, V> load() const { return load_pack<T, V>(at, 0); }
-    __device__ __forceinline__ void store(raw<T, V> pack) const { store_pack<T, V>(at, 0, pack); }
+    __device__ __forceinline__ raw<T, V> load() const
+    {
+        return load_pack<T, V>(at, 0);
+    }
+    __device__ __forceinline__ void store(raw<T, V> pack) const
+    {
+        store_pack<T, V>(at, 0, pack);
+    }
 };
 
 /* Calls work(slot, valid, last) for each row of the thread: `shared` slots first, which are negative, then K that are

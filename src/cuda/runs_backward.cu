@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * runs_backward.cu - gradients where positions are adjacent (NCHW). A block reads x and dy of its part of a set once and
- * keeps both; the sums of dy' and dy' * (x - mean) of each channel go to memory for the gradients of the parameters, and
- * their weighted totals over the set become dx.
+ * runs_backward.cu - gradients where positions are adjacent (NCHW). A block reads x and dy of its part of a set once
+ * and keeps both; the sums of dy' and dy' * (x - mean) of each channel go to memory for the gradients of the
+ * parameters, and their weighted totals over the set become dx.
  *
  *   dx = slope * dy' - (plain + rstd^2 * centred * (x - mean)) / values,   slope = rstd * weight * (1 + scale)
  *   plain = sum of slope * dy' over the set,  centred = sum of slope * dy' * (x - mean) */
@@ -61,7 +61,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     extern __shared__ uint4 dynamic[];
     __shared__ totals<R> of_warps[most_warps];
     __shared__ double of_parts[PAIR * MOST_CLUSTER];
-    const int lanes = 1 << g.lane_bits, lane = (int)threadIdx.x & (lanes - 1), segment = (int)threadIdx.x >> g.lane_bits;
+    const int lanes = 1 << g.lane_bits, lane = (int)threadIdx.x & (lanes - 1),
+              segment = (int)threadIdx.x >> g.lane_bits;
     const int threads = (int)blockDim.x;
     const unsigned segment_mask = (lanes == 32 ? full_mask : (1u << lanes) - 1) << (((int)threadIdx.x % 32) & -lanes);
     run_gradient<R> *const coefficients =
@@ -194,25 +195,25 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place);
             int left = place.rows;
             choose_activation<simple>(p.activation, [&](auto chosen) {
-            walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                if (valid) {
-                    R x[V], dy[V];
-                    read(slot, x, dy);
-                    differentiate(chosen, *coefficient, x, dy, other);
+                walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
+                    if (valid) {
+                        R x[V], dy[V];
+                        read(slot, x, dy);
+                        differentiate(chosen, *coefficient, x, dy, other);
 #pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        channel.plain += dy[i];
-                        channel.centred += dy[i] * x[i];
+                        for (int i = 0; i < V; i++) {
+                            channel.plain += dy[i];
+                            channel.centred += dy[i] * x[i];
+                        }
                     }
-                }
-                if (!simple && p.post_add.data)
-                    other.advance(a, p.post_add, last);
-                left--;
-                if (by_sample ? left == 0 : last || left == 0) {
-                    flush(*coefficient);
-                    coefficient += !by_sample;
-                }
-            });
+                    if (!simple && p.post_add.data)
+                        other.advance(a, p.post_add, last);
+                    left--;
+                    if (by_sample ? left == 0 : last || left == 0) {
+                        flush(*coefficient);
+                        coefficient += !by_sample;
+                    }
+                });
             });
         }
         /* What the channels of the block summed, to memory: while the totals of other blocks are on their way. */
@@ -231,7 +232,9 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     const int first = part * g.part_rows;
                     const int rows = max(0, min(g.part_rows, g.rows - first));
                     const int before = first - place.first_outer * g.spans;
-                    const int channels = rows == 0 ? 0 : by_sample ? 1 : divide(before + rows + g.spans - 1, g.by_spans);
+                    const int channels = rows == 0   ? 0
+                                         : by_sample ? 1
+                                                     : divide(before + rows + g.spans - 1, g.by_spans);
                     for (int i = (int)threadIdx.x; i < channels; i += threads) {
                         const int low = by_sample ? 0 : max(0, i * g.spans - before) / g.segment_rows;
                         const int end = by_sample ? rows : min(rows, (i + 1) * g.spans - before);
@@ -318,40 +321,42 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             forget(kept_x[k]);
             forget(kept_dy[k]);
         }
-        run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place), dx(a, p.dx.data ? p.dx : p.x, place);
-        run_cursor<T, V> du(a, !simple && p.du.data ? p.du : p.x, place), dpost(a, !simple && p.dpost_add.data ? p.dpost_add : p.x, place);
+        run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place),
+            dx(a, p.dx.data ? p.dx : p.x, place);
+        run_cursor<T, V> du(a, !simple && p.du.data ? p.du : p.x, place),
+            dpost(a, !simple && p.dpost_add.data ? p.dpost_add : p.x, place);
         choose_activation<simple>(p.activation, [&](auto chosen) {
-        walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-            if (valid) {
-                R x[V], dy[V];
-                read(slot, x, dy);
-                differentiate(chosen, *own, x, dy, other);
-                if (gives_dy)
-                    dpost.store(make_pack<T, V>(dy));
-                if (p.dx.data && applies) {
-                    const R slope = own->slope;
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        x[i] = centred ? fma(slope, dy[i], fma(about, x[i], plain)) : slope * dy[i];
-                    if (!simple && p.du.data) {
-                        R added[V];
-                        unpack<T, V>(du.load(), added);
+            walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
+                if (valid) {
+                    R x[V], dy[V];
+                    read(slot, x, dy);
+                    differentiate(chosen, *own, x, dy, other);
+                    if (gives_dy)
+                        dpost.store(make_pack<T, V>(dy));
+                    if (p.dx.data && applies) {
+                        const R slope = own->slope;
 #pragma unroll
                         for (int i = 0; i < V; i++)
-                            x[i] += added[i];
+                            x[i] = centred ? fma(slope, dy[i], fma(about, x[i], plain)) : slope * dy[i];
+                        if (!simple && p.du.data) {
+                            R added[V];
+                            unpack<T, V>(du.load(), added);
+#pragma unroll
+                            for (int i = 0; i < V; i++)
+                                x[i] += added[i];
+                        }
+                        dx.store(make_pack<T, V>(x));
                     }
-                    dx.store(make_pack<T, V>(x));
                 }
-            }
-            if (!simple && p.post_add.data)
-                other.advance(a, p.post_add, last);
-            if (gives_dy)
-                dpost.advance(a, p.dpost_add, last);
-            if (!simple && p.du.data)
-                du.advance(a, p.du, last);
-            dx.advance(a, p.dx.data ? p.dx : p.x, last);
-            own += last && !by_sample;
-        });
+                if (!simple && p.post_add.data)
+                    other.advance(a, p.post_add, last);
+                if (gives_dy)
+                    dpost.advance(a, p.dpost_add, last);
+                if (!simple && p.du.data)
+                    du.advance(a, p.du, last);
+                dx.advance(a, p.dx.data ? p.dx : p.x, last);
+                own += last && !by_sample;
+            });
         });
 
         if (g.exchange != NORMFUSE_EXCHANGE_GRID)

@@ -59,8 +59,8 @@ template <typename T, int V> struct run_tensor {
     }
 };
 
-/* Coefficients of the channels that the block touches. With statistics to come they are weight and bias with the sample's
- * scale and shift. */
+/* Coefficients of the channels that the block touches. With statistics to come they are weight and bias with the
+ * sample's scale and shift. */
 template <bool many, typename R>
 __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs,
                                                      run_coefficient<R> *coefficients)
@@ -108,8 +108,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     __shared__ double of_parts[TRIPLE * MOST_CLUSTER];
     const int shared = V > 1 && !many ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
-    run_coefficient<R> *const coefficients =
-        reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
+    run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
@@ -149,12 +148,14 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 }
             }
             if (sums && pass == 0) {
-                /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean. */
+                /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean.
+                 */
                 const int first = many ? 0 : part * g.part_rows;
                 if (first < packs.end) {
                     const int stretch = divide(first, g.by_spans);
                     R value[1];
-                    unpack<T, 1>(load_pack<T, 1>(run_tensor<T, V>(a, p.x, packs.n, packs.c).at(g, first, stretch), 0), value);
+                    unpack<T, 1>(load_pack<T, 1>(run_tensor<T, V>(a, p.x, packs.n, packs.c).at(g, first, stretch), 0),
+                                 value);
                     common = value[0];
                     if (!plain && p.pre_add.data) {
                         unpack<T, 1>(
@@ -382,8 +383,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     }
 }
 
+constexpr int most_registers(int kept, int bytes) { return kept > 8 || bytes == 8 ? 128 : kept == 8 ? 80 : 96; }
+
 #define RUNS_FORWARD(picture, direction, type, pack, kept)                                                             \
-    extern "C" __global__ void __maxnreg__(kept > 8 || sizeof(type) == 8 ? 128 : kept == 8 ? 80 : 96)                 \
+    extern "C" __global__ void __maxnreg__(most_registers(kept, sizeof(type)))                                         \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
         runs_forward<type, pack, kept, kept == 4, (kept > 6)>(a);                                                      \
