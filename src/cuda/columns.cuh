@@ -180,6 +180,19 @@ template <typename R, int V> __device__ __forceinline__ void read_values(const R
     }
 }
 
+template <typename R, int V> __device__ __forceinline__ void write_values(R *to, const R (&from)[V])
+{
+    if constexpr (V == 1) {
+        to[0] = from[0];
+    } else if constexpr (sizeof(R) == 8) {
+        *reinterpret_cast<double2 *>(to) = make_double2(from[0], from[1]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; i += 4)
+            *reinterpret_cast<float4 *>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+    }
+}
+
 /* A mean as it is subtracted: in the tensor's own type, whose distance from x is exact where the two are near, and what
  * that leaves out. */
 template <typename R> struct alignas(16) group_statistics {
