@@ -119,27 +119,27 @@ template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
 /* A parameter of a block's channels into shared memory. That of the type computed in is asked for and not waited for:
  * wait_for_copies does, before the barrier that shows it to others. */
 template <typename R>
-__device__ __forceinline__ void stage(R *to, const normfuse_parameter &p, int n, int first, int count)
+__device__ __forceinline__ void stage(R *to, const normfuse_parameter &p, int n, int first, int count, int threads)
 {
     if (!p.data)
         return;
     const int64_t begin = (int64_t)n * p.batch + (int64_t)first * p.channel;
     if (p.type == (sizeof(R) == 8 ? NORMFUSE_F64 : NORMFUSE_F32)) {
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x)
+        for (int i = (int)threadIdx.x; i < count; i += threads)
             asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to + i)),
                          "l"(reinterpret_cast<const R *>(p.data) + (begin + i * p.channel)), "n"(sizeof(R))
                          : "memory");
     } else if (p.type == NORMFUSE_F16 || p.type == NORMFUSE_BF16) {
         const unsigned short *const from = reinterpret_cast<const unsigned short *>(p.data);
 #pragma unroll 4
-        for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) {
+        for (int i = (int)threadIdx.x; i < count; i += threads) {
             const unsigned short bits = from[begin + i * p.channel];
             to[i] = (R)(p.type == NORMFUSE_F16 ? pair_of(bits, f16()).x : pair_of(bits, bf16()).x);
         }
     } else {
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x)
+        for (int i = (int)threadIdx.x; i < count; i += threads)
             to[i] = load_value<R>(p.data, begin + i * p.channel, p.type);
     }
 }
@@ -287,11 +287,11 @@ template <typename R> struct alignas(16) piece_sums {
     R first, mean, squares, count;
 };
 
-/* Where piece `piece` of a block's row of packs is in shared memory: threads write theirs and lanes read a group's
- * without waiting for one another's banks. */
-__device__ __forceinline__ int piece_at(const normfuse_cuda_geometry &g, int bits, int beside, int piece)
+/* Where a piece of a block's row of packs is in shared memory, 2^bits pieces a pack: threads write theirs and lanes read
+ * a group's without waiting for one another's banks, since `wide`, which rows of pieces are apart, is odd. */
+__device__ __forceinline__ int piece_at(int wide, int bits, int beside, int piece)
 {
-    return ((beside << bits) + (piece & ((1 << bits) - 1))) * (g.width | 1) + (piece >> bits);
+    return ((beside << bits) + (piece & ((1 << bits) - 1))) * wide + (piece >> bits);
 }
 
 /* Channels into pieces, in place: two that have met as many values become one, as often as that takes. */

@@ -62,15 +62,26 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 });
             }
 
+            /* What follows from these is found now, not ahead of all loops and loads. */
+            int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
+            int n = place.n, step = threads, rows = g.rows, part_rows = g.part_rows;
+            forget(width);
+            forget(at_once);
+            forget(group_bits);
+            forget(piece_bits);
+            forget(n);
+            forget(step);
+            forget(rows);
+            forget(part_rows);
             /* Shared memory, in this order: packs; sums of pieces; statistics of groups; of each channel what
              * channel_values says; means of groups; of each block of a cluster the pair of a group. */
-            const int channels = g.width * V, first_channel = place.first_channel;
+            const int channels = width * V, first_channel = place.first_channel;
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
-            const int pieces_a_pack = V >> g.piece_bits, pack_bits = bits - g.piece_bits;
+            const int pack_bits = bits - piece_bits, pieces_a_pack = 1 << pack_bits, pieces_wide = width | 1;
             piece_sums<R> *const of_pieces = reinterpret_cast<piece_sums<R> *>(dynamic + shared * threads);
             group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
-                of_pieces + (sums ? (place.rows_at_once * (g.width | 1)) << pack_bits : 0));
+                of_pieces + (sums ? (at_once * pieces_wide) << pack_bits : 0));
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + (sums ? groups : 0));
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -86,14 +97,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 if (sums) {
                     /* The first value of each group, which all of its blocks know: what means are told less. */
 #pragma unroll 2
-                    for (int i = (int)threadIdx.x; i < groups_here; i += threads) {
+                    for (int i = (int)threadIdx.x; i < groups_here; i += step) {
                         const int64_t c = first_channel + i * g.group;
                         R value[1];
-                        unpack<T, 1>(load_pack<T, 1>(p.x.data, place.n * p.x.batch + c * p.x.channel), value);
+                        unpack<T, 1>(load_pack<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel), value);
                         if (!plain && p.pre_add.data) {
                             R added[1];
                             unpack<T, 1>(
-                                load_pack<T, 1>(p.pre_add.data, place.n * p.pre_add.batch + c * p.pre_add.channel),
+                                load_pack<T, 1>(p.pre_add.data, n * p.pre_add.batch + c * p.pre_add.channel),
                                 added);
                             value[0] += added[0];
                             unpack<T, 1>(make_pack<T, 1>(value), value);
@@ -102,24 +113,24 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
                 }
                 if (sums && applies) {
-                    stage(of_channels.slopes, p.weight, place.n, first_channel, here);
-                    stage(of_channels.offsets, p.bias, place.n, first_channel, here);
-                    stage(of_channels.means, p.scale, place.n, first_channel, here);
-                    stage(of_channels.shifts, p.shift, place.n, first_channel, here);
+                    stage(of_channels.slopes, p.weight, n, first_channel, here, step);
+                    stage(of_channels.offsets, p.bias, n, first_channel, here, step);
+                    stage(of_channels.means, p.scale, n, first_channel, here, step);
+                    stage(of_channels.shifts, p.shift, n, first_channel, here, step);
                 } else if (applies) {
                     /* Each channel's by one thread: those of a block have each channel many times. */
 #pragma unroll 1
-                    for (int i = (int)threadIdx.x; i < here; i += threads) {
+                    for (int i = (int)threadIdx.x; i < here; i += step) {
                         const int c = first_channel + i;
-                        const R scale = R(1) + parameter<R>(p.scale, place.n, c, R(0));
-                        R slope_here = parameter<R>(p.weight, place.n, c, R(1)) * scale, rest;
+                        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
+                        R slope_here = parameter<R>(p.weight, n, c, R(1)) * scale, rest;
                         const R offset_here =
-                            parameter<R>(p.bias, place.n, c, R(0)) * scale + parameter<R>(p.shift, place.n, c, R(0));
+                            parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
                         double mean = 0.0;
                         if (a.source == NORMFUSE_SOURCE_SCRATCH) {
                             const normfuse_cuda_statistics *const of_set =
                                 a.statistics +
-                                (by_channel ? c : place.n * p.groups + divide(c, g.by_set_channels));
+                                (by_channel ? c : n * p.groups + divide(c, g.by_set_channels));
                             mean = of_set->mean;
                             slope_here *= (R)of_set->rstd;
                         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
@@ -194,24 +205,24 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         second[i] -= first[i] * mean;
                         first[i] = mean;
                     }
-                    join_channels<R, V>(shift, first, second, count_here, g.piece_bits);
+                    join_channels<R, V>(shift, first, second, count_here, piece_bits);
 #pragma unroll
                     for (int i = 0; i < V; i++) {
                         const bool any = met > 0;
                         if (i < pieces_a_pack)
-                            of_pieces[((place.beside << pack_bits) + i) * (g.width | 1) + place.column] = {
+                            of_pieces[((place.beside << pack_bits) + i) * pieces_wide + place.column] = {
                                 any ? shift[i] : R(0), any ? first[i] : R(0), any ? second[i] : R(0),
-                                (R)(met << g.piece_bits)};
+                                (R)(met << piece_bits)};
                     }
                 }
                 __syncthreads();
 
-                const int lanes = 1 << g.group_bits, lane = (int)threadIdx.x & (lanes - 1);
-                const int at_once = threads >> g.group_bits, own_group = (int)threadIdx.x >> g.group_bits;
-                const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.group_bits;
-                const int pieces = g.group >> g.piece_bits, entries = pieces * place.rows_at_once;
+                const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
+                const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
+                const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
+                const int pieces = g.group >> piece_bits, entries = pieces * at_once;
                 const R count_part = (R)max(0, place.stop - place.first) * (R)g.group;
-                const R count_all = (R)g.rows * (R)g.group;
+                const R count_all = (R)rows * (R)g.group;
                 /* `mean` is less the value that all know, which the statistics then replace. */
                 const auto finish = [&](int group, R mean, R squares) {
                     group_statistics<R> of_group;
@@ -233,7 +244,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     cluster_wait();
                 /* First the mean, then squares about it, which cannot cancel. */
 #pragma unroll 1
-                for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                     const int group = round + own_group, own = group < groups_here ? entries : 0;
                     const int first_piece = own > 0 ? group * pieces : 0;
                     const R base = of_groups[own > 0 ? group : 0].mean;
@@ -242,7 +253,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     for (int i = lane; i < own; i += lanes) {
                         const int beside = divide(i, g.by_pieces);
                         const piece_sums<R> found =
-                            of_pieces[piece_at(g, pack_bits, beside, first_piece + i - beside * pieces)];
+                            of_pieces[piece_at(pieces_wide, pack_bits, beside, first_piece + i - beside * pieces)];
                         mean += found.count * ((found.first - base) + found.mean);
                     }
                     mean = sum_few(mean, lanes) / max(count_part, R(1));
@@ -250,7 +261,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     for (int i = lane; i < own; i += lanes) {
                         const int beside = divide(i, g.by_pieces);
                         const piece_sums<R> found =
-                            of_pieces[piece_at(g, pack_bits, beside, first_piece + i - beside * pieces)];
+                            of_pieces[piece_at(pieces_wide, pack_bits, beside, first_piece + i - beside * pieces)];
                         const R distance = ((found.first - base) + found.mean) - mean;
                         squares += found.squares + found.count * distance * distance;
                     }
@@ -264,7 +275,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     } else if (lane == 0) {
                         if (!applies) {
                             /* A later kernel joins the parts. */
-                            const int set = (g.all_samples ? 0 : place.n * divide((int)p.c, g.by_group)) +
+                            const int set = (g.all_samples ? 0 : n * divide((int)p.c, g.by_group)) +
                                             divide(first_channel, g.by_group) + group;
                             double *const triple = a.partials + ((int64_t)set * g.parts + part) * TRIPLE;
                             triple[0] = (double)count_part;
@@ -284,10 +295,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 /* How many values a part has follows from its place. */
                 const auto join_parts = [&](const pair<R> *pairs, auto ask) {
                     const auto number = [&](int i) {
-                        return (R)max(0, min(g.part_rows, g.rows - i * g.part_rows)) * (R)g.group;
+                        return (R)max(0, min(part_rows, rows - i * part_rows)) * (R)g.group;
                     };
 #pragma unroll 1
-                    for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                    for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                         const int group = round + own_group;
                         const bool exists = group < groups_here;
                         const pair<R> *const own = pairs + (exists ? group : 0) * g.parts;
@@ -376,16 +387,16 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             if (sums && part == 0) {
                 const int first_set = divide(first_channel, g.by_group);
 #pragma unroll 1
-                for (int group = (int)threadIdx.x; group < groups_here; group += threads) {
+                for (int group = (int)threadIdx.x; group < groups_here; group += step) {
                     const int set = first_set + group;
-                    const double mean = of_means[group], count_all = (double)g.rows * (double)g.group;
+                    const double mean = of_means[group], count_all = (double)rows * (double)g.group;
                     const group_statistics<R> found = of_groups[group];
-                    put_parameter<double>(p.mean, place.n, set, mean);
-                    put_parameter<R>(p.rstd, place.n, set, found.rstd);
+                    put_parameter<double>(p.mean, n, set, mean);
+                    put_parameter<R>(p.rstd, n, set, found.rstd);
                     if (a.statistics || (p.has_running_momentum && by_channel)) {
                         const double variance = unbiased((double)found.variance, count_all);
                         if (a.statistics)
-                            a.statistics[by_channel ? set : place.n * p.groups + set] = {mean, (double)found.rstd,
+                            a.statistics[by_channel ? set : n * p.groups + set] = {mean, (double)found.rstd,
                                                                                          variance};
                         if (p.has_running_momentum && by_channel)
                             update_running<R>(p, set, mean, variance);
