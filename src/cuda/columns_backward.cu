@@ -71,10 +71,20 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 });
             }
 
+            /* What follows from these is found now, not ahead of all loops and loads. */
+            int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
+            int sample = place.n, step = threads, channel_bits = g.channel_bits;
+            forget(width);
+            forget(at_once);
+            forget(group_bits);
+            forget(piece_bits);
+            forget(sample);
+            forget(step);
+            forget(channel_bits);
             /* Shared memory, in this order: packs; statistics of groups; of each channel what channel_values says,
              * `ready` with the rest of the mean as the fourth; two sums of each thread's channels; weighted sums of
              * channels; totals of groups; of each block of a cluster those of a group. */
-            const int channels = g.width * V, first_channel = place.first_channel;
+            const int channels = width * V, first_channel = place.first_channel;
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             group_statistics<R> *const of_groups =
@@ -82,8 +92,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + groups);
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
-            R *const of_plain = values + 4 * stride, *const of_centred = of_plain + place.rows_at_once * channels;
-            totals<R> *const of_sums = reinterpret_cast<totals<R> *>(of_centred + place.rows_at_once * channels);
+            R *const of_plain = values + 4 * stride, *const of_centred = of_plain + at_once * channels;
+            totals<R> *const of_sums = reinterpret_cast<totals<R> *>(of_centred + at_once * channels);
             totals<R> *const of_totals = of_sums + channels;
             double *const of_parts = reinterpret_cast<double *>(of_totals + groups);
 
@@ -92,10 +102,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     cluster_arrive(false);
                 if (g.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
-                const int n = g.all_samples ? 0 : place.n;
+                const int n = g.all_samples ? 0 : sample;
                 if (ready) {
 #pragma unroll 1
-                    for (int i = (int)threadIdx.x; i < here; i += threads) {
+                    for (int i = (int)threadIdx.x; i < here; i += step) {
                         const int c = first_channel + i;
                         R rstd = R(1), rest;
                         double mean = 0.0;
@@ -119,12 +129,12 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             of_groups[i].rstd = rstd;
                     }
                 } else {
-                    stage(of_channels.slopes, p.weight, n, first_channel, here);
-                    stage(of_channels.offsets, p.bias, n, first_channel, here);
-                    stage(of_channels.means, p.scale, n, first_channel, here);
-                    stage(of_channels.shifts, p.shift, n, first_channel, here);
+                    stage(of_channels.slopes, p.weight, n, first_channel, here, step);
+                    stage(of_channels.offsets, p.bias, n, first_channel, here, step);
+                    stage(of_channels.means, p.scale, n, first_channel, here, step);
+                    stage(of_channels.shifts, p.shift, n, first_channel, here, step);
 #pragma unroll 1
-                    for (int i = (int)threadIdx.x; i < groups_here; i += threads) {
+                    for (int i = (int)threadIdx.x; i < groups_here; i += step) {
                         const int set = divide(first_channel + i * g.group, g.by_set_channels);
                         group_statistics<R> found;
                         found.rstd = parameter<R>(p.rstd, n, set, R(1));
@@ -213,14 +223,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     write_values<R, V>(of_centred + at, second);
                 }
                 __syncthreads();
-                const int lanes = 1 << g.channel_bits, lane = (int)threadIdx.x & (lanes - 1);
-                const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.channel_bits;
+                const int lanes = 1 << channel_bits, lane = (int)threadIdx.x & (lanes - 1);
+                const int first_of_warp = (int)(threadIdx.x & ~31u) >> channel_bits;
 #pragma unroll 1
-                for (int round = 0; round + first_of_warp < here; round += threads >> g.channel_bits) {
-                    const int i = round + ((int)threadIdx.x >> g.channel_bits);
+                for (int round = 0; round + first_of_warp < here; round += step >> channel_bits) {
+                    const int i = round + ((int)threadIdx.x >> channel_bits);
                     R sum = R(0), product = R(0);
 #pragma unroll 4
-                    for (int beside = lane; beside < (i < here ? place.rows_at_once : 0); beside += lanes) {
+                    for (int beside = lane; beside < (i < here ? at_once : 0); beside += lanes) {
                         sum += of_plain[beside * channels + i];
                         product += of_centred[beside * channels + i];
                     }
@@ -240,7 +250,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                     of_sums[i] = {weight * sum, weight * product};
                     if (a.sums) {
-                        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + first_channel + i;
+                        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : sample) * p.c + first_channel + i;
                         reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] =
                             make_double2((double)sum, (double)product);
                     }
@@ -255,9 +265,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     of_totals[group] = {-sum * share, -(product * rstd) * (rstd * share)};
                 };
                 if (sums) {
-                    const int lanes = 1 << g.group_bits, lane = (int)threadIdx.x & (lanes - 1);
-                    const int at_once = threads >> g.group_bits, own_group = (int)threadIdx.x >> g.group_bits;
-                    const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.group_bits;
+                    const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
+                    const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
+                    const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
                     const bool far = g.exchange == NORMFUSE_EXCHANGE_GRID;
                     double2 *const of_grid = reinterpret_cast<double2 *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
@@ -265,7 +275,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         cluster_wait();
 #pragma unroll 1
-                    for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                    for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                         const int group = round + own_group;
                         const bool exists = group < groups_here;
                         R sum = R(0), product = R(0);
@@ -300,7 +310,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             cluster_wait();
                         }
 #pragma unroll 1
-                        for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                        for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                             const int group = round + own_group;
                             const bool exists = group < groups_here;
                             const int begin = (exists ? group : 0) * g.parts;
@@ -326,10 +336,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 } else {
 #pragma unroll 1
-                    for (int group = (int)threadIdx.x; group < groups_here; group += threads) {
+                    for (int group = (int)threadIdx.x; group < groups_here; group += step) {
                         const int c = first_channel + group * g.group;
                         const int64_t set =
-                            by_channel ? c : (int64_t)place.n * p.groups + divide(c, g.by_set_channels);
+                            by_channel ? c : (int64_t)sample * p.groups + divide(c, g.by_set_channels);
                         finish(group, (R)a.totals[set * PAIR], (R)a.totals[set * PAIR + 1]);
                     }
                 }
@@ -339,7 +349,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 R rest = R(0);
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    if ((i & ((1 << g.piece_bits) - 1)) == 0) {
+                    if ((i & ((1 << piece_bits) - 1)) == 0) {
                         const int group = divide(column * V + i, g.by_group);
                         of_group = of_totals[group];
                         rest = ready ? of_channels.shifts[column * V + i] : of_groups[group].rest;
