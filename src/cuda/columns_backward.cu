@@ -10,6 +10,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     using R = compute<T>;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
+    constexpr int H = part_of<V>::values;
+    using values_of_part = R[H];
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -26,13 +28,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
-    const auto read = [&](int slot, R(&x)[V], R(&dy)[V]) {
+    const auto read = [&](int slot, int h, values_of_part &x, values_of_part &dy) {
         if constexpr (V > 1) {
-            unpack<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept_x[slot < 0 ? 0 : slot], x);
-            unpack<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept_dy[slot < 0 ? 0 : slot], dy);
+            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept_x[slot < 0 ? 0 : slot], h, x);
+            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept_dy[slot < 0 ? 0 : slot], h, dy);
         } else {
-            unpack<T, V>(kept_x[slot], x);
-            unpack<T, V>(kept_dy[slot], dy);
+            unpack_part<T, V>(kept_x[slot], h, x);
+            unpack_part<T, V>(kept_dy[slot], h, dy);
         }
     };
 
@@ -152,13 +154,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             if (!plain && p.pre_add.data) {
                 cursor other(p.pre_add, p.x, place, row);
                 walk<K>(count, shared, [&](int slot) {
-                    R value[V], added[V], unused[V];
-                    read(slot, value, unused);
-                    unpack<T, V>(other.load(), added);
+                    const raw<T, V> more = other.load();
+                    raw<T, V> pack = zero_pack<T, V>();
 #pragma unroll
-                    for (int i = 0; i < V; i++)
-                        value[i] += added[i];
-                    const raw<T, V> pack = make_pack<T, V>(value);
+                    for (int h = 0; h < V / H; h++) {
+                        R value[H], added[H], unused[H];
+                        read(slot, h, value, unused);
+                        unpack_part<T, V>(more, h, added);
+#pragma unroll
+                        for (int i = 0; i < H; i++)
+                            value[i] += added[i];
+                        put_part<T, V>(pack, h, value);
+                    }
                     if constexpr (V > 1) {
                         if (slot < 0)
                             place_of_slot(slot, 0) = pack;
@@ -170,21 +177,23 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     other.advance(p.pre_add, p.x, place);
                 });
             }
-            /* x - shift into x, dy' into dy */
-            const auto differentiate = [&](auto chosen, R(&x)[V], R(&dy)[V], const cursor &other) {
+            /* Of part `h` of a pack: x - shift and dy'; `post` is what was added before the activation. */
+            const auto differentiate = [&](auto chosen, int slot, int h, const raw<T, V> &post, values_of_part &x,
+                                           values_of_part &dy) {
+                read(slot, h, x, dy);
 #pragma unroll
-                for (int i = 0; i < V; i++)
-                    x[i] -= shift[i];
+                for (int i = 0; i < H; i++)
+                    x[i] -= shift[h * H + i];
                 if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
-                    R z[V];
+                    R z[H];
 #pragma unroll
-                    for (int i = 0; i < V; i++)
-                        z[i] = fma(x[i], slope[i], offset[i]);
+                    for (int i = 0; i < H; i++)
+                        z[i] = fma(x[i], slope[h * H + i], offset[h * H + i]);
                     if (!plain && p.post_add.data) {
-                        R added[V];
-                        unpack<T, V>(other.load(), added);
+                        R added[H];
+                        unpack_part<T, V>(post, h, added);
 #pragma unroll
-                        for (int i = 0; i < V; i++)
+                        for (int i = 0; i < H; i++)
                             z[i] += added[i];
                     }
                     activate_gradient<fast, !plain>(dy, z, chosen.of(p.activation), (R)p.act_param);
@@ -196,16 +205,21 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
-                        R x[V], dy[V];
-                        read(slot, x, dy);
-                        differentiate(chosen, x, dy, other);
-#pragma unroll
-                        for (int i = 0; i < V; i++) {
-                            first[i] += dy[i];
-                            second[i] += dy[i] * x[i];
-                        }
-                        if (!plain && p.post_add.data)
+                        raw<T, V> post = zero_pack<T, V>();
+                        if (!plain && p.post_add.data) {
+                            post = other.load();
                             other.advance(p.post_add, p.x, place);
+                        }
+#pragma unroll
+                        for (int h = 0; h < V / H; h++) {
+                            R x[H], dy[H];
+                            differentiate(chosen, slot, h, post, x, dy);
+#pragma unroll
+                            for (int i = 0; i < H; i++) {
+                                first[h * H + i] += dy[i];
+                                second[h * H + i] += dy[i] * x[i];
+                            }
+                        }
                     });
                 });
             }
@@ -372,29 +386,41 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 cursor dpost(!plain && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
-                        R x[V], dy[V];
-                        read(slot, x, dy);
-                        differentiate(chosen, x, dy, other);
-                        if (!plain && p.post_add.data)
+                        raw<T, V> post = zero_pack<T, V>(), more = post, dy_out = post, dx_out = post;
+                        if (!plain && p.post_add.data) {
+                            post = other.load();
                             other.advance(p.post_add, p.x, place);
+                        }
+                        if (!plain && p.du.data && p.dx.data && applies) {
+                            more = du.load();
+                            du.advance(p.du, p.x, place);
+                        }
+#pragma unroll
+                        for (int h = 0; h < V / H; h++) {
+                            R x[H], dy[H];
+                            differentiate(chosen, slot, h, post, x, dy);
+                            if (gives_dy)
+                                put_part<T, V>(dy_out, h, dy);
+#pragma unroll
+                            for (int i = 0; i < H; i++)
+                                x[i] = centred ? fma(slope[h * H + i], dy[i],
+                                                     fma(first[h * H + i], x[i], second[h * H + i]))
+                                               : slope[h * H + i] * dy[i];
+                            if (!plain && p.du.data) {
+                                R added[H];
+                                unpack_part<T, V>(more, h, added);
+#pragma unroll
+                                for (int i = 0; i < H; i++)
+                                    x[i] += added[i];
+                            }
+                            put_part<T, V>(dx_out, h, x);
+                        }
                         if (gives_dy) {
-                            dpost.store(make_pack<T, V>(dy));
+                            dpost.store(dy_out);
                             dpost.advance(p.dpost_add, p.x, place);
                         }
                         if (p.dx.data && applies) {
-#pragma unroll
-                            for (int i = 0; i < V; i++)
-                                x[i] = centred ? fma(slope[i], dy[i], fma(first[i], x[i], second[i]))
-                                               : slope[i] * dy[i];
-                            if (!plain && p.du.data) {
-                                R added[V];
-                                unpack<T, V>(du.load(), added);
-#pragma unroll
-                                for (int i = 0; i < V; i++)
-                                    x[i] += added[i];
-                                du.advance(p.du, p.x, place);
-                            }
-                            dx.store(make_pack<T, V>(x));
+                            dx.store(dx_out);
                             dx.advance(p.dx, p.x, place);
                         }
                     });
