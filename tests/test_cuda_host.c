@@ -706,11 +706,14 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     if (p->columns) {
         const int64_t at_once = (int64_t)threads / g->width, rows = g->part_rows < g->rows ? g->part_rows : g->rows;
-        const int64_t beside = at_once < rows ? at_once : rows;
-        const int64_t of_group = centred ? up(g->group, INT64_C(1) << g->group_bits) : 0;
-        const int64_t parts = applies && !backward ? up(g->parts, INT64_C(1) << g->group_bits) : 0;
-        return (double)(up(rows, at_once) + up(beside, INT64_C(1) << g->channel_bits) + of_group + parts) +
-               (backward ? 10 : 25);
+        const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
+        if (backward)
+            return (double)(up(rows, at_once) + up(beside, INT64_C(1) << g->channel_bits) +
+                            (centred ? up(g->group, lanes) : 0) + 10);
+        /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
+        const int64_t pieces = (g->group >> g->piece_bits) * beside;
+        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + up(pieces, lanes) + 7) +
+               (applies && g->parts > 1 ? (double)up(g->parts, lanes) + 7 : 0.0);
     }
     const bool many = g->sets_a_block > 1;
     const int64_t lanes = many ? INT64_C(1) << g->lane_bits : 32;
@@ -909,6 +912,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     }
     HOLDS(divides(&g->by_parts) && divides(&g->by_groups) && divides(&g->by_spans) && divides(&g->by_outer));
     HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group));
+    HOLDS(!p->columns || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
+    HOLDS(!p->columns || (g->group % (1 << g->piece_bits) == 0 && pack % (1 << g->piece_bits) == 0 &&
+                          (int64_t)g->by_pieces.divisor << g->piece_bits == g->group));
     HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t groups = p->columns ? (int64_t)g->width * pack / g->group : 1;

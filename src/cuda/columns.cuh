@@ -9,6 +9,7 @@
 
 struct column_place {
     int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
+    int first_channel;                /* of the block */
     int first, stop;                  /* the rows of the part */
     int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
     bool active;                      /* has a pack at all */
@@ -24,35 +25,54 @@ template <int V> __device__ __forceinline__ column_place place_of(const normfuse
     place.rows_at_once = (int)g.by_rows_at_once.divisor;
     place.beside = divide((int)threadIdx.x, g.by_width);
     place.column = (int)threadIdx.x - place.beside * g.width;
-    place.c = (beside * g.width + place.column) * V;
-    place.active = place.beside < place.rows_at_once && place.c < a.problem.c;
+    place.first_channel = beside * g.width * V;
+    place.c = place.first_channel + place.column * V;
+    place.active = place.beside < place.rows_at_once && place.c < (int)a.problem.c;
     place.first = (part - of_sample * g.parts_a_sample) * g.part_rows;
     place.stop = min(g.rows, place.first + g.part_rows);
     return place;
 }
 
-template <typename T, int V> struct column_cursor {
-    char *at;
+template <bool alike> struct offset_type {
+    using type = int64_t;
+};
+template <> struct offset_type<true> {
+    using type = unsigned;
+};
 
-    __device__ __forceinline__ column_cursor(const normfuse_view &view, const column_place &place, int row)
+/* The thread's place in one tensor, in bytes from `base`. Tensors that are `alike` have the strides of x, and no sample
+ * is so large that 32 bits would not do: all of them share one offset, in one register. */
+template <typename T, int V, bool alike> struct column_cursor {
+    using offset = typename offset_type<alike>::type;
+    char *base;
+    offset at;
+
+    __device__ __forceinline__ column_cursor(const normfuse_view &own, const normfuse_view &x,
+                                             const column_place &place, int row)
     {
-        asm volatile("" : "+r"(row));
-        at = view.data + ((int64_t)place.n * view.batch + (int64_t)row * view.position +
-                          (int64_t)place.c * (V > 1 ? 1 : view.channel)) *
-                             (int64_t)sizeof(T);
+        const int64_t sample = (int64_t)place.n * own.batch * (int64_t)sizeof(T);
+        base = own.data;
+        if constexpr (alike) {
+            base += sample;
+            at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
+        } else {
+            asm volatile("" : "+r"(row));
+            at = sample + ((int64_t)row * own.position + (int64_t)place.c * (V > 1 ? 1 : own.channel)) *
+                              (int64_t)sizeof(T);
+        }
     }
     /* To the row that the thread has next. */
-    __device__ __forceinline__ void advance(const normfuse_view &view, const column_place &place)
+    __device__ __forceinline__ void advance(const normfuse_view &own, const normfuse_view &x, const column_place &place)
     {
-        at += place.rows_at_once * view.position * (int64_t)sizeof(T);
+        at += (offset)place.rows_at_once * (offset)(alike ? x.position : own.position) * (offset)sizeof(T);
     }
     __device__ __forceinline__ raw<T, V> load() const
     {
-        return load_pack<T, V>(at, 0);
+        return load_pack<T, V>(base + at, 0);
     }
     __device__ __forceinline__ void store(raw<T, V> pack) const
     {
-        store_pack<T, V>(at, 0, pack);
+        store_pack<T, V>(base + at, 0, pack);
     }
 };
 
@@ -64,18 +84,259 @@ __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const 
                                       : min(slots, divide(rows + place.rows_at_once - 1, a.geometry.by_rows_at_once));
 }
 
+template <int k, int K, typename Work> __device__ __forceinline__ void walk_kept(int count, Work &work)
+{
+    if constexpr (k < K) {
+        if (k < count) {
+            work(k);
+            walk_kept<k + 1, K>(count, work);
+        }
+    }
+}
+
 /* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are
- * known when compiling. */
+ * known when compiling. What a thread does not have it does not walk through. */
 template <int K, typename Work> __device__ __forceinline__ void walk(int count, int shared, Work work)
 {
 #pragma unroll 1
-    for (int k = 0; k < shared; k++)
-        if (k < count)
-            work(-1 - k);
+    for (int k = 0; k < min(shared, count); k++)
+        work(-1 - k);
+    walk_kept<0, K>(count - shared, work);
+}
+
+/* `lanes` is the same in the whole warp. */
+template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
+{
 #pragma unroll
-    for (int k = 0; k < K; k++)
-        if (shared + k < count)
-            work(k);
+    for (int distance = 16; distance > 0; distance /= 2)
+        if (distance < lanes)
+            value += __shfl_xor_sync(full_mask, value, distance);
+    return value;
+}
+
+/* ---- parameters ------------------------------------------------------------------------------------------------- */
+
+/* A parameter of a block's channels into shared memory. That of the type computed in is asked for and not waited for:
+ * wait_for_copies does, before the barrier that shows it to others. */
+template <typename R>
+__device__ __forceinline__ void stage(R *to, const normfuse_parameter &p, int n, int first, int count, int threads)
+{
+    if (!p.data)
+        return;
+    const int64_t begin = (int64_t)n * p.batch + (int64_t)first * p.channel;
+    if (p.type == (sizeof(R) == 8 ? NORMFUSE_F64 : NORMFUSE_F32)) {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < count; i += threads)
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to + i)),
+                         "l"(reinterpret_cast<const R *>(p.data) + (begin + i * p.channel)), "n"(sizeof(R))
+                         : "memory");
+    } else if (p.type == NORMFUSE_F16 || p.type == NORMFUSE_BF16) {
+        const unsigned short *const from = reinterpret_cast<const unsigned short *>(p.data);
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < count; i += threads) {
+            const unsigned short bits = from[begin + i * p.channel];
+            to[i] = (R)(p.type == NORMFUSE_F16 ? pair_of(bits, f16()).x : pair_of(bits, bf16()).x);
+        }
+    } else {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < count; i += threads)
+            to[i] = load_value<R>(p.data, begin + i * p.channel, p.type);
+    }
+}
+
+/* What a block knows of its channels, each an array in shared memory. First as the parameters are: weight, bias, scale
+ * and shift, of which absent ones hold nothing. Where a set is one channel, or each channel has statistics of its own,
+ * one thread then makes of them what all threads of the channel need: slope, offset, mean (`ready`). */
+template <typename R> struct channel_values {
+    R *slopes, *offsets, *means, *shifts;
+};
+
+template <typename R>
+__device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_values<R> &of, int i, R &weight, R &bias)
+{
+    const R scale = p.scale.data ? R(1) + of.means[i] : R(1);
+    weight = (p.weight.data ? of.slopes[i] : R(1)) * scale;
+    bias = (p.bias.data ? of.offsets[i] : R(0)) * scale + (p.shift.data ? of.shifts[i] : R(0));
+}
+
+/* Adjacent values; `from` on a boundary of 16 bytes where there are several. */
+template <typename R, int V> __device__ __forceinline__ void read_values(const R *from, R (&to)[V])
+{
+    if constexpr (V == 1) {
+        to[0] = from[0];
+    } else if constexpr (sizeof(R) == 8) {
+        const double2 pair = *reinterpret_cast<const double2 *>(from);
+        to[0] = pair.x;
+        to[1] = pair.y;
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; i += 4) {
+            const float4 four = *reinterpret_cast<const float4 *>(from + i);
+            to[i] = four.x;
+            to[i + 1] = four.y;
+            to[i + 2] = four.z;
+            to[i + 3] = four.w;
+        }
+    }
+}
+
+template <typename R, int V> __device__ __forceinline__ void write_values(R *to, const R (&from)[V])
+{
+    if constexpr (V == 1) {
+        to[0] = from[0];
+    } else if constexpr (sizeof(R) == 8) {
+        *reinterpret_cast<double2 *>(to) = make_double2(from[0], from[1]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; i += 4)
+            *reinterpret_cast<float4 *>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+    }
+}
+
+/* A mean as it is subtracted: in the tensor's own type, whose distance from x is exact where the two are near, and what
+ * that leaves out. */
+template <typename R> struct alignas(16) group_statistics {
+    R mean, rest, rstd, variance;
+};
+
+template <typename T>
+__device__ __forceinline__ void split_mean(double mean, compute<T> &rounded, compute<T> &rest)
+{
+    using R = compute<T>;
+    const R value[1] = {(R)mean};
+    R back[1];
+    unpack<T, 1>(make_pack<T, 1>(value), back);
+    rounded = back[0];
+    rest = (R)(mean - (double)back[0]);
+}
+
+/* z = (x - shift) * slope + offset for the thread's channels. */
+template <typename R, int V>
+__device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a, const channel_values<R> &of,
+                                                const group_statistics<R> *groups, int column, bool ready,
+                                                R (&slope)[V], R (&offset)[V], R (&shift)[V])
+{
+    const normfuse_problem &p = a.problem;
+    if (ready) {
+        read_values<R, V>(of.slopes + column * V, slope);
+        read_values<R, V>(of.offsets + column * V, offset);
+        read_values<R, V>(of.means + column * V, shift);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        slope[i] = R(1);
+        offset[i] = R(0);
+    }
+    if (p.weight.data)
+        read_values<R, V>(of.slopes + column * V, slope);
+    if (p.bias.data)
+        read_values<R, V>(of.offsets + column * V, offset);
+    if (p.scale.data) {
+        read_values<R, V>(of.means + column * V, shift);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            slope[i] *= R(1) + shift[i];
+            offset[i] *= R(1) + shift[i];
+        }
+    }
+    if (p.shift.data) {
+        read_values<R, V>(of.shifts + column * V, shift);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            offset[i] += shift[i];
+    }
+    /* Adjacent channels of a piece are of one group. */
+    group_statistics<R> of_group;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        if ((i & ((1 << a.geometry.piece_bits) - 1)) == 0)
+            of_group = groups[divide(column * V + i, a.geometry.by_group)];
+        slope[i] *= of_group.rstd;
+        offset[i] -= of_group.rest * slope[i];
+        shift[i] = of_group.mean;
+    }
+}
+
+/* What a block tells the others of its team of a group: the mean, less a value of the set that all know, and squares
+ * about it. */
+template <typename R> struct pair_type {
+    using type = float2;
+};
+template <> struct pair_type<double> {
+    using type = double2;
+};
+template <typename R> using pair = typename pair_type<R>::type;
+
+__device__ __forceinline__ void store_remote(float2 *place, int rank, float2 value)
+{
+    store_remote(static_cast<void *>(place), rank,
+                 __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
+}
+__device__ __forceinline__ void store_remote(double2 *place, int rank, double2 value)
+{
+    store_remote(static_cast<void *>(&place->x), rank, value.x);
+    store_remote(static_cast<void *>(&place->y), rank, value.y);
+}
+
+/* ---- sums of threads -------------------------------------------------------------------------------------------- */
+
+/* What a thread found in a piece: adjacent channels of its pack that are of one group, as many as any pack and any
+ * group have in common. The mean is squares' and less `first`, one of the thread's values. */
+template <typename R> struct alignas(16) piece_sums {
+    R first, mean, squares, count;
+};
+
+/* Where a piece of a block's row of packs is in shared memory, 2^bits pieces a pack: threads write theirs and lanes read
+ * a group's without waiting for one another's banks, since `wide`, which rows of pieces are apart, is odd. */
+__device__ __forceinline__ int piece_at(int wide, int bits, int beside, int piece)
+{
+    return ((beside << bits) + (piece & ((1 << bits) - 1))) * wide + (piece >> bits);
+}
+
+/* Channels into pieces, in place: two that have met as many values become one, as often as that takes. */
+template <typename R, int V>
+__device__ __forceinline__ void join_channels(R (&first)[V], R (&mean)[V], R (&squares)[V], R count, int piece_bits)
+{
+    R half = R(0.5) * count;
+#pragma unroll
+    for (int level = 0; 1 << level < V; level++) {
+        if (level < piece_bits) {
+#pragma unroll
+            for (int i = 0; i < V >> (level + 1); i++) {
+                const R distance = (first[2 * i + 1] - first[2 * i]) + (mean[2 * i + 1] - mean[2 * i]);
+                squares[i] = (squares[2 * i] + squares[2 * i + 1]) + half * distance * distance;
+                mean[i] = mean[2 * i] + R(0.5) * distance;
+                first[i] = first[2 * i];
+            }
+            half *= R(2);
+        }
+    }
+}
+
+/* ---- the barrier of a team, told early what its ticket says ------------------------------------------------------ */
+
+/* As team_barrier, but what the ticket said before is asked for while the data arrive: it cannot change until this
+ * block has arrived, too. Thread 0. */
+__device__ __forceinline__ uint32_t look_at_ticket(const uint32_t *ticket)
+{
+    uint32_t before;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(ticket) : "memory");
+    return before;
+}
+
+__device__ __forceinline__ void meet_team(uint32_t *ticket, int part, int parts, uint32_t before)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const uint32_t add = part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket), "r"(add) : "memory");
+        uint32_t now;
+        do
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(ticket) : "memory");
+        while (((now ^ before) & 0x80000000u) == 0);
+    }
+    __syncthreads();
 }
 
 #endif

@@ -4,30 +4,20 @@
  * thread sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #include "columns.cuh"
 
-template <typename T, int V, int K, bool simple>
+template <typename T, int V, int K, bool plain>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     using R = compute<T>;
+    using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
-    const int group_lanes = 1 << g.group_bits, channel_lanes = 1 << g.channel_bits;
-    const int threads = (int)blockDim.x, channels = g.width * V, groups = divide(channels, g.by_group);
-    /* In this order: packs; parts of groups; totals of groups; of each channel slope, offset, squared rstd, shift and
-     * the remainder of the mean, weighted sums; of each thread's channels two sums. */
-    double *const of_parts = reinterpret_cast<double *>(dynamic + (V > 1 ? 2 * g.kept_shared : 0) * threads);
-    totals<R> *const of_groups = reinterpret_cast<totals<R> *>(
-        of_parts + groups * (g.exchange == NORMFUSE_EXCHANGE_CLUSTER ? g.parts : 1) * PAIR);
-    R *const of_slopes = reinterpret_cast<R *>(of_groups + groups), *const of_offsets = of_slopes + channels;
-    R *const of_squares = of_offsets + channels, *const of_shifts = of_squares + channels;
-    R *const of_rests = of_shifts + channels;
-    totals<R> *const of_channels = reinterpret_cast<totals<R> *>(of_rests + channels + channels % 2);
-    R *const of_plain = reinterpret_cast<R *>(of_channels + channels), *const of_centred = of_plain + threads * V;
-
+    const int threads = (int)blockDim.x;
     const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    const bool ready = !centred || g.group == 1; /* coefficients are made once a channel, else by each thread */
     const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     const int first_team = divide((int)block, g.by_parts);
     const int part = (int)block - first_team * g.parts;
@@ -46,17 +36,15 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
     };
 
-    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        cluster_arrive(false);
     int parity = 0;
     for (int team = first_team;;) {
         const column_place place = place_of<V>(a, team, part);
         const int shared = V > 1 ? g.kept_shared : 0;
         const int tile_rows = (K + shared) * place.rows_at_once;
-        const int first_channel = place.c - place.column * V; /* of the block */
-        const int here = min(channels, (int)p.c - first_channel);
-        R plain[V] = {}, about[V] = {}, slope[V], offset[V];
-        raw<T, V> shift = zero_pack<T, V>();
+        uint32_t ticket_before = 0;
+        R slope[V], offset[V], shift[V];
+        /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
+        R first[V] = {}, second[V] = {};
 
         for (int pass = 0; pass < g.passes; pass++) {
             const int row = place.first + (g.backwards ? g.passes - 1 - pass : pass) * tile_rows + place.beside;
@@ -64,12 +52,12 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- load ---- */
             {
-                column_cursor<T, V> x(p.x, place, row), dy(p.dy, place, row);
+                cursor x(p.x, p.x, place, row), dy(p.dy, p.x, place, row);
                 walk<K>(count, shared, [&](int slot) {
                     if constexpr (V > 1) {
                         if (slot < 0) {
-                            copy_ahead(&place_of_slot(slot, 0), x.at, 0);
-                            copy_ahead(&place_of_slot(slot, 1), dy.at, 0);
+                            copy_ahead(&place_of_slot(slot, 0), x.base + x.at, 0);
+                            copy_ahead(&place_of_slot(slot, 1), dy.base + dy.at, 0);
                         } else {
                             kept_x[slot < 0 ? 0 : slot] = x.load();
                             kept_dy[slot < 0 ? 0 : slot] = dy.load();
@@ -78,54 +66,81 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         kept_x[slot] = x.load();
                         kept_dy[slot] = dy.load();
                     }
-                    x.advance(p.x, place);
-                    dy.advance(p.dy, place);
+                    x.advance(p.x, p.x, place);
+                    dy.advance(p.dy, p.x, place);
                 });
             }
+
+            /* Shared memory, in this order: packs; statistics of groups; of each channel what channel_values says,
+             * `ready` with the rest of the mean as the fourth; two sums of each thread's channels; weighted sums of
+             * channels; totals of groups; of each block of a cluster those of a group. */
+            const int channels = g.width * V, first_channel = place.first_channel;
+            const int here = min(channels, (int)p.c - first_channel);
+            const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
+            group_statistics<R> *const of_groups =
+                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * shared * threads);
+            const int stride = channels + (V == 1 ? channels & 1 : 0);
+            R *const values = reinterpret_cast<R *>(of_groups + groups);
+            const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
+            R *const of_plain = values + 4 * stride, *const of_centred = of_plain + place.rows_at_once * channels;
+            totals<R> *const of_sums = reinterpret_cast<totals<R> *>(of_centred + place.rows_at_once * channels);
+            totals<R> *const of_totals = of_sums + channels;
+            double *const of_parts = reinterpret_cast<double *>(of_totals + groups);
+
             if (pass == 0) {
+                if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+                    cluster_arrive(false);
+                if (g.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+                    ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
+                const int n = g.all_samples ? 0 : place.n;
+                if (ready) {
 #pragma unroll 1
-                for (int i = (int)threadIdx.x; i < here; i += threads) {
-                    const int c = first_channel + i, n = g.all_samples ? 0 : place.n;
-                    const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-                    const R offset_here = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
-                    double mean = 0.0;
-                    R rstd = R(1);
-                    if (a.source == NORMFUSE_SOURCE_SAVED) {
-                        const int group = by_channel ? c : c / (int)(p.c / p.groups);
-                        mean = parameter<double>(p.mean, n, group, 0.0);
-                        rstd = parameter<R>(p.rstd, n, group, R(1));
-                    } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                        mean = parameter<double>(p.running_mean, 0, c, 0.0);
-                        rstd = scaled_by_running(p, c, R(1));
+                    for (int i = (int)threadIdx.x; i < here; i += threads) {
+                        const int c = first_channel + i;
+                        R rstd = R(1), rest;
+                        double mean = 0.0;
+                        if (a.source == NORMFUSE_SOURCE_SAVED) {
+                            const int set = divide(c, g.by_set_channels);
+                            rstd = parameter<R>(p.rstd, n, set, R(1));
+                            mean = parameter<double>(p.mean, n, set, 0.0);
+                        } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
+                            mean = parameter<double>(p.running_mean, 0, c, 0.0);
+                            rstd = scaled_by_running(p, c, R(1));
+                        }
+                        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
+                        const R slope_here = parameter<R>(p.weight, n, c, R(1)) * scale * rstd;
+                        const R offset_here =
+                            parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
+                        split_mean<T>(mean, of_channels.means[i], rest);
+                        of_channels.slopes[i] = slope_here;
+                        of_channels.offsets[i] = offset_here - rest * slope_here;
+                        of_channels.shifts[i] = rest;
+                        if (centred)
+                            of_groups[i].rstd = rstd;
                     }
-                    /* The mean in the tensor's own type, and what that leaves out. */
-                    const R value[1] = {(R)mean};
-                    R back[1];
-                    unpack<T, 1>(make_pack<T, 1>(value), back);
-                    const R rest = (R)(mean - (double)back[0]),
-                            slope_here = parameter<R>(p.weight, n, c, R(1)) * scale * rstd;
-                    of_slopes[i] = slope_here;
-                    of_offsets[i] = offset_here - rest * slope_here;
-                    of_squares[i] = rstd;
-                    of_shifts[i] = back[0];
-                    of_rests[i] = rest;
-                }
-                __syncthreads();
-                if (place.active) {
-                    R mean[V];
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        slope[i] = of_slopes[place.column * V + i];
-                        offset[i] = of_offsets[place.column * V + i];
-                        mean[i] = of_shifts[place.column * V + i];
+                } else {
+                    stage(of_channels.slopes, p.weight, n, first_channel, here);
+                    stage(of_channels.offsets, p.bias, n, first_channel, here);
+                    stage(of_channels.means, p.scale, n, first_channel, here);
+                    stage(of_channels.shifts, p.shift, n, first_channel, here);
+#pragma unroll 1
+                    for (int i = (int)threadIdx.x; i < groups_here; i += threads) {
+                        const int set = divide(first_channel + i * g.group, g.by_set_channels);
+                        group_statistics<R> found;
+                        found.rstd = parameter<R>(p.rstd, n, set, R(1));
+                        split_mean<T>(parameter<double>(p.mean, n, set, 0.0), found.mean, found.rest);
+                        of_groups[i] = found;
                     }
-                    shift = make_pack<T, V>(mean);
                 }
-            }
-            if (V > 1 && shared > 0)
                 wait_for_copies();
-            if (!simple && p.pre_add.data) {
-                column_cursor<T, V> other(p.pre_add, place, row);
+                __syncthreads();
+                coefficients_of<R, V>(a, of_channels, of_groups, place.active ? place.column : 0, ready, slope, offset,
+                                      shift);
+            } else if (V > 1 && shared > 0) {
+                wait_for_copies();
+            }
+            if (!plain && p.pre_add.data) {
+                cursor other(p.pre_add, p.x, place, row);
                 walk<K>(count, shared, [&](int slot) {
                     R value[V], added[V], unused[V];
                     read(slot, value, unused);
@@ -142,175 +157,195 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     } else {
                         kept_x[slot] = pack;
                     }
-                    other.advance(p.pre_add, place);
+                    other.advance(p.pre_add, p.x, place);
                 });
             }
             /* x - shift into x, dy' into dy */
-            const auto differentiate = [&](auto chosen, R(&x)[V], R(&dy)[V], const column_cursor<T, V> &other) {
-                R from[V];
-                forget(shift);
-                unpack<T, V>(shift, from);
+            const auto differentiate = [&](auto chosen, R(&x)[V], R(&dy)[V], const cursor &other) {
 #pragma unroll
                 for (int i = 0; i < V; i++)
-                    x[i] -= from[i];
+                    x[i] -= shift[i];
                 if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
                     R z[V];
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] = fma(x[i], slope[i], offset[i]);
-                    if (!simple && p.post_add.data) {
+                    if (!plain && p.post_add.data) {
                         R added[V];
                         unpack<T, V>(other.load(), added);
 #pragma unroll
                         for (int i = 0; i < V; i++)
                             z[i] += added[i];
                     }
-                    activate_gradient<fast, !simple>(dy, z, chosen.of(p.activation), (R)p.act_param);
+                    activate_gradient<fast, !plain>(dy, z, chosen.of(p.activation), (R)p.act_param);
                 }
             };
 
             /* ---- sums ---- */
             if (sums) {
-                column_cursor<T, V> other(!simple && p.post_add.data ? p.post_add : p.x, place, row);
-                choose_activation<simple>(p.activation, [&](auto chosen) {
+                cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
+                choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         R x[V], dy[V];
                         read(slot, x, dy);
                         differentiate(chosen, x, dy, other);
 #pragma unroll
                         for (int i = 0; i < V; i++) {
-                            plain[i] += dy[i];
-                            about[i] += dy[i] * x[i];
+                            first[i] += dy[i];
+                            second[i] += dy[i] * x[i];
                         }
-                        if (!simple && p.post_add.data)
-                            other.advance(p.post_add, place);
+                        if (!plain && p.post_add.data)
+                            other.advance(p.post_add, p.x, place);
                     });
                 });
             }
             const bool summed = sums && pass + 1 == g.passes;
             /* In place of dy it must not be written before dy was read for the last time. */
             const bool gives_dy =
-                !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+                !plain && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
             if (sums && !summed && !applies && !gives_dy)
                 continue;
 
             if (summed) {
-                const int at = place.beside * channels + place.column * V;
                 if (place.active) {
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        of_plain[at + i] = plain[i];
-                        of_centred[at + i] = about[i];
-                    }
+                    const int at = place.beside * channels + place.column * V;
+                    write_values<R, V>(of_plain + at, first);
+                    write_values<R, V>(of_centred + at, second);
                 }
                 __syncthreads();
-                for (int round = 0; round < here; round += threads >> g.channel_bits) {
+                const int lanes = 1 << g.channel_bits, lane = (int)threadIdx.x & (lanes - 1);
+                const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.channel_bits;
+#pragma unroll 1
+                for (int round = 0; round + first_of_warp < here; round += threads >> g.channel_bits) {
                     const int i = round + ((int)threadIdx.x >> g.channel_bits);
-                    const int first = (int)threadIdx.x & (channel_lanes - 1);
                     R sum = R(0), product = R(0);
-                    for (int beside = first; i < here && beside < place.rows_at_once; beside += channel_lanes) {
+#pragma unroll 4
+                    for (int beside = lane; beside < (i < here ? place.rows_at_once : 0); beside += lanes) {
                         sum += of_plain[beside * channels + i];
                         product += of_centred[beside * channels + i];
                     }
-                    sum = sum_lanes(sum, channel_lanes);
-                    product = sum_lanes(product, channel_lanes);
-                    if (i >= here || first != 0)
+                    sum = sum_few(sum, lanes);
+                    product = sum_few(product, lanes);
+                    if (i >= here || lane != 0)
                         continue;
-                    product -= of_rests[i] * sum;
-                    of_channels[i] = {of_slopes[i] * sum, of_slopes[i] * product};
+                    R weight, bias;
+                    if (ready) {
+                        product -= of_channels.shifts[i] * sum;
+                        weight = of_channels.slopes[i];
+                    } else {
+                        const group_statistics<R> of_group = of_groups[divide(i, g.by_group)];
+                        product -= of_group.rest * sum;
+                        weigh(p, of_channels, i, weight, bias);
+                        weight *= of_group.rstd;
+                    }
+                    of_sums[i] = {weight * sum, weight * product};
                     if (a.sums) {
-                        const int64_t channel = (g.sums_by_channel ? 0 : place.n * p.c) + first_channel + i;
-                        double *const pair = a.sums + (channel * g.sum_slots + part) * PAIR;
-                        pair[0] = (double)sum;
-                        pair[1] = (double)product;
+                        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + first_channel + i;
+                        reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] =
+                            make_double2((double)sum, (double)product);
                     }
                 }
             }
 
             /* ---- the totals of the groups ---- */
-            R share[V] = {}, level[V] = {}; /* dx = slope dy' + share (x - shift) + level */
             if (applies && centred && (summed || (!sums && pass == 0))) {
-                const int lane = (int)threadIdx.x & (group_lanes - 1), at_once = threads >> g.group_bits;
-                const int groups_here = divide(here, g.by_group);
+                const R share = R(1) / (R)p.set_values;
+                const auto finish = [&](int group, R sum, R product) {
+                    const R rstd = of_groups[group].rstd;
+                    of_totals[group] = {-sum * share, -(product * rstd) * (rstd * share)};
+                };
                 if (sums) {
+                    const int lanes = 1 << g.group_bits, lane = (int)threadIdx.x & (lanes - 1);
+                    const int at_once = threads >> g.group_bits, own_group = (int)threadIdx.x >> g.group_bits;
+                    const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.group_bits;
+                    const bool far = g.exchange == NORMFUSE_EXCHANGE_GRID;
+                    double2 *const of_grid = reinterpret_cast<double2 *>(a.partials) +
+                                             ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         cluster_wait();
-                    for (int round = 0; round < groups_here; round += at_once) {
-                        const int group = round + ((int)threadIdx.x >> g.group_bits);
+#pragma unroll 1
+                    for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                        const int group = round + own_group;
                         const bool exists = group < groups_here;
                         R sum = R(0), product = R(0);
-                        for (int i = lane; exists && i < g.group; i += group_lanes) {
-                            sum += of_channels[group * g.group + i].plain;
-                            product += of_channels[group * g.group + i].centred;
+#pragma unroll 4
+                        for (int i = lane; i < (exists ? g.group : 0); i += lanes) {
+                            const totals<R> found = of_sums[group * g.group + i];
+                            sum += found.plain;
+                            product += found.centred;
                         }
-                        sum = sum_lanes(sum, group_lanes);
-                        product = sum_lanes(product, group_lanes);
+                        sum = sum_few(sum, lanes);
+                        product = sum_few(product, lanes);
                         if (!exists)
                             continue;
                         if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                             double *const there = of_parts + (group * g.parts + part) * PAIR;
-                            for (int other = lane; other < g.parts; other += group_lanes) {
+                            for (int other = lane; other < g.parts; other += lanes) {
                                 store_remote(there, other, (double)sum);
                                 store_remote(there + 1, other, (double)product);
                             }
                         } else if (lane == 0) {
-                            double *const pair =
-                                g.exchange == NORMFUSE_EXCHANGE_GRID
-                                    ? a.partials +
-                                          ((((int64_t)parity * g.teams + first_team) * groups + group) * g.parts +
-                                           part) *
-                                              PAIR
-                                    : of_parts + group * PAIR;
-                            pair[0] = (double)sum;
-                            pair[1] = (double)product;
+                            if (far)
+                                of_grid[group * g.parts + part] = make_double2((double)sum, (double)product);
+                            else
+                                finish(group, sum, product);
                         }
                     }
-                    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        cluster_arrive(true);
-                        cluster_wait();
-                    } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
-                        team_barrier(a.tickets + first_team * ticket_stride, part, g.parts);
-                    } else {
-                        __syncthreads();
-                    }
-                }
-                const bool far = g.exchange == NORMFUSE_EXCHANGE_GRID;
-                const double *const pairs =
-                    far ? a.partials + ((int64_t)parity * g.teams + first_team) * groups * g.parts * PAIR : of_parts;
-                for (int round = 0; round < groups_here; round += at_once) {
-                    const int group = round + ((int)threadIdx.x >> g.group_bits);
-                    if (round + ((int)(threadIdx.x & ~31u) >> g.group_bits) >= groups_here)
-                        break;
-                    const bool exists = group < groups_here;
-                    double sum = 0.0, product = 0.0;
-                    if (sums) {
-                        const double *const own = pairs + (int64_t)(exists ? group : 0) * g.parts * PAIR;
-                        for (int i = lane; i < g.parts; i += group_lanes) {
-                            sum += read_part(own + i * PAIR, far);
-                            product += read_part(own + i * PAIR + 1, far);
+                    if (g.exchange != NORMFUSE_EXCHANGE_NONE) {
+                        if (far) {
+                            meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
+                        } else {
+                            cluster_arrive(true);
+                            cluster_wait();
                         }
-                        sum = sum_lanes(sum, group_lanes);
-                        product = sum_lanes(product, group_lanes);
-                    } else if (exists) {
-                        const int64_t c = first_channel + (int64_t)group * g.group;
-                        const int64_t set = by_channel ? c : place.n * p.groups + c / (p.c / p.groups);
-                        sum = a.totals[set * PAIR];
-                        product = a.totals[set * PAIR + 1];
+#pragma unroll 1
+                        for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                            const int group = round + own_group;
+                            const bool exists = group < groups_here;
+                            const int begin = (exists ? group : 0) * g.parts;
+                            double sum = 0.0, product = 0.0;
+                            if (far) {
+#pragma unroll 8
+                                for (int i = lane; i < g.parts; i += lanes) {
+                                    const double2 found = __ldcg(of_grid + begin + i);
+                                    sum += found.x;
+                                    product += found.y;
+                                }
+                            } else {
+                                for (int i = lane; i < g.parts; i += lanes) {
+                                    sum += of_parts[(begin + i) * PAIR];
+                                    product += of_parts[(begin + i) * PAIR + 1];
+                                }
+                            }
+                            sum = sum_few(sum, lanes);
+                            product = sum_few(product, lanes);
+                            if (exists && lane == 0)
+                                finish(group, (R)sum, (R)product);
+                        }
                     }
-                    if (exists && lane == 0) {
-                        const R rstd = of_squares[group * g.group], part_of = R(1) / (R)p.set_values;
-                        of_groups[group] = {-(R)sum * part_of, -((R)product * rstd) * (rstd * part_of)};
+                } else {
+#pragma unroll 1
+                    for (int group = (int)threadIdx.x; group < groups_here; group += threads) {
+                        const int c = first_channel + group * g.group;
+                        const int64_t set =
+                            by_channel ? c : (int64_t)place.n * p.groups + divide(c, g.by_set_channels);
+                        finish(group, (R)a.totals[set * PAIR], (R)a.totals[set * PAIR + 1]);
                     }
                 }
                 __syncthreads();
-            }
-            if (applies && centred && place.active) {
+                const int column = place.active ? place.column : 0;
+                totals<R> of_group;
+                R rest = R(0);
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    const totals<R> of_group = of_groups[divide(place.column * V + i, g.by_group)];
-                    share[i] = of_group.centred;
-                    level[i] = of_group.plain - of_group.centred * of_rests[place.column * V + i];
+                    if ((i & ((1 << g.piece_bits) - 1)) == 0) {
+                        const int group = divide(column * V + i, g.by_group);
+                        of_group = of_totals[group];
+                        rest = ready ? of_channels.shifts[column * V + i] : of_groups[group].rest;
+                    }
+                    first[i] = of_group.centred;
+                    second[i] = of_group.plain - of_group.centred * rest;
                 }
             }
 
@@ -320,39 +355,44 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 forget(kept_x[k]);
                 forget(kept_dy[k]);
             }
-            column_cursor<T, V> other(!simple && p.post_add.data ? p.post_add : p.x, place, row);
-            column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, place, row),
-                du(!simple && p.du.data ? p.du : p.x, place, row);
-            column_cursor<T, V> dpost(!simple && p.dpost_add.data ? p.dpost_add : p.x, place, row);
-            if (gives_dy || (applies && p.dx.data))
-                choose_activation<simple>(p.activation, [&](auto chosen) {
+            if (gives_dy || (applies && p.dx.data)) {
+                cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
+                cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
+                cursor du(!plain && p.du.data ? p.du : p.x, p.x, place, row);
+                cursor dpost(!plain && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
+                choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         R x[V], dy[V];
                         read(slot, x, dy);
                         differentiate(chosen, x, dy, other);
-                        if (!simple && p.post_add.data)
-                            other.advance(p.post_add, place);
+                        if (!plain && p.post_add.data)
+                            other.advance(p.post_add, p.x, place);
                         if (gives_dy) {
                             dpost.store(make_pack<T, V>(dy));
-                            dpost.advance(p.dpost_add, place);
+                            dpost.advance(p.dpost_add, p.x, place);
                         }
                         if (p.dx.data && applies) {
 #pragma unroll
                             for (int i = 0; i < V; i++)
-                                x[i] = centred ? fma(slope[i], dy[i], fma(share[i], x[i], level[i])) : slope[i] * dy[i];
-                            if (!simple && p.du.data) {
+                                x[i] = centred ? fma(slope[i], dy[i], fma(first[i], x[i], second[i]))
+                                               : slope[i] * dy[i];
+                            if (!plain && p.du.data) {
                                 R added[V];
                                 unpack<T, V>(du.load(), added);
 #pragma unroll
                                 for (int i = 0; i < V; i++)
                                     x[i] += added[i];
-                                du.advance(p.du, place);
+                                du.advance(p.du, p.x, place);
                             }
                             dx.store(make_pack<T, V>(x));
-                            dx.advance(p.dx, place);
+                            dx.advance(p.dx, p.x, place);
                         }
                     });
                 });
+            }
+
+            /* ---- the parameters' gradients: here all threads of the block are together, each team's sums are
+             * written by this block, and nothing waits any more ---- */
         }
 
         if (g.exchange != NORMFUSE_EXCHANGE_GRID)

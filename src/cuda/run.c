@@ -485,8 +485,9 @@ static struct normfuse_cuda_geometry columns_geometry(const struct task *task, i
     return g;
 }
 
+/* `joins`: the kernel sums. */
 static bool settle_columns(const struct task *task, struct step *step, enum kept kept, int64_t part_rows,
-                           uint32_t threads, int32_t cluster)
+                           uint32_t threads, int32_t cluster, bool joins)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
@@ -502,21 +503,34 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     if (g->kept_shared > 0 && !task->wide)
         return false;
     const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
-    g->group_bits = g->channel_bits = 0;
+    g->group_bits = g->channel_bits = g->piece_bits = 0;
     while (g->group_bits < 5 && groups << (g->group_bits + 1) <= threads)
         g->group_bits++;
     while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= threads)
         g->channel_bits++;
+    while (g->group >> g->piece_bits << g->piece_bits == g->group && 1 << g->piece_bits <= task->pack)
+        g->piece_bits++;
+    g->piece_bits--;
+    g->by_pieces = divisor(g->group >> g->piece_bits);
+    g->by_set_channels = divisor(p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1);
     g->sum_slots = g->parts;
     step->blocks = (int64_t)g->sets * g->parts;
-    const int64_t words = task->direction == FORWARD ? 3 : 2;
-    size_t bytes = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads;
-    bytes += (size_t)(groups * most(1, cluster) * words) * sizeof(double);
-    if (task->direction == FORWARD)
-        bytes += (size_t)groups * 16 + (size_t)(3 * channels + 2 * (int64_t)threads * task->pack) * task->value_bytes;
-    else
-        bytes += (size_t)groups * 2 * task->value_bytes +
-                 (size_t)(8 * channels + 2 * (int64_t)threads * task->pack) * task->value_bytes;
+    /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
+    const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
+    int64_t words, doubles = 0;
+    if (task->direction == BACKWARD) {
+        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups;
+        doubles = 2 * in_cluster;
+    } else if (joins) {
+        const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
+        words = 4 * at_once * (task->pack >> g->piece_bits) * (g->width | 1) + 4 * groups;
+        words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
+        doubles = groups + groups % 2;
+    } else {
+        words = 3 * stride;
+    }
+    const size_t bytes = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads +
+                         (size_t)words * task->value_bytes + (size_t)doubles * sizeof(double);
     step->shared = bytes;
     return step->shared + 1024 <= task->device->shared_per_block;
 }
@@ -565,10 +579,11 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * task->pack / g->group;
+        const double pair = task->direction == FORWARD ? 2.0 * (double)task->value_bytes : 16.0;
         if (rounds > 1.0)
             time *= policy->grid_rounds; /* all processors read, then all write */
         time += policy->grid_wait * rounds +
-                (double)step->blocks * g->parts * groups * 24.0 * rounds / policy->l2_bytes_a_microsecond;
+                (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
     return time;
 }
@@ -590,7 +605,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
         const int64_t width = least(units * unit, packs);
         if (width > 512 || (only_width && width != only_width))
             continue;
-        const uint32_t threads = whole_warps(width * most(1, normfuse_tune("THREADS", policy->column_threads) / width));
+        const int64_t most_at_once = most(1, normfuse_tune("THREADS", policy->column_threads) / width);
         for (int32_t way = 0; way < 8; way++) {
             /* One block, clusters of 2 to 16, the grid with all it holds. */
             static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
@@ -623,10 +638,12 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                 continue;
             if (parts > g->rows || parts < 1)
                 continue;
-            const int64_t part_rows = divide_up(g->rows, parts), at_once = threads / width;
-            const int64_t slots = divide_up(part_rows, at_once);
+            /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
+            const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, most_at_once);
+            const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : most_at_once;
+            const uint32_t threads = whole_warps(width * at_once);
             const enum kept kept = !task->plain ? FEW : slots <= packs_kept[1][task->direction][SOME] ? SOME : MANY;
-            if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts))
+            if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts, true))
                 continue;
             if (!grid && g->parts != parts) {
                 g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
@@ -671,7 +688,7 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums ? most(1, 128 / slots) : 4);
-    if (!settle_columns(task, step, small, tile_rows, threads, 1))
+    if (!settle_columns(task, step, small, tile_rows, threads, 1, sums))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->passes = (int32_t)passes;
