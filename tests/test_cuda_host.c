@@ -690,6 +690,14 @@ static int64_t up(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+static int64_t levels(int64_t adding)
+{
+    int64_t count = 0;
+    while (INT64_C(1) << count < adding)
+        count++;
+    return count;
+}
+
 static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t threads, int pack, bool backward)
 {
     const struct normfuse_problem *const p = &a->problem;
@@ -707,14 +715,20 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
         return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + up(pieces, lanes) + 7) +
                (applies && g->parts > 1 ? (double)up(g->parts, lanes) + 7 : 0.0);
     }
-    const int64_t lanes = INT64_C(1) << g->lane_bits;
-    const int64_t rows = g->sets_a_block > 1 && !backward ? up(g->rows, lanes) : g->segment_rows;
+    const bool many = g->sets_a_block > 1;
+    const int64_t lanes = many ? INT64_C(1) << g->lane_bits : 32;
+    const int64_t rows = many ? up(g->rows, lanes) : backward ? up(g->segment_rows, lanes) : g->segment_rows;
     if (backward) {
-        /* What falls to one channel: its rows in a thread, and the segments that have some of it. */
-        const int64_t of_channel = p->sets == NORMFUSE_SETS_BATCH ? g->rows : g->spans;
-        const int64_t values = (rows < of_channel ? rows : of_channel) * pack, segments = threads >> g->lane_bits;
-        const int64_t others = up(of_channel, rows) + 1 < segments ? up(of_channel, rows) + 1 : segments;
-        return (double)(values + (centred && rows + 5 > others ? rows + 5 : others) + 5);
+        /* What falls to one channel: the packs of a thread, the threads and the segments that have some of it; or the
+         * channels of a thread, the threads and the warps of the block. Adding nothing rounds nothing. */
+        const int64_t packs = g->part_rows < g->rows ? g->part_rows : g->rows;
+        const int64_t of_channel = p->sets == NORMFUSE_SETS_BATCH || packs < g->spans ? packs : g->spans;
+        const int64_t own = up(of_channel, lanes) + 1 < rows ? up(of_channel, lanes) + 1 : rows;
+        const int64_t segments = many ? 1 : up(packs, rows * lanes), touched = up(of_channel, rows * lanes) + 1;
+        const int64_t others = touched < segments ? touched : segments;
+        const int64_t of_set = rows + 2 + levels(packs < lanes ? packs : lanes) + levels(segments);
+        const int64_t of_sums = own + levels(of_channel < lanes ? of_channel : lanes) + others;
+        return (double)(pack + (centred && of_set > of_sums ? of_set : of_sums) + 6);
     }
     const double serial = pack > 1 ? (double)(rows * pack) / 2 + 1 : (double)rows;
     const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : 7;
@@ -778,20 +792,24 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     }
                 continue;
             }
-            const int64_t segments = launch->threads >> g->lane_bits;
-            for (int pass = 0; pass < g->passes; pass++)
-                for (int64_t segment = 0; segment < segments; segment++) {
-                    const bool many = g->sets_a_block > 1;
-                    const int64_t own = many ? set * g->sets_a_block + segment : set;
-                    int64_t row = many ? 0 : part * g->part_rows + (pass * segments + segment) * g->segment_rows;
-                    int64_t end = many ? g->rows : (part + 1) * g->part_rows;
-                    int slots = kept + (pack > 1 ? g->kept_shared : 0);
-                    if (many && (segment >= g->sets_a_block || own >= g->sets))
-                        continue;
-                    end = end < g->rows ? end : g->rows;
-                    for (int k = 0; k < g->segment_rows && row < end && slots > 0; k++, row++, slots--)
+            /* A warp has packs that are adjacent. */
+            const bool many = g->sets_a_block > 1;
+            const int64_t lanes = many ? INT64_C(1) << g->lane_bits : 32;
+            for (int64_t segment = 0; segment < launch->threads / lanes; segment++) {
+                const int64_t own = many ? set * g->sets_a_block + segment : set;
+                const int64_t first = many ? 0 : part * g->part_rows + segment * g->segment_rows;
+                int64_t end = many ? g->rows : (part + 1) * (int64_t)g->part_rows;
+                if (own >= g->sets)
+                    continue;
+                if (!many && first + g->segment_rows < end)
+                    end = first + g->segment_rows;
+                end = end < g->rows ? end : g->rows;
+                for (int64_t lane = 0; lane < lanes; lane++) {
+                    int slots = kept + (pack > 1 && !many ? g->kept_shared : 0);
+                    for (int64_t row = first + lane; row < end && slots > 0; row += lanes, slots--)
                         seen[own * g->rows + row]++;
                 }
+            }
         }
     }
 }
@@ -854,12 +872,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const int64_t packs = (p->columns ? p->c : p->s) / pack, lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
     if (!p->columns) {
-        HOLDS(!backward || lanes * (g->spans - 1) + g->last_lanes == packs);
-        HOLDS(!backward || (g->last_lanes >= 1 && g->last_lanes <= lanes));
-        HOLDS(backward || g->spans == packs);
+        HOLDS(g->spans == packs);
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
-        HOLDS(g->sets_a_block == 1 ? g->segment_rows <= kept + g->kept_shared
-                                   : (backward ? g->rows : up(g->rows, lanes)) <= kept);
+        HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (kept + g->kept_shared) * (backward ? 32 : 1)
+                                   : up(g->rows, lanes) <= kept);
     } else {
         HOLDS((int64_t)g->blocks_wide * g->width >= packs && (int64_t)(g->blocks_wide - 1) * g->width < packs);
         HOLDS((int64_t)launch->threads >= g->width);
@@ -886,8 +902,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(g->sets == (g->all_samples ? 1 : p->n) * g->blocks_wide);
         HOLDS(g->parts == (g->all_samples ? p->n : 1) * g->parts_a_sample);
     } else if (g->sets_a_block == 1) {
-        HOLDS((int64_t)g->passes * (launch->threads >> g->lane_bits) * g->segment_rows >= g->part_rows ||
-              (int64_t)g->passes * (launch->threads >> g->lane_bits) * g->segment_rows >= g->rows);
+        const int64_t of_tile = (int64_t)launch->threads / (backward ? 32 : 1) * g->segment_rows;
+        HOLDS(g->passes * of_tile >= g->part_rows || g->passes * of_tile >= g->rows);
         HOLDS((int64_t)g->parts * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
     } else {

@@ -299,15 +299,15 @@ template <> struct pair_type<double> {
 };
 template <typename R> using pair = typename pair_type<R>::type;
 
-__device__ __forceinline__ void store_remote(float2 *place, int rank, float2 value)
+__device__ __forceinline__ void send(mailbox &box, float2 *place, int rank, float2 value)
 {
-    store_remote(static_cast<void *>(place), rank,
-                 __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
+    send(box, reinterpret_cast<double *>(place), rank,
+         __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
 }
-__device__ __forceinline__ void store_remote(double2 *place, int rank, double2 value)
+__device__ __forceinline__ void send(mailbox &box, double2 *place, int rank, double2 value)
 {
-    store_remote(static_cast<void *>(&place->x), rank, value.x);
-    store_remote(static_cast<void *>(&place->y), rank, value.y);
+    send(box, &place->x, rank, value.x);
+    send(box, &place->y, rank, value.y);
 }
 
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */

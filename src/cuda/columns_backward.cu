@@ -7,6 +7,7 @@
 template <typename T, int V, int K, bool plain>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
+    follow_kernel();
     using R = compute<T>;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
@@ -15,6 +16,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail;
     const int threads = (int)blockDim.x;
     const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
@@ -101,7 +103,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             if (pass == 0) {
                 if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    cluster_arrive(false);
+                    open_mail(mail, groups_here * g.parts * PAIR * (int)sizeof(double));
                 if (g.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
                 const int n = g.all_samples ? 0 : sample;
@@ -287,7 +289,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                        cluster_wait();
+                        await_boxes();
 #pragma unroll 1
                     for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                         const int group = round + own_group;
@@ -306,8 +308,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                             double *const there = of_parts + (group * g.parts + part) * PAIR;
                             for (int other = lane; other < g.parts; other += lanes) {
-                                store_remote(there, other, (double)sum);
-                                store_remote(there + 1, other, (double)product);
+                                send(mail, there, other, (double)sum);
+                                send(mail, there + 1, other, (double)product);
                             }
                         } else if (lane == 0) {
                             if (far)
@@ -320,8 +322,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         if (far) {
                             meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
                         } else {
-                            cluster_arrive(true);
-                            cluster_wait();
+                            await_mail(mail);
                         }
 #pragma unroll 1
                         for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {

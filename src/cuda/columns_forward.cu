@@ -8,6 +8,7 @@
 template <typename T, int V, int K, bool plain>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
+    follow_kernel();
     using R = compute<T>;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
@@ -15,6 +16,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail;
     const int threads = (int)blockDim.x;
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
@@ -91,7 +93,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
             if (pass == 0) {
                 if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    cluster_arrive(false);
+                    open_mail(mail, groups_here * g.parts * (int)sizeof(pair<R>));
                 if (g.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
                 if (sums) {
@@ -241,7 +243,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
                 };
                 if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    cluster_wait();
+                    await_boxes();
                 /* First the mean, then squares about it, which cannot cancel. */
 #pragma unroll 1
                 for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
@@ -271,7 +273,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     const pair<R> both = {mean, squares};
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                         for (int other = lane; other < g.parts; other += lanes)
-                            store_remote(of_parts + group * g.parts + part, other, both);
+                            send(mail, of_parts + group * g.parts + part, other, both);
                     } else if (lane == 0) {
                         if (!applies) {
                             /* A later kernel joins the parts. */
@@ -335,8 +337,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
                 };
                 if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                    cluster_arrive(true);
-                    cluster_wait();
+                    await_mail(mail);
                     join_parts(of_parts, [](const pair<R> *of_part) { return *of_part; });
                 } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
                     meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);

@@ -34,6 +34,7 @@ static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t
  * its own where a call ends with those. */
 extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_cuda_arguments a)
 {
+    follow_kernel();
     const normfuse_problem &p = a.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const int64_t sets = by_channel ? p.c : p.n * p.groups, set = own_warp();
@@ -92,6 +93,7 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
 /* Instance norm's running statistics: the means over the batch of mean and unbiased variance. */
 extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cuda_arguments a)
 {
+    follow_kernel();
     const normfuse_problem &p = a.problem;
     const int64_t c = own_warp();
     if (c >= p.c)
@@ -166,6 +168,7 @@ static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int6
 /* The weighted sums of each set. */
 extern "C" __global__ void normfuse_totals(const __grid_constant__ normfuse_cuda_arguments a)
 {
+    follow_kernel();
     const normfuse_problem &p = a.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const int64_t sets = by_channel ? p.c : p.n * p.groups, set = own_warp(),
@@ -206,6 +209,7 @@ static __device__ __forceinline__ void put_gradient(const normfuse_problem &p, c
 /* Sums of each channel become the gradients of the parameters, or a sharded call's sums. */
 extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_cuda_arguments a)
 {
+    follow_kernel();
     const normfuse_problem &p = a.problem;
     const int64_t c = own_warp();
     if (c >= p.c)

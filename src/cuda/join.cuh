@@ -138,50 +138,80 @@ __device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stri
     return {(R)sum_lanes(plain, 32), (R)sum_lanes(centred, 32)};
 }
 
+/* ---- kernels of a call ------------------------------------------------------------------------------------------- */
+
+/* The kernels of one call follow one another by dependent launch: the next may be brought up as soon as every block of
+ * this one has begun, and waits here until all that this one wrote is there. A first kernel has nobody to wait for. */
+__device__ __forceinline__ void follow_kernel()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* ---- clusters --------------------------------------------------------------------------------------------------- */
 
+/* Blocks of a cluster send one another numbers by asynchronous stores, whose bytes a barrier in the receiver's shared
+ * memory counts: nobody waits for his own writes, as the fence of a cluster-wide barrier with release makes him (under load that is
+ * a trip to memory and back). A block that has all of its mail may leave, and one that waits for mail is there to receive it. */
+struct mailbox {
+    uint64_t barrier;
+};
+
 #if __CUDA_ARCH__ >= 900
-/* `stored`, the same in a whole warp: it wrote what others are to see. The fence of a release waits for every write of
- * the thread. */
-__device__ __forceinline__ void cluster_arrive(bool stored)
+/* By all threads of each block, early: `bytes` will come. */
+__device__ __forceinline__ void open_mail(mailbox &box, int bytes)
 {
-    if (stored)
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    else
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    if (threadIdx.x == 0) {
+        const unsigned address = shared_address(&box.barrier);
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_wait()
+/* Once, by all threads, before the first is sent: every block has opened its box. */
+__device__ __forceinline__ void await_boxes()
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-__device__ __forceinline__ int cluster_rank()
-{
-    int rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 /* Eight bytes into the same place of another block's shared memory. */
-__device__ __forceinline__ void store_remote(void *place, int rank, double value)
+__device__ __forceinline__ void send(mailbox &box, double *place, int rank, double value)
 {
-    unsigned address;
+    unsigned address, barrier;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
-    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&box.barrier)), "r"(rank));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address),
+                 "l"(__double_as_longlong(value)), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void await_mail(mailbox &box)
+{
+    asm volatile("{\n"
+                 ".reg .pred arrived;\n"
+                 "again%=:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 arrived, [%0], 0;\n"
+                 "@!arrived bra again%=;\n"
+                 "}" ::"r"(shared_address(&box.barrier))
+                 : "memory");
 }
 #else
 /* No launch asks for clusters here. */
-__device__ __forceinline__ void cluster_arrive(bool)
+__device__ __forceinline__ void open_mail(mailbox &, int)
 {
     __trap();
 }
-__device__ __forceinline__ void cluster_wait()
+__device__ __forceinline__ void await_boxes()
 {
     __trap();
 }
-__device__ __forceinline__ int cluster_rank()
+__device__ __forceinline__ void send(mailbox &, double *, int, double)
 {
-    return 0;
+    __trap();
 }
-__device__ __forceinline__ void store_remote(void *, int, double)
+__device__ __forceinline__ void await_mail(mailbox &)
 {
     __trap();
 }

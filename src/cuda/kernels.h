@@ -13,11 +13,12 @@
  * need tensors that allow them; packs of one element take any strides. Kernels that keep the least are for sets so
  * small that several fit in a block. Those that keep some or many are plain: no tensor is added to x, before the
  * activation or to dx, and the activation is not one of the three that cost much code. */
-#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, some, many)                                 \
+#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many)                          \
     KERNEL(runs, direction, type, 1, least)                                                                            \
     KERNEL(runs, direction, type, 1, few)                                                                              \
     KERNEL(runs, direction, type, pack, least)                                                                         \
     KERNEL(runs, direction, type, pack, few)                                                                           \
+    KERNEL(runs, direction, type, pack, whole)                                                                         \
     KERNEL(runs, direction, type, pack, some)                                                                          \
     KERNEL(runs, direction, type, pack, many)
 #define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, some, many)                                     \
@@ -27,15 +28,15 @@
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 8, 20)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 8, 20)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 8, 20)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 8, 20)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 8, 20)                                                     \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 8, 20)                                                     \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 8, 20)                                                     \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 8, 20)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 4, 8)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 4, 8)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 4, 8)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 4, 8)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 5, 4, 8)                                                      \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8)                                                      \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8)                                                      \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 8, 16)                                                      \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 8, 16)                                                      \
@@ -96,10 +97,10 @@ struct normfuse_cuda_divisor {
 
 /* A tile is what one block holds at a time.
  *
- * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of s positions, that is `spans` rows
- * of `lanes` packs each. A part of a set is part_rows such rows, of which each segment of `lanes` threads takes
- * segment_rows adjacent ones. Where sets_a_block > 1 each segment holds a set of its own. The forward has rows of one
- * pack, which it deals to the threads of the block (or segment) in turn.
+ * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` packs each; its packs are
+ * counted through, and a part of a set is part_rows of them. The forward deals these to the threads of a block in turn,
+ * segment_rows to each; in the backward each warp, a segment, has segment_rows adjacent ones. Where sets_a_block > 1
+ * segments of 2^lane_bits threads hold a set each.
  *
  * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
  * part_rows rows, which the block walks threads / width at a time. */
@@ -115,9 +116,8 @@ struct normfuse_cuda_geometry {
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
     /* runs */
     int32_t lane_bits, spans, segment_rows, sets_a_block;
-    int32_t last_lanes;         /* lanes that have a pack in the last row of a stretch */
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
-    int32_t channels_a_segment; /* backward: that the rows of a segment can touch */
+    int32_t channels_a_segment; /* backward: that the packs of a segment can touch */
     int32_t outer;
     /* columns */
     int32_t width, blocks_wide, all_samples;

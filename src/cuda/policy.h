@@ -17,6 +17,7 @@ struct normfuse_cuda_policy {
     int32_t least_part_bytes; /* below which sharing a set costs more than it gains */
     int32_t few_threads[2];   /* a block of the kernels that keep few packs, at most */
     int32_t many_threads[2];
+    int32_t whole_threads[2]; /* of a block that holds a set by itself */
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
     int32_t passing_threads;        /* runs: of tiles that are not kept */
@@ -47,6 +48,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .least_part_bytes = 16 << 10,
         .few_threads = {64, 64}, /* 128x256x28x28: 96 threads that keep 20 packs 62 us, 224 that keep 8 71 */
         .many_threads = {256, 256},
+        .whole_threads = {256, 256},
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 4},      /* 256x512x56x56 backward: clusters of 3 1834 us, of 8 2144 */
         .passing_threads = 128,      /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
@@ -73,6 +75,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .least_part_bytes = 16 << 10,
         .few_threads = {64, 64},
         .many_threads = {256, 256},
+        .whole_threads = {256, 256},
         .small_set_bytes = 32 << 10,
         .most_cluster = {1, 1},
         .passing_threads = 128,

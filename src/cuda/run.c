@@ -65,12 +65,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { LEAST, FEW, SOME, MANY };
+enum kept { LEAST, FEW, WHOLE, SOME, MANY };
 
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
-static const int packs_kept[2][2][4] = {
-    {{4, 6, 8, 20}, {2, 3, 4, 8}}, /* runs: forward, backward */
-    {{0, 6, 8, 16}, {0, 3, 4, 6}}, /* columns */
+static const int packs_kept[2][2][5] = {
+    {{4, 6, 7, 8, 20}, {2, 3, 5, 4, 8}}, /* runs: forward, backward */
+    {{0, 6, 0, 8, 16}, {0, 3, 0, 4, 6}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -79,8 +79,8 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    const int of_type = columns ? 4 : 6;
-    const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 + (int)kept : (int)kept);
+    const int of_type = columns ? 4 : 7;
+    const int within = columns ? (!wide ? 0 : kept == FEW ? 1 : (int)kept - 1) : (wide ? 2 : 0) + (int)kept;
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
 }
 
@@ -101,7 +101,7 @@ struct task {
     bool wide;          /* packs of 16 bytes */
     int pack;           /* elements of one */
     size_t value_bytes; /* of what is computed in */
-    bool plain;         /* nothing is added, and the activation is not rare */
+    bool plain;         /* nothing is added, the activation is not rare, and the tensors are alike */
     int tensors;        /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes; /* that must move at least */
@@ -133,6 +133,29 @@ static bool allows_packs(const struct normfuse_problem *p, int pack)
             return false;
     }
     return true;
+}
+
+/* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
+ * under columns a sample, or all samples that one reads through. */
+static bool are_alike(const struct normfuse_problem *p, bool all_samples)
+{
+    const struct normfuse_view *views[9];
+    const int count = views_of(p, views);
+    for (int i = 1; i < count; i++)
+        if (views[i]->batch != views[0]->batch || views[i]->channel != views[0]->channel ||
+            views[i]->position != views[0]->position)
+            return false;
+    const struct normfuse_view *const x = views[0];
+    if (x->batch < 0 || x->channel < 0 || x->position < 0)
+        return false;
+    const bool by_batch = p->columns ? all_samples : p->sets == NORMFUSE_SETS_BATCH;
+    const double most_channels = p->columns ? (double)p->c
+                                 : p->sets == NORMFUSE_SETS_GROUP ? (double)(p->c / p->groups)
+                                 : p->sets == NORMFUSE_SETS_BATCH ? 1.0
+                                                                  : (double)p->c;
+    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + most_channels * (double)x->channel +
+                            (double)p->s * (double)x->position;
+    return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
 }
 
 static bool takes_all_samples(const struct normfuse_problem *p)
@@ -207,11 +230,7 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
     const struct normfuse_problem *const p = task->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
     const int64_t packs = p->s / task->pack;
-    /* The forward deals single packs to threads. */
-    g.lane_bits = task->direction == FORWARD ? 0 : (int32_t)least(5, exponent_of(packs));
-    const int64_t lanes = INT64_C(1) << g.lane_bits;
-    g.spans = (int32_t)divide_up(packs, lanes);
-    g.last_lanes = (int32_t)(packs - (g.spans - 1) * lanes);
+    g.spans = (int32_t)packs;
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
                                                          : p->c);
@@ -232,7 +251,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
     const int registers = packs_kept[0][task->direction][kept];
-    const int64_t segments = (int64_t)threads >> g->lane_bits;
+    const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
 
     step->kernel = tile_kernel(false, task->direction, p->type, task->wide, kept);
@@ -240,8 +259,8 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->passes = 1;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
-    g->segment_rows = (int32_t)divide_up(part_rows, segments);
-    g->kept_shared = (int32_t)most(0, g->segment_rows - registers);
+    g->segment_rows = (int32_t)(task->direction == FORWARD ? each : 32 * each);
+    g->kept_shared = (int32_t)most(0, each - registers);
     if (g->kept_shared > 0 && !task->wide)
         return false;
     const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
@@ -250,7 +269,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t numbers =
-        task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * segments * g->channels_a_segment;
+        task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
     step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
@@ -261,11 +280,8 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
     const int least_packs = packs_kept[0][task->direction][LEAST];
-    int32_t lane_bits = g->lane_bits;
-    if (task->direction == FORWARD)
-        lane_bits = exponent_of(divide_up(g->rows, least_packs));
-    if ((task->direction == FORWARD ? lane_bits > 5 : g->rows > least_packs) ||
-        (int64_t)g->sets << lane_bits < INT64_C(1024) * task->device->processors)
+    const int32_t lane_bits = exponent_of(divide_up(g->rows, least_packs));
+    if (lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * task->device->processors)
         return false;
     g->lane_bits = lane_bits;
     const uint32_t threads = 128;
@@ -301,8 +317,7 @@ static bool plan_grid_of_runs(const struct task *task, struct step *step, enum k
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no packs: 2375 us against 700). */
     if (teams < trial.geometry.sets &&
-        (double)trial.geometry.part_rows * (double)task->pack_bytes * (double)(INT64_C(1) << trial.geometry.lane_bits) <
-            task->policy->least_round_bytes)
+        (double)trial.geometry.part_rows * (double)task->pack_bytes < task->policy->least_round_bytes)
         return false;
     if ((int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared) * device->processors <
         trial.blocks)
@@ -328,8 +343,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         return true;
 
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t lanes = INT64_C(1) << g->lane_bits;
-    const double row_bytes = (double)(lanes * (int64_t)task->pack_bytes * task->tensors);
+    const double row_bytes = (double)((int64_t)task->pack_bytes * task->tensors);
     /* One block: as few threads as the registers of the small kernel allow, or twice as many where blocks are few. */
     const int64_t wanted = g->sets < 4 * device->processors ? most(1, few / 2) : few;
     const int64_t most_threads = normfuse_tune("FEW", policy->few_threads[task->direction]);
@@ -340,13 +354,21 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
     parts = normfuse_tune("PARTS", parts);
 
-    if (parts <= 1) {
-        const int64_t threads = whole_warps(divide_up(g->rows, wanted) * lanes);
+    if (parts <= 1 && task->plain) {
+        const int64_t each = packs_kept[0][task->direction][WHOLE];
+        const int64_t threads = least(normfuse_tune("WHOLE", policy->whole_threads[task->direction]),
+                                      whole_warps(divide_up(g->rows, each)));
+        if (settle_runs(task, step, WHOLE, g->rows, (uint32_t)threads) &&
+            step->shared <= (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block))
+            return true;
+        parts = 1;
+    } else if (parts <= 1) {
+        const int64_t threads = whole_warps(divide_up(g->rows, wanted));
         if (threads <= most_threads && settle_runs(task, step, small, g->rows, (uint32_t)threads) &&
             step->geometry.kept_shared == 0)
             return true;
-        if (whole_warps(divide_up(g->rows, few) * lanes) <= most_threads &&
-            settle_runs(task, step, small, g->rows, whole_warps(divide_up(g->rows, few) * lanes)))
+        if (whole_warps(divide_up(g->rows, few)) <= most_threads &&
+            settle_runs(task, step, small, g->rows, whole_warps(divide_up(g->rows, few))))
             return true;
         parts = 1;
     }
@@ -356,7 +378,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
      * sets are small. */
     if (parts == 1 && task->plain)
         threads =
-            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY]) * lanes));
+            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY])));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
     if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
@@ -410,14 +432,13 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         return false;
     if (!sums && plan_many_sets(task, step))
         return true;
-    const int64_t lanes = INT64_C(1) << g->lane_bits;
     const enum kept small = task->plain ? SOME : FEW;
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t slots =
         packs_kept[0][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
     const int64_t threads =
-        least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots) * lanes));
-    const int64_t tile_rows = (threads >> g->lane_bits) * slots;
+        least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots)));
+    const int64_t tile_rows = threads * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
@@ -426,7 +447,7 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     if (!settle_runs(task, step, small, tile_rows, (uint32_t)threads))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
-    g->segment_rows = (int32_t)slots;
+    g->segment_rows = (int32_t)(task->direction == FORWARD ? slots : 32 * slots);
     g->passes = (int32_t)passes;
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
     if (task->problem->sets == NORMFUSE_SETS_BATCH)
@@ -754,7 +775,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     if (!task.wide)
         task.pack = 1;
     task.plain = task.wide && !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
-                 p->du.data == NULL && p->dpost_add.data == NULL;
+                 p->du.data == NULL && p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
@@ -1017,6 +1038,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             .cluster = step->cluster,
             .shared = step->shared,
             .cooperative = step->cooperative,
+            .dependent = i > 0 && device->capability >= 90,
             .arguments = &arguments,
         };
         status = normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);

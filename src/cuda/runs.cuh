@@ -7,14 +7,13 @@
 
 #include "join.cuh"
 
-/* Where a thread's rows are. `many`: each segment has a set of its own, so nothing here is the same in a whole block.
- */
-struct run_place {
-    int set, n, c;   /* the set, its first sample and channel */
-    int first_outer; /* of the rows of the block */
-    int outer;       /* of the thread's first row, */
-    int span, rows;  /* the row within it; how many rows there are */
-    bool whole;      /* the thread has a pack in the last row of a stretch, too */
+/* The kernels of a type, in the order of the lists in kernels.h. */
+enum run_tile {
+    TILE_MANY,    /* sets so small that each segment of a warp has one */
+    TILE_ANY,     /* every way, with everything that is added, and all activations */
+    TILE_WHOLE,   /* a block has one set, and nothing to ask of others; here and below: plain */
+    TILE_PASSING, /* nothing is kept: sums alone, or results from statistics that are known */
+    TILE_SHARED   /* the blocks of a set keep it and tell one another what they found */
 };
 
 /* First sample and channel of a set. */
@@ -30,90 +29,73 @@ __device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int s
     }
 }
 
-template <bool many>
-__device__ __forceinline__ run_place place_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
-{
-    const normfuse_cuda_geometry &g = a.geometry;
-    run_place place;
-    const int lanes = 1 << g.lane_bits, segment = (int)threadIdx.x >> g.lane_bits;
-    int row = 0, end = g.rows;
-    place.first_outer = 0;
-    if (many) {
-        set = set * g.sets_a_block + segment;
-        if (set >= g.sets)
-            end = 0;
-    } else {
-        const int first = part * g.part_rows + tile * ((int)blockDim.x >> g.lane_bits) * g.segment_rows;
-        row = first + segment * g.segment_rows;
-        end = min(end, (part + 1) * g.part_rows);
-        place.first_outer = divide(first, g.by_spans);
-    }
-    place.set = set;
-    begin_of(a, set, place.n, place.c);
-    place.outer = divide(row, g.by_spans);
-    place.span = row - place.outer * g.spans;
-    place.rows = max(0, min(g.segment_rows, end - row));
-    place.whole = ((int)threadIdx.x & (lanes - 1)) < g.last_lanes;
-    return place;
-}
-
-/* The thread's place in one tensor. A stride is asked for from the arguments each time rather than kept. */
-template <typename T, int V> struct run_cursor {
-    char *at;
-
-    __device__ __forceinline__ run_cursor(const normfuse_cuda_arguments &a, const normfuse_view &view,
-                                          const run_place &place)
-    {
-        /* Places found again for each walk: kept from one to the next they would be more registers than the packs. */
-        int outer = place.outer, span = place.span;
-        asm volatile("" : "+r"(outer), "+r"(span));
-        const int lanes = 1 << a.geometry.lane_bits, lane = (int)threadIdx.x & (lanes - 1);
-        const int64_t inner = (int64_t)(span * lanes + lane) * V;
-        at = view.data + ((int64_t)place.n * view.batch + (int64_t)place.c * view.channel +
-                          (int64_t)outer * outer_step(a, view) + (V > 1 ? inner : inner * view.position)) *
-                             (int64_t)sizeof(T);
-    }
-    static __device__ __forceinline__ int64_t outer_step(const normfuse_cuda_arguments &a, const normfuse_view &view)
-    {
-        return a.problem.sets == NORMFUSE_SETS_BATCH ? view.batch : view.channel;
-    }
-    /* To the next row: of the same stretch, or the first one of the next. */
-    __device__ __forceinline__ void advance(const normfuse_cuda_arguments &a, const normfuse_view &view, bool last)
-    {
-        const int64_t row = ((int64_t)V * (int64_t)sizeof(T) << a.geometry.lane_bits) * (V > 1 ? 1 : view.position);
-        at += last ? outer_step(a, view) * (int64_t)sizeof(T) - (a.geometry.spans - 1) * row : row;
-    }
-    __device__ __forceinline__ raw<T, V> load() const
-    {
-        return load_pack<T, V>(at, 0);
-    }
-    __device__ __forceinline__ void store(raw<T, V> pack) const
-    {
-        store_pack<T, V>(at, 0, pack);
-    }
+/* Where a thread's packs are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
+struct run_packs {
+    int set, n, c;
+    int first_outer; /* the stretch that the block begins in */
+    int index, end, step;
 };
 
-/* Calls work(slot, valid, last) for each row of the thread: `shared` slots first, which are negative, then K that are
- * known when compiling. last: the stretch ends with this row. */
-template <int K, typename Work>
-__device__ __forceinline__ void walk(const run_place &place, int spans, int shared, Work work)
+/* The forward deals packs to the threads of a block in turn. The backward, which has to know what each channel sums to,
+ * gives each warp adjacent ones, so that a warp meets few channels. `many`: each segment of a warp has a set of its
+ * own, so nothing here is the same in a whole block. */
+template <bool many, bool dealt>
+__device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
 {
-    int span = place.span;
-    asm volatile("" : "+r"(span));
-#pragma unroll 1
-    for (int k = 0; k < shared; k++) {
-        const bool last = span == spans - 1;
-        work(-1 - k, !last || place.whole, last);
-        span = last ? 0 : span + 1;
-    }
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        if (shared + k < place.rows) {
-            const bool last = span == spans - 1;
-            work(k, !last || place.whole, last);
-            span = last ? 0 : span + 1;
+    const normfuse_cuda_geometry &g = a.geometry;
+    run_packs packs;
+    if (many) {
+        packs.step = 1 << g.lane_bits;
+        packs.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
+        packs.index = (int)threadIdx.x & (packs.step - 1);
+        packs.end = packs.set < g.sets ? g.rows : 0;
+        packs.first_outer = 0;
+    } else {
+        packs.set = set;
+        packs.end = min(g.rows, (part + 1) * g.part_rows);
+        int first = part * g.part_rows;
+        if (dealt) {
+            packs.step = (int)blockDim.x;
+            first += tile * g.segment_rows * packs.step;
+            packs.index = first + (int)threadIdx.x;
+        } else {
+            packs.step = 32;
+            const int of_warp = first + ((int)threadIdx.x >> 5) * g.segment_rows;
+            packs.index = of_warp + ((int)threadIdx.x & 31);
+            packs.end = min(packs.end, of_warp + g.segment_rows);
         }
+        packs.first_outer = divide(first, g.by_spans);
     }
+    begin_of(a, packs.set, packs.n, packs.c);
+    return packs;
 }
+
+/* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next. `alike`:
+ * the call's tensors have the same strides and sets below 2^31 bytes, so that one place of 32 bits is found for all of
+ * them; `strides` is then the same view for each. */
+template <typename T, int V, bool alike> struct run_tensor {
+    char *data;
+    int64_t outer, inner; /* bytes */
+
+    __device__ __forceinline__ run_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view,
+                                          const normfuse_view &strides, int n, int c)
+    {
+        /* Found again for each walk: kept from one to the next these would be more registers than the packs. */
+        if (!alike)
+            asm volatile("" : "+r"(n), "+r"(c));
+        data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
+        outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? strides.batch : strides.channel) * (int64_t)sizeof(T);
+        inner = V > 1 ? (int64_t)sizeof(T) * V : strides.position * (int64_t)sizeof(T);
+    }
+    __device__ __forceinline__ char *at(const normfuse_cuda_geometry &g, int index, int stretch) const
+    {
+        if (alike) {
+            const unsigned gap = (unsigned)outer - (unsigned)g.spans * (unsigned)(sizeof(T) * V);
+            return data + ((unsigned)index * (unsigned)(sizeof(T) * V) + (unsigned)stretch * gap);
+        }
+        const int within = index - stretch * g.spans;
+        return data + stretch * outer + (V > 1 ? (int64_t)within * (int)(sizeof(T) * V) : within * inner);
+    }
+};
 
 #endif

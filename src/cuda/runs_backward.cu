@@ -8,31 +8,31 @@
  *   plain = sum of slope * dy' over the set,  centred = sum of slope * dy' * (x - mean) */
 #include "runs.cuh"
 
-/* z = (x - shift - rest) * slope + offset; shift + rest is the mean. */
+/* z = (x - shift) * slope + offset; shift + rest is the mean. */
 template <typename R> struct run_gradient {
     R shift, rest, slope, offset;
 };
 
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const run_place &place,
+__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const run_packs &packs,
                                                   run_gradient<R> *coefficients)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
-        int n = place.n, c = place.c;
+        int n = packs.n, c = packs.c;
         if (many) {
             const int nth = by_sample ? i : divide(i, g.by_outer);
-            const int set = place.set - ((int)threadIdx.x >> g.lane_bits) + nth;
+            const int set = packs.set - ((int)threadIdx.x >> g.lane_bits) + nth;
             if (set >= g.sets)
                 break;
             begin_of(a, set, n, c);
             c += by_sample ? 0 : i - nth * g.outer;
         } else if (!by_sample) {
-            if (place.first_outer + i >= g.outer)
+            if (packs.first_outer + i >= g.outer)
                 break;
-            c += place.first_outer + i;
+            c += packs.first_outer + i;
         }
         const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
         R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
@@ -46,118 +46,127 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
             mean = parameter<double>(p.running_mean, 0, c, 0.0);
             slope = scaled_by_running(p, c, slope);
         }
-        const R shift = (R)mean;
-        coefficients[i] = {shift, (R)(mean - (double)shift), slope, offset};
+        const R shift = (R)mean, rest = (R)(mean - (double)shift);
+        coefficients[i] = {shift, rest, slope, offset - rest * slope};
     }
 }
 
-template <typename T, int V, int K, bool many, bool simple>
+template <typename T, int V, int K, run_tile tile>
 __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 {
+    follow_kernel();
     using R = compute<T>;
+    constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, simple = tile >= TILE_WHOLE;
+    constexpr bool keeps = whole || tile == TILE_SHARED;
+    using tensor = run_tensor<T, V, simple>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
     __shared__ totals<R> of_warps[most_warps];
     __shared__ double of_parts[PAIR * MOST_CLUSTER];
-    const int lanes = 1 << g.lane_bits, lane = (int)threadIdx.x & (lanes - 1),
-              segment = (int)threadIdx.x >> g.lane_bits;
-    const int threads = (int)blockDim.x;
-    const unsigned segment_mask = (lanes == 32 ? full_mask : (1u << lanes) - 1) << (((int)threadIdx.x % 32) & -lanes);
-    run_gradient<R> *const coefficients =
-        reinterpret_cast<run_gradient<R> *>(dynamic + (V > 1 ? 2 * g.kept_shared : 0) * threads);
+    __shared__ mailbox mail;
+    const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
+    const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
+    const int shared = V > 1 && !many ? g.kept_shared : 0;
+    run_gradient<R> *const coefficients = reinterpret_cast<run_gradient<R> *>(dynamic + 2 * shared * threads);
     totals<R> *const of_channels = reinterpret_cast<totals<R> *>(coefficients + g.coefficients);
 
-    const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
-    const bool centred = p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const int team = divide((int)block, g.by_parts);
-    const int part = (int)block - team * g.parts, warp = (int)threadIdx.x / 32;
+    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
+    const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
+    const bool shares = tile == TILE_SHARED || tile == TILE_ANY;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
+    const int block = (int)(!keeps && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int team = whole ? block : divide(block, g.by_parts);
+    const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept_x[K], kept_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
-        return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
-    };
-    const auto read = [&](int slot, R(&x)[V], R(&dy)[V]) {
-        if constexpr (V > 1) {
-            unpack<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept_x[slot < 0 ? 0 : slot], x);
-            unpack<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept_dy[slot < 0 ? 0 : slot], dy);
-        } else {
-            unpack<T, V>(kept_x[slot], x);
-            unpack<T, V>(kept_dy[slot], dy);
-        }
+        return dynamic[(2 * slot + tensor) * threads + (int)threadIdx.x];
     };
 
-    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        cluster_arrive(false);
+    if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
+        open_mail(mail, g.parts * PAIR * (int)sizeof(double));
     int parity = 0;
     for (int set = team;;) {
-        const run_place place = place_of<many>(a, set, part, 0);
-        const int shared = V > 1 ? min(g.kept_shared, place.rows) : 0;
+        const run_packs packs = packs_of<many, false>(a, set, part, 0);
+        /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
+         * the warp has a pack there. */
+        const auto walk = [&](auto work) {
+            int index = packs.index;
+            asm volatile("" : "+r"(index));
+            if constexpr (V > 1 && !many) {
+#pragma unroll 1
+                for (int k = 0; k < shared && index - lane < packs.end; k++) {
+                    work(place_of_slot(k, 0), place_of_slot(k, 1), index);
+                    index += packs.step;
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                if (!many && index - lane >= packs.end)
+                    break;
+                work(kept_x[k], kept_dy[k], index);
+                index += packs.step;
+            }
+        };
 
         /* ---- load ---- */
         {
-            run_cursor<T, V> x(a, p.x, place), dy(a, p.dy, place);
-            walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                if constexpr (V > 1) {
-                    if (slot < 0) {
-                        if (valid) {
-                            copy_ahead(&place_of_slot(slot, 0), x.at, 0);
-                            copy_ahead(&place_of_slot(slot, 1), dy.at, 0);
-                        }
-                    } else {
-                        kept_x[slot < 0 ? 0 : slot] = valid ? x.load() : zero_pack<T, V>();
-                        kept_dy[slot < 0 ? 0 : slot] = valid ? dy.load() : zero_pack<T, V>();
+            const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, simple ? p.x : p.dy, packs.n, packs.c);
+            int index = packs.index;
+            if constexpr (V > 1 && !many) {
+#pragma unroll 1
+                for (int k = 0; k < shared; k++) {
+                    if (index < packs.end) {
+                        const int stretch = divide(index, g.by_spans);
+                        copy_ahead(&place_of_slot(k, 0), x.at(g, index, stretch), 0);
+                        copy_ahead(&place_of_slot(k, 1), dy.at(g, index, stretch), 0);
                     }
-                } else {
-                    kept_x[slot] = valid ? x.load() : zero_pack<T, V>();
-                    kept_dy[slot] = valid ? dy.load() : zero_pack<T, V>();
+                    index += packs.step;
                 }
-                x.advance(a, p.x, last);
-                dy.advance(a, p.dy, last);
-            });
+            }
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                if (index < packs.end) {
+                    const int stretch = divide(index, g.by_spans);
+                    kept_x[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
+                    kept_dy[k] = load_pack<T, V>(dy.at(g, index, stretch), 0);
+                }
+                index += packs.step;
+            }
         }
-        prepare_gradients<many>(a, place, coefficients);
+        prepare_gradients<many>(a, packs, coefficients);
         if (V > 1 && shared > 0)
             wait_for_copies();
         if (!simple && p.pre_add.data) {
-            run_cursor<T, V> other(a, p.pre_add, place);
-            walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                if (valid) {
-                    R value[V], added[V], unused[V];
-                    read(slot, value, unused);
-                    unpack<T, V>(other.load(), added);
+            const tensor other(a, p.pre_add, p.pre_add, packs.n, packs.c);
+            walk([&](raw<T, V> &x, raw<T, V> &, int index) {
+                if (index >= packs.end)
+                    return;
+                R value[V], added[V];
+                unpack<T, V>(x, value);
+                unpack<T, V>(load_pack<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
 #pragma unroll
-                    for (int i = 0; i < V; i++)
-                        value[i] += added[i];
-                    const raw<T, V> pack = make_pack<T, V>(value);
-                    if constexpr (V > 1) {
-                        if (slot < 0)
-                            place_of_slot(slot, 0) = pack;
-                        else
-                            kept_x[slot < 0 ? 0 : slot] = pack;
-                    } else {
-                        kept_x[slot] = pack;
-                    }
-                }
-                other.advance(a, p.pre_add, last);
+                for (int i = 0; i < V; i++)
+                    value[i] += added[i];
+                x = make_pack<T, V>(value);
             });
         }
         __syncthreads();
 
-        const run_gradient<R> *own = coefficients;
-        if (many)
-            own += segment * (by_sample ? 1 : g.outer);
-        else if (!by_sample)
-            own += place.outer - place.first_outer;
-        /* x - mean into x, dy' into dy */
-        const auto differentiate = [&](auto chosen, const run_gradient<R> &coefficient, R(&x)[V], R(&dy)[V],
-                                       const run_cursor<T, V> &other) {
+        /* Channels of the block are counted from the first that it touches; all of a channel's set are the same one. */
+        const int channel_step = by_sample ? 0 : 1;
+        const run_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
+        const normfuse_view &post_view = !simple && p.post_add.data ? p.post_add : p.x;
+        const tensor post(a, post_view, post_view, packs.n, packs.c);
+        /* x - shift, dy' */
+        const auto differentiate = [&](auto chosen, const run_gradient<R> &coefficient, int index, int stretch,
+                                       R(&x)[V], R(&dy)[V]) {
 #pragma unroll
             for (int i = 0; i < V; i++)
-                x[i] = (x[i] - coefficient.shift) - coefficient.rest;
+                x[i] -= coefficient.shift;
             if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
                 R z[V];
 #pragma unroll
@@ -165,7 +174,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     z[i] = fma(x[i], coefficient.slope, coefficient.offset);
                 if (!simple && p.post_add.data) {
                     R added[V];
-                    unpack<T, V>(other.load(), added);
+                    unpack<T, V>(load_pack<T, V>(post.at(g, index, stretch), 0), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
@@ -177,61 +186,76 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         /* ---- sums ---- */
         totals<R> met = {R(0), R(0)};
         if (sums) {
+            /* A warp (or the segments of one, in step, since all begin with a set) goes through its channels one after
+             * the other. */
+            int current = many || by_sample
+                              ? 0
+                              : divide(packs.index - lane, g.by_spans) - packs.first_outer;
             totals<R> channel = {R(0), R(0)};
             totals<R> *entry = of_channels + segment * g.channels_a_segment;
-            const auto flush = [&](const run_gradient<R> &coefficient) {
-                met.plain += coefficient.slope * channel.plain;
-                met.centred += coefficient.slope * channel.centred;
+            const auto flush = [&] {
+                const R slope = own[current].slope;
+                channel.centred -= own[current].rest * channel.plain;
+                met.plain += slope * channel.plain;
+                met.centred += slope * channel.centred;
                 if (a.sums) {
-                    const R plain = sum_lanes(channel.plain, lanes, segment_mask);
-                    const R about = sum_lanes(channel.centred, lanes, segment_mask);
+                    const R plain = sum_lanes(channel.plain, lanes), about = sum_lanes(channel.centred, lanes);
                     if (lane == 0)
                         *entry = {plain, about};
                     entry++;
                 }
                 channel = {R(0), R(0)};
             };
-            const run_gradient<R> *coefficient = own;
-            run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place);
-            int left = place.rows;
             choose_activation<simple>(p.activation, [&](auto chosen) {
-                walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                    if (valid) {
+                walk([&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
+                    const int stretch = divide(index, g.by_spans);
+                    R plain = R(0), about = R(0);
+                    int channel_here = current;
+                    if (index < packs.end) {
+                        channel_here = (stretch - packs.first_outer) * channel_step;
                         R x[V], dy[V];
-                        read(slot, x, dy);
-                        differentiate(chosen, *coefficient, x, dy, other);
+                        unpack<T, V>(x_pack, x);
+                        unpack<T, V>(dy_pack, dy);
+                        differentiate(chosen, own[channel_here], index, stretch, x, dy);
 #pragma unroll
                         for (int i = 0; i < V; i++) {
-                            channel.plain += dy[i];
-                            channel.centred += dy[i] * x[i];
+                            plain += dy[i];
+                            about += dy[i] * x[i];
                         }
                     }
-                    if (!simple && p.post_add.data)
-                        other.advance(a, p.post_add, last);
-                    left--;
-                    if (by_sample ? left == 0 : last || left == 0) {
-                        flush(*coefficient);
-                        coefficient += !by_sample;
+                    while (__any_sync(full_mask, channel_here > current)) {
+                        if (channel_here == current) {
+                            channel.plain += plain;
+                            channel.centred += about;
+                        }
+                        flush();
+                        current++;
+                    }
+                    if (channel_here == current) {
+                        channel.plain += plain;
+                        channel.centred += about;
                     }
                 });
             });
+            if (many || packs.index - lane < packs.end)
+                flush();
         }
         /* What the channels of the block summed, to memory: while the totals of other blocks are on their way. */
         const auto write_sums = [&] {
             if (a.sums) {
                 if (many) {
                     /* A segment has its whole set: entry i is channel i of it. */
-                    if (place.rows > 0)
+                    if (packs.end > 0)
                         for (int i = lane; i < (by_sample ? 1 : g.outer); i += lanes) {
                             const totals<R> sum = of_channels[segment * g.channels_a_segment + i];
-                            double *const pair = a.sums + ((int64_t)place.n * p.c + place.c + i) * PAIR;
+                            double *const pair = a.sums + ((int64_t)packs.n * p.c + packs.c + i) * PAIR;
                             pair[0] = (double)sum.plain;
                             pair[1] = (double)sum.centred;
                         }
                 } else {
                     const int first = part * g.part_rows;
                     const int rows = max(0, min(g.part_rows, g.rows - first));
-                    const int before = first - place.first_outer * g.spans;
+                    const int before = first - packs.first_outer * g.spans;
                     const int channels = rows == 0   ? 0
                                          : by_sample ? 1
                                                      : divide(before + rows + g.spans - 1, g.by_spans);
@@ -244,9 +268,9 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                             plain += of_channels[q * g.channels_a_segment + j].plain;
                             about += of_channels[q * g.channels_a_segment + j].centred;
                         }
-                        const int outer = place.first_outer + i;
+                        const int outer = packs.first_outer + i;
                         const int slot = by_sample ? part : part - outer * g.spans / g.part_rows;
-                        const int64_t channel = by_sample ? place.c : (int64_t)place.n * p.c + place.c + outer;
+                        const int64_t channel = by_sample ? packs.c : (int64_t)packs.n * p.c + packs.c + outer;
                         double *const pair = a.sums + (channel * g.sum_slots + slot) * PAIR;
                         pair[0] = (double)plain;
                         pair[1] = (double)about;
@@ -265,10 +289,10 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             return;
 
         /* ---- the totals of the set ---- */
-        R plain = R(0), about = R(0);
+        R level = R(0), share = R(0); /* dx = slope dy' + share (x - shift) + level */
         if (centred && applies) {
             if (sums) {
-                totals<R> all = {sum_lanes(met.plain, many ? lanes : 32), sum_lanes(met.centred, many ? lanes : 32)};
+                totals<R> all = {sum_lanes(met.plain, lanes), sum_lanes(met.centred, lanes)};
                 if (!many) {
                     if (threadIdx.x % 32 == 0)
                         of_warps[warp] = all;
@@ -277,17 +301,16 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     if (threadIdx.x % 32 < blockDim.x / 32)
                         of_lane = of_warps[threadIdx.x % 32];
                     all = {sum_lanes(of_lane.plain, 32), sum_lanes(of_lane.centred, 32)};
-                    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        cluster_wait();
+                    if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                        await_boxes();
                         if ((int)threadIdx.x < g.parts) {
-                            store_remote(of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
-                            store_remote(of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
+                            send(mail, of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
+                            send(mail, of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
                         }
-                        cluster_arrive(warp == 0);
                         write_sums();
-                        cluster_wait();
+                        await_mail(mail);
                         all = add_parts<R>(of_parts, PAIR, g.parts, true);
-                    } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
+                    } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                         double *const pairs = a.partials + ((int64_t)parity * g.teams + team) * g.parts * PAIR;
                         if (threadIdx.x == 0) {
                             pairs[PAIR * part] = (double)all.plain;
@@ -301,17 +324,17 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         write_sums();
                     }
                 }
-                plain = all.plain;
-                about = all.centred;
-            } else if (place.rows > 0) {
-                plain = (R)a.totals[(int64_t)place.set * PAIR];
-                about = (R)a.totals[(int64_t)place.set * PAIR + 1];
+                level = all.plain;
+                share = all.centred;
+            } else if (packs.end > 0) {
+                level = (R)a.totals[(int64_t)packs.set * PAIR];
+                share = (R)a.totals[(int64_t)packs.set * PAIR + 1];
             }
-            if (place.rows > 0) {
-                const int group = by_sample ? place.c : divide(place.c, g.by_outer);
-                const R rstd = parameter<R>(p.rstd, place.n, group, R(1)), share = R(1) / (R)p.set_values;
-                plain *= -share;
-                about = -(about * rstd) * (rstd * share);
+            if (packs.end > 0) {
+                const int group = by_sample ? packs.c : divide(packs.c, g.by_outer);
+                const R rstd = parameter<R>(p.rstd, packs.n, group, R(1)), portion = R(1) / (R)p.set_values;
+                share = -(share * rstd) * (rstd * portion);
+                level = -level * portion - share * own->rest;
             }
         }
 
@@ -321,45 +344,39 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             forget(kept_x[k]);
             forget(kept_dy[k]);
         }
-        run_cursor<T, V> other(a, !simple && p.post_add.data ? p.post_add : p.x, place),
-            dx(a, p.dx.data ? p.dx : p.x, place);
-        run_cursor<T, V> du(a, !simple && p.du.data ? p.du : p.x, place),
-            dpost(a, !simple && p.dpost_add.data ? p.dpost_add : p.x, place);
+        const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = !simple && p.du.data ? p.du : p.x;
+        const normfuse_view &dpost_view = !simple && p.dpost_add.data ? p.dpost_add : p.x;
+        const tensor dx(a, dx_view, simple ? p.x : dx_view, packs.n, packs.c);
+        const tensor du(a, du_view, du_view, packs.n, packs.c), dpost(a, dpost_view, dpost_view, packs.n, packs.c);
         choose_activation<simple>(p.activation, [&](auto chosen) {
-            walk<K>(place, g.spans, shared, [&](int slot, bool valid, bool last) {
-                if (valid) {
-                    R x[V], dy[V];
-                    read(slot, x, dy);
-                    differentiate(chosen, *own, x, dy, other);
-                    if (gives_dy)
-                        dpost.store(make_pack<T, V>(dy));
-                    if (p.dx.data && applies) {
-                        const R slope = own->slope;
+            walk([&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
+                if (index >= packs.end)
+                    return;
+                const int stretch = divide(index, g.by_spans);
+                const run_gradient<R> coefficient = own[(stretch - packs.first_outer) * channel_step];
+                R x[V], dy[V];
+                unpack<T, V>(x_pack, x);
+                unpack<T, V>(dy_pack, dy);
+                differentiate(chosen, coefficient, index, stretch, x, dy);
+                if (gives_dy)
+                    store_pack<T, V>(dpost.at(g, index, stretch), 0, make_pack<T, V>(dy));
+                if (p.dx.data && applies) {
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        x[i] = fma(coefficient.slope, dy[i], centred ? fma(share, x[i], level) : R(0));
+                    if (!simple && p.du.data) {
+                        R added[V];
+                        unpack<T, V>(load_pack<T, V>(du.at(g, index, stretch), 0), added);
 #pragma unroll
                         for (int i = 0; i < V; i++)
-                            x[i] = centred ? fma(slope, dy[i], fma(about, x[i], plain)) : slope * dy[i];
-                        if (!simple && p.du.data) {
-                            R added[V];
-                            unpack<T, V>(du.load(), added);
-#pragma unroll
-                            for (int i = 0; i < V; i++)
-                                x[i] += added[i];
-                        }
-                        dx.store(make_pack<T, V>(x));
+                            x[i] += added[i];
                     }
+                    store_pack<T, V>(dx.at(g, index, stretch), 0, make_pack<T, V>(x));
                 }
-                if (!simple && p.post_add.data)
-                    other.advance(a, p.post_add, last);
-                if (gives_dy)
-                    dpost.advance(a, p.dpost_add, last);
-                if (!simple && p.du.data)
-                    du.advance(a, p.du, last);
-                dx.advance(a, p.dx.data ? p.dx : p.x, last);
-                own += last && !by_sample;
             });
         });
 
-        if (g.exchange != NORMFUSE_EXCHANGE_GRID)
+        if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
         set += g.teams;
         if (set >= g.sets)
@@ -369,10 +386,19 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     }
 }
 
+__host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
+{
+    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 80 : 96;
+}
+__host__ __device__ constexpr run_tile tile_of(int kept)
+{
+    return kept == 2 ? TILE_MANY : kept == 3 ? TILE_ANY : kept == 5 ? TILE_WHOLE : kept == 4 ? TILE_PASSING : TILE_SHARED;
+}
+
 #define RUNS_BACKWARD(picture, direction, type, pack, kept)                                                            \
-    extern "C" __global__ void __maxnreg__(kept > 4 || sizeof(type) == 8 ? 128 : 96)                                   \
+    extern "C" __global__ void __maxnreg__(most_registers(tile_of(kept), sizeof(type)))                                \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        runs_backward<type, pack, kept, kept == 2, (kept > 3)>(a);                                                     \
+        runs_backward<type, pack, kept, tile_of(kept)>(a);                                                             \
     }
 NORMFUSE_CUDA_RUNS_BACKWARD(RUNS_BACKWARD)

@@ -11,54 +11,6 @@ template <typename R> struct run_coefficient {
     R shift, slope, offset, unused;
 };
 
-/* Where a thread's packs are: from `index` on, `step` apart, up to `end`. */
-struct run_packs {
-    int set, n, c, first_outer, index, end, step;
-};
-
-template <bool many>
-__device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
-{
-    const normfuse_cuda_geometry &g = a.geometry;
-    run_packs packs;
-    if (many) {
-        packs.step = 1 << g.lane_bits;
-        packs.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
-        packs.index = (int)threadIdx.x & (packs.step - 1);
-        packs.end = packs.set < g.sets ? g.rows : 0;
-        packs.first_outer = 0;
-    } else {
-        packs.step = (int)blockDim.x;
-        packs.set = set;
-        const int first = part * g.part_rows + tile * g.segment_rows * packs.step;
-        packs.index = first + (int)threadIdx.x;
-        packs.end = min(g.rows, (part + 1) * g.part_rows);
-        packs.first_outer = divide(first, g.by_spans);
-    }
-    begin_of(a, packs.set, packs.n, packs.c);
-    return packs;
-}
-
-/* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next. */
-template <typename T, int V> struct run_tensor {
-    char *data;
-    int64_t outer, inner; /* bytes */
-
-    __device__ __forceinline__ run_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view, int n, int c)
-    {
-        /* Found again for each walk: kept from one to the next these would be more registers than the packs. */
-        asm volatile("" : "+r"(n), "+r"(c));
-        data = view.data + ((int64_t)n * view.batch + (int64_t)c * view.channel) * (int64_t)sizeof(T);
-        outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? view.batch : view.channel) * (int64_t)sizeof(T);
-        inner = V > 1 ? (int64_t)sizeof(T) * V : view.position * (int64_t)sizeof(T);
-    }
-    __device__ __forceinline__ char *at(const normfuse_cuda_geometry &g, int index, int stretch) const
-    {
-        const int within = index - stretch * g.spans;
-        return data + stretch * outer + (V > 1 ? (int64_t)within * (int)(sizeof(T) * V) : within * inner);
-    }
-};
-
 /* Coefficients of the channels that the block touches. With statistics to come they are weight and bias with the
  * sample's scale and shift. */
 template <bool many, typename R>
@@ -96,42 +48,51 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
     }
 }
 
-template <typename T, int V, int K, bool many, bool plain>
+template <typename T, int V, int K, run_tile tile>
 __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
 {
+    follow_kernel();
     using R = compute<T>;
+    constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, plain = tile >= TILE_WHOLE;
+    constexpr bool keeps = whole || tile == TILE_SHARED;
+    using tensor = run_tensor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
     __shared__ moments<R> of_warps[most_warps];
     __shared__ double of_parts[TRIPLE * MOST_CLUSTER];
+    __shared__ mailbox mail;
     const int shared = V > 1 && !many ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
     run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
-    const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
+    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const int team = divide((int)block, g.by_parts);
-    const int part = (int)block - team * g.parts, warp = (int)threadIdx.x / 32;
+    const bool shares = tile == TILE_SHARED || tile == TILE_ANY;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
+    const bool backwards = !keeps && g.backwards;
+    const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int team = whole ? block : divide(block, g.by_parts);
+    const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept[K];
 
-    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        cluster_arrive(false);
+    if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
+        open_mail(mail, g.parts * TRIPLE * (int)sizeof(double));
     int parity = 0;
     for (int set = team;;) {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
 
-        for (int pass = 0; pass < g.passes; pass++) {
-            const run_packs packs = packs_of<many>(a, set, part, g.backwards ? g.passes - 1 - pass : pass);
+        for (int pass = 0; pass < passes; pass++) {
+            const run_packs packs = packs_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
             const int rest = packs.index + shared * packs.step; /* the first that is kept in a register */
 
             /* ---- load ---- */
             {
-                const run_tensor<T, V> x(a, p.x, packs.n, packs.c);
+                const tensor x(a, p.x, p.x, packs.n, packs.c);
                 if constexpr (V > 1 && !many) {
 #pragma unroll 1
                     for (int k = 0; k < shared; k++) {
@@ -154,12 +115,12 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 if (first < packs.end) {
                     const int stretch = divide(first, g.by_spans);
                     R value[1];
-                    unpack<T, 1>(load_pack<T, 1>(run_tensor<T, V>(a, p.x, packs.n, packs.c).at(g, first, stretch), 0),
+                    unpack<T, 1>(load_pack<T, 1>(tensor(a, p.x, p.x, packs.n, packs.c).at(g, first, stretch), 0),
                                  value);
                     common = value[0];
                     if (!plain && p.pre_add.data) {
                         unpack<T, 1>(
-                            load_pack<T, 1>(run_tensor<T, V>(a, p.pre_add, packs.n, packs.c).at(g, first, stretch), 0),
+                            load_pack<T, 1>(tensor(a, p.pre_add, p.pre_add, packs.n, packs.c).at(g, first, stretch), 0),
                             value);
                         common += value[0];
                     }
@@ -186,14 +147,16 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 }
 #pragma unroll
                 for (int k = 0; k < K; k++) {
-                    if (index < packs.end)
-                        work(kept[k], index);
+                    if (index >= packs.end)
+                        break;
+                    work(kept[k], index);
                     index += packs.step;
                 }
             };
             if (!plain && p.pre_add.data) {
-                const run_tensor<T, V> other(a, p.pre_add, packs.n, packs.c);
-                const run_tensor<T, V> u(a, p.u.data ? p.u : p.x, packs.n, packs.c);
+                const tensor other(a, p.pre_add, p.pre_add, packs.n, packs.c);
+                const normfuse_view &to = p.u.data ? p.u : p.x;
+                const tensor u(a, to, to, packs.n, packs.c);
                 const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
                 walk([&](raw<T, V> &pack, int index) {
                     const int stretch = divide(index, g.by_spans);
@@ -248,7 +211,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
             /* ---- the statistics of the set ---- */
             R shift = R(0), remainder = R(0), rstd = R(1);
             if (sums) {
-                double whole = (double)common;
+                double base = (double)common;
                 moments<R> all = join_lanes(met, many ? 1 << g.lane_bits : 32);
                 if (!many) {
                     if (threadIdx.x % 32 == 0)
@@ -258,31 +221,30 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     if (threadIdx.x % 32 < blockDim.x / 32)
                         of_lane = of_warps[threadIdx.x % 32];
                     all = join_lanes(of_lane, 32);
-                    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        cluster_wait();
+                    if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                        await_boxes();
                         if ((int)threadIdx.x < g.parts) {
                             double *const there = of_parts + TRIPLE * part;
-                            store_remote(there, (int)threadIdx.x, (double)all.count);
-                            store_remote(there + 1, (int)threadIdx.x, whole + (double)all.mean);
-                            store_remote(there + 2, (int)threadIdx.x, (double)all.squares);
+                            send(mail, there, (int)threadIdx.x, (double)all.count);
+                            send(mail, there + 1, (int)threadIdx.x, base + (double)all.mean);
+                            send(mail, there + 2, (int)threadIdx.x, (double)all.squares);
                         }
-                        cluster_arrive(warp == 0);
-                        cluster_wait();
-                        all = join_near<R>(of_parts, TRIPLE, g.parts, &whole);
-                    } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
+                        await_mail(mail);
+                        all = join_near<R>(of_parts, TRIPLE, g.parts, &base);
+                    } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                         double *const triples = a.partials + ((int64_t)parity * g.teams + team) * g.parts * TRIPLE;
                         if (threadIdx.x == 0) {
                             triples[TRIPLE * part] = (double)all.count;
-                            triples[TRIPLE * part + 1] = whole + (double)all.mean;
+                            triples[TRIPLE * part + 1] = base + (double)all.mean;
                             triples[TRIPLE * part + 2] = (double)all.squares;
                         }
                         team_barrier(a.tickets + team * ticket_stride, part, g.parts);
-                        all = join_parts<R>(triples, TRIPLE, g.parts, &whole);
+                        all = join_parts<R>(triples, TRIPLE, g.parts, &base);
                     }
                 } else {
                     __syncthreads();
                 }
-                const set_statistics<R> found = statistics_of(all, whole, p.eps);
+                const set_statistics<R> found = statistics_of(all, base, p.eps);
                 if (many ? packs.index == 0 && packs.end > 0 : part == 0 && threadIdx.x == 0) {
                     const int n = by_sample ? 0 : packs.n;
                     const int channel = by_sample ? packs.set : packs.set - n * (int)p.groups;
@@ -312,7 +274,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 /* Channels of the set are beside one another, from the first that the block touches. */
                 const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
                 const int channel_step = by_sample ? 0 : 1, before = own - packs.first_outer * channel_step;
-                const run_tensor<T, V> y(a, p.y, packs.n, packs.c);
+                const tensor y(a, p.y, plain ? p.x : p.y, packs.n, packs.c);
 #pragma unroll
                 for (int k = 0; k < K; k++)
                     forget(kept[k]);
@@ -332,7 +294,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                         z[i] = fma(z[i] - about, slope, offset);
                     return y.at(g, index, stretch);
                 };
-                const run_tensor<T, V> other(a, !plain && p.post_add.data ? p.post_add : p.y, packs.n, packs.c);
+                const normfuse_view &added_view = !plain && p.post_add.data ? p.post_add : p.y;
+                const tensor other(a, added_view, plain ? p.x : added_view, packs.n, packs.c);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk([&](raw<T, V> &pack, int index) {
                         R z[V];
@@ -350,7 +313,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     });
                 });
             }
-            if (pass + 1 < g.passes)
+            if (pass + 1 < passes)
                 __syncthreads();
         }
 
@@ -373,7 +336,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 }
             }
         }
-        if (g.exchange != NORMFUSE_EXCHANGE_GRID)
+        if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
         set += g.teams;
         if (set >= g.sets)
@@ -383,12 +346,20 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     }
 }
 
-constexpr int most_registers(int kept, int bytes) { return kept > 8 || bytes == 8 ? 128 : kept == 8 ? 80 : 96; }
+/* Blocks of 224 threads that hold a set of 25 KB: four on a processor at 64 registers. */
+__host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
+{
+    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 64 : tile == TILE_PASSING ? 80 : 96;
+}
+__host__ __device__ constexpr run_tile tile_of(int kept)
+{
+    return kept == 4 ? TILE_MANY : kept == 6 ? TILE_ANY : kept == 7 ? TILE_WHOLE : kept == 8 ? TILE_PASSING : TILE_SHARED;
+}
 
 #define RUNS_FORWARD(picture, direction, type, pack, kept)                                                             \
-    extern "C" __global__ void __maxnreg__(most_registers(kept, sizeof(type)))                                         \
+    extern "C" __global__ void __maxnreg__(most_registers(tile_of(kept), sizeof(type)))                                \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        runs_forward<type, pack, kept, kept == 4, (kept > 6)>(a);                                                      \
+        runs_forward<type, pack, kept, tile_of(kept)>(a);                                                              \
     }
 NORMFUSE_CUDA_RUNS_FORWARD(RUNS_FORWARD)
