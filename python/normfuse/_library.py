@@ -11,9 +11,10 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import re
 from ctypes import (POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64,
                     c_void_p)
-from typing import Any, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 # The version of normfuse.h that this file spells out. Before 1.0 a minor version may change the interface.
 INTERFACE = (0, 1)
@@ -182,13 +183,13 @@ library: Any = _load()
 _EXCEPTIONS = {10: ValueError, 11: ValueError, 12: ValueError, 13: ValueError, 20: TypeError, 41: MemoryError}
 
 
-def call(status: int) -> None:
+def call(status: int, names: Mapping[str, str] = {}) -> None:
     """Raises what a status means, with the library's words: ValueError (a bad argument, shape or pointer, or tensors
     that overlap), TypeError (a dtype, device or strides that the library has no kernel for), MemoryError, else
-    RuntimeError."""
+    RuntimeError. `names`: what arguments are called by the caller, where not as the fields of normfuse.h."""
     if status == 0:
         return
     text = library.normfuse_last_error().decode() or library.normfuse_status_text(status).decode()
-    for struct in ("tensors.", "options.", "exec."):  # in Python arguments stand alone
-        text = text.replace(struct, "")
+    text = re.sub(r"\b(?:tensors|options|exec)\.(\w+)", lambda field: names.get(field[1], field[1]), text)
+    text = text.replace("NULL", "None")
     raise _EXCEPTIONS.get(status, RuntimeError)(text)
