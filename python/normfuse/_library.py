@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""The shared library libnormfuse.so through ctypes: where it is found, the structs of normfuse.h, and statuses as
+exceptions. Everything in Python that calls C goes through this file.
+
+Structs and constants have the names of normfuse.h without the prefix, functions the names they have there
+(`library.normfuse_group_norm_forward`); `call` raises where a status is not 0. ctypes lets other Python threads run
+for the length of a call.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import re
+from ctypes import (POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64,
+                    c_void_p)
+from typing import Any, Mapping, Optional, Sequence
+
+# The version of normfuse.h that this file spells out. Before 1.0 a minor version may change the interface.
+INTERFACE = (0, 1)
+
+# ---- constants ------------------------------------------------------------------------------------------------------
+
+CPU, CUDA = 1, 2
+F64, F32, F16, BF16 = 0, 1, 2, 3
+# DLPack's (code, bits) of each dtype; code 2 is an IEEE float, 4 a bfloat.
+DTYPES = {(2, 64): F64, (2, 32): F32, (2, 16): F16, (4, 16): BF16}
+MAX_AXES = 5
+
+ACTIVATIONS = {"identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
+               "elu": 7, "mish": 8}
+
+HAS_ACT_PARAM, EVALUATE, CUMULATIVE, ACCUMULATE = 1, 2, 4, 8
+FOLD_TRANSPOSED = 1
+
+# ---- structs --------------------------------------------------------------------------------------------------------
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
+
+
+class DataType(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Tensor(ctypes.Structure):
+    """normfuse_tensor, which is DLPack's DLTensor."""
+    _fields_ = [("data", c_void_p), ("device", Device), ("ndim", c_int32), ("dtype", DataType),
+                ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)), ("byte_offset", c_uint64)]
+
+
+TENSOR_FIELDS = ("x", "pre_add", "post_add", "weight", "bias", "scale", "shift", "y", "u", "mean", "rstd",
+                 "running_mean", "running_var", "dy", "du", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add",
+                 "stats", "sums")
+
+
+class Sized(ctypes.Structure):
+    """A struct of normfuse.h that begins with its own size, which is filled in."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(struct_bytes=ctypes.sizeof(self), **fields)
+
+
+class Tensors(Sized):
+    """The tensors of one call: `Tensors(x=pointer(tensor), ...)`; what is left out is NULL."""
+    _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), *((name, POINTER(Tensor)) for name in TENSOR_FIELDS)]
+
+
+class GroupNormOptions(Sized):
+    _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), ("groups", c_int64), ("eps", c_double),
+                ("activation", c_int32), ("reserved", c_int32), ("act_param", c_double), ("momentum", c_double),
+                ("batches_seen", c_int64), ("set_values", c_int64)]
+
+
+class BatchNormOptions(Sized):
+    _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), ("eps", c_double), ("activation", c_int32),
+                ("reserved", c_int32), ("act_param", c_double), ("momentum", c_double), ("batches_seen", c_int64),
+                ("set_values", c_int64)]
+
+
+class AffineOptions(Sized):
+    _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), ("activation", c_int32), ("reserved", c_int32),
+                ("act_param", c_double)]
+
+
+PARALLEL_FOR = ctypes.CFUNCTYPE(None, c_void_p, c_int64, c_void_p, c_void_p)
+
+
+class Exec(Sized):
+    """Where a call runs."""
+    _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), ("stream", c_void_p), ("scratch", c_void_p),
+                ("scratch_bytes", c_size_t), ("sync", c_void_p), ("sync_bytes", c_size_t),
+                ("parallel_for", PARALLEL_FOR), ("pool", c_void_p), ("threads", c_int32), ("reserved", c_int32)]
+
+
+class Information(Sized):
+    _fields_ = [("struct_bytes", c_uint32), ("threads", c_int32), ("version", c_char_p), ("isas_built", c_char_p),
+                ("isas_usable", c_char_p), ("isa", c_char_p), ("l1_bytes", c_int64), ("l2_bytes", c_int64),
+                ("llc_bytes", c_int64), ("cpu", c_char_p), ("compiler", c_char_p), ("cuda", c_char_p)]
+
+
+def make_tensor(address: int, code: int, bits: int, shape: Sequence[int], strides: Optional[Sequence[int]] = None,
+                device_type: int = CPU, device_id: int = 0) -> Tensor:
+    """A Tensor over memory that the caller keeps alive. `code` and `bits` are DLPack's, strides are in elements; None
+    is row-major."""
+    axes = c_int64 * len(shape)
+    return Tensor(address, Device(device_type, device_id), len(shape), DataType(code, bits, 1), axes(*shape),
+                  None if strides is None else axes(*strides), 0)
+
+
+# ---- the library ----------------------------------------------------------------------------------------------------
+
+_SIGNATURES = {
+    "normfuse_status_text": (c_char_p, [c_int32]),
+    "normfuse_last_error": (c_char_p, []),
+    "normfuse_version": (c_char_p, []),
+    "normfuse_info": (c_int32, [POINTER(Information)]),
+    "normfuse_prepare": (c_int32, [c_int32]),
+    "normfuse_sync_bytes": (c_int32, [c_int32, POINTER(c_size_t)]),
+    "normfuse_stats_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
+    "normfuse_sums_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
+    "normfuse_sample_quantum": (c_int32, [POINTER(Tensor), POINTER(c_int64)]),
+    "normfuse_batch_norm_fold": (c_int32, [POINTER(Tensors), c_double, c_uint32, *[POINTER(Tensor)] * 4]),
+}
+for _operator, _options, _calls in (
+        ("group_norm", GroupNormOptions, ("stats", "apply", "backward_sums", "backward_apply")),
+        ("batch_norm", BatchNormOptions, ("stats", "apply", "backward_sums", "backward_apply")),
+        ("affine", AffineOptions, ())):
+    for _call in ("forward", "backward", *_calls):
+        _SIGNATURES[f"normfuse_{_operator}_{_call}"] = (c_int32, [POINTER(_options), POINTER(Tensors), POINTER(Exec)])
+    for _call in ("forward", "backward"):
+        _SIGNATURES[f"normfuse_{_operator}_{_call}_scratch_bytes"] = (
+            c_int32, [POINTER(_options), POINTER(Tensors), POINTER(Exec), POINTER(c_size_t)])
+
+
+def find() -> pathlib.Path:
+    """Where libnormfuse.so is: what NORMFUSE_LIBRARY names; else normfuse/lib/ beside this file, as in a wheel; else
+    build/release/ of the source tree that this file is part of."""
+    named = os.environ.get("NORMFUSE_LIBRARY")
+    if named:
+        if not os.path.isfile(named):
+            raise ImportError(f"normfuse: NORMFUSE_LIBRARY is {named!r}, which is not a file")
+        return pathlib.Path(named)
+    package = pathlib.Path(__file__).resolve().parent
+    places = [package / "lib/libnormfuse.so"]
+    tree = package.parent.parent
+    if (tree / "include/normfuse.h").is_file():
+        places.append(tree / "build/release/libnormfuse.so")
+    for place in places:
+        if place.is_file():
+            return place
+    raise ImportError("normfuse: libnormfuse.so is not at " + " nor at ".join(map(str, places)) +
+                      "; install the wheel, run `make build` in a source tree, or name it in NORMFUSE_LIBRARY")
+
+
+def _load() -> ctypes.CDLL:
+    path = find()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"normfuse: {path} cannot be loaded: {error}") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        try:
+            function = getattr(loaded, name)
+        except AttributeError:
+            raise ImportError(f"normfuse: {path} has no function {name}; it is of another version") from None
+        function.restype, function.argtypes = result, arguments
+    version = loaded.normfuse_version().decode()
+    if tuple(map(int, version.split(".")[:2])) != INTERFACE:
+        raise ImportError(f"normfuse: {path} is version {version}; this package needs "
+                          f"{INTERFACE[0]}.{INTERFACE[1]}")
+    loaded.path = path
+    return loaded
+
+
+library: Any = _load()
+
+# ---- statuses -------------------------------------------------------------------------------------------------------
+
+# By the tens: 1x, what is wrong with an argument; 2x, no kernel for a dtype, device or strides; 3x and 5x, the driver
+# and the device; 40, an error of this package's own.
+_EXCEPTIONS = {10: ValueError, 11: ValueError, 12: ValueError, 13: ValueError, 20: TypeError, 41: MemoryError}
+
+
+def call(status: int, names: Mapping[str, str] = {}) -> None:
+    """Raises what a status means, with the library's words: ValueError (a bad argument, shape or pointer, or tensors
+    that overlap), TypeError (a dtype, device or strides that the library has no kernel for), MemoryError, else
+    RuntimeError. `names`: what arguments are called by the caller, where not as the fields of normfuse.h."""
+    if status == 0:
+        return
+    text = library.normfuse_last_error().decode() or library.normfuse_status_text(status).decode()
+    text = re.sub(r"\b(?:tensors|options|exec)\.(\w+)", lambda field: names.get(field[1], field[1]), text)
+    text = text.replace("NULL", "None")
+    raise _EXCEPTIONS.get(status, RuntimeError)(text)

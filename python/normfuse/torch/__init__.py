@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: MIT
+"""normfuse for PyTorch: drop-ins for torch's normalization layers on CPU and CUDA."""
+
+from .functional import *  # noqa: F401,F403

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of the operators, to any order.
+
+The first derivative is a backward operator. Where that must be differentiated itself (``create_graph=True``), a
+composite formula of torch's own operators takes its place, as torch's own norms do it. Saved for the backward are the
+normalized tensor (x, or the sum that was written), mean and rstd, and the parameters; with an activation also post_add.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+
+from . import _operators
+from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_functorch_is_active = torch._C._are_functorch_transforms_active
+
+# ---- composite formulas -----------------------------------------------------------------------------------------------
+
+
+def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: float) -> Tensor:
+    # silu and mish are spelled out: torch has no derivatives of its silu_backward and mish_backward.
+    aten = torch.ops.aten
+    if activation == 0:
+        return dy
+    if activation == 1:
+        return aten.threshold_backward(dy, z, 0)
+    if activation == 2:
+        return aten.leaky_relu_backward(dy, z, act_param, False)
+    if activation == 3:
+        sigmoid = z.sigmoid()
+        return dy * sigmoid * (1 + z * (1 - sigmoid))
+    if activation == 4:
+        return aten.gelu_backward(dy, z)
+    if activation == 5:
+        return aten.gelu_backward(dy, z, approximate="tanh")
+    if activation == 6:
+        return aten.hardswish_backward(dy, z)
+    if activation == 7:
+        return aten.elu_backward(dy, act_param, 1.0, 1.0, False, z)
+    tanh_softplus = torch.nn.functional.softplus(z).tanh()
+    return dy * (tanh_softplus + z * z.sigmoid() * (1 - tanh_softplus.square()))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param, moments):
+    """dx, dweight, dbias, dscale, dshift, dpost_add out of differentiable operations. `moments(x)` gives a function
+    that averages over a set of values that share statistics, mean and rstd, all broadcastable to [N, C, S]; None: the
+    statistics are given, or there are none."""
+    shape = u.shape
+    flat = (shape[0], shape[1], -1) if u.numel() else (shape[0], shape[1], 0)
+    x, dy = _wide(u).reshape(flat), _wide(dy).reshape(flat)
+
+    def per_channel(parameter, default):
+        if parameter is None:
+            return default
+        return _wide(parameter).reshape((1, -1, 1) if parameter.dim() == 1 else (*parameter.shape, 1))
+
+    w, b = per_channel(weight, 1.0), per_channel(bias, 0.0)
+    one_and_scale, shifted = 1.0 + per_channel(scale, 0.0), per_channel(shift, 0.0)
+    average, mean, rstd = moments(x)
+    normalized = (x - mean) * rstd
+    z = (normalized * w + b) * one_and_scale + shifted
+    if post_add is not None:
+        z = z + _wide(post_add).reshape(flat)
+    dz = _activation_backward(dy, z, activation, act_param)
+    toward = dz * (w * one_and_scale)
+    if average is not None:
+        toward = toward - average(toward) - normalized * average(toward * normalized)
+    dx = (toward * rstd).reshape(shape)
+    if du is not None:
+        dx = dx + _wide(du)
+    sums, sums_of_products = dz.sum(2, keepdim=True), (dz * normalized).sum(2, keepdim=True)
+
+    def gradient(value, parameter):
+        if parameter is None:
+            return None
+        value = value.sum(0) if parameter.dim() == 1 else value
+        return value.expand(*value.shape[:-2], shape[1], 1).reshape(parameter.shape).to(parameter.dtype)
+
+    return (dx.to(u.dtype), gradient(one_and_scale * sums_of_products, weight), gradient(one_and_scale * sums, bias),
+            gradient(w * sums_of_products + b * sums, scale), gradient(sums, shift),
+            None if post_add is None else dz.reshape(shape).to(u.dtype))
+
+
+def _moments_of(average, eps):
+    def moments(x):
+        mean = average(x)
+        return average, mean, (average((x - mean).square()) + eps).rsqrt()
+
+    return moments
+
+
+def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, post_add, groups, eps, activation,
+                          act_param, wanted):
+    def average(x):
+        n, c, s = x.shape
+        m = x.reshape(n, groups, -1).mean(2, keepdim=True) if x.numel() else x.new_zeros(n, groups, 1)
+        return m.expand(n, groups, c // groups).reshape(n, c, 1)
+
+    return _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param,
+                      _moments_of(average, eps))
+
+
+def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, post_add, eps, activation, act_param, wanted):
+    gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param,
+                           _moments_of(lambda x: x.mean((0, 2), keepdim=True), eps))
+    return (*gradients[:3], gradients[5])
+
+
+def _composite_batch_norm_evaluate(dy, du, u, running_mean, running_var, weight, bias, post_add, eps, activation,
+                                   act_param, wanted):
+    def moments(x):
+        mean, variance = (t.to(x.dtype).reshape(1, -1, 1) for t in (running_mean, running_var))
+        return None, mean, (variance + eps).rsqrt()
+
+    gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param, moments)
+    return (*gradients[:3], gradients[5])
+
+
+def _composite_channel_affine(dy, x, scale, bias, post_add, activation, act_param, wanted):
+    gradients = _composite(dy, None, x, scale, bias, None, None, post_add, activation, act_param,
+                           lambda _: (None, 0.0, 1.0))
+    return (*gradients[:3], gradients[5])
+
+
+# ---- first derivatives ------------------------------------------------------------------------------------------------
+
+
+def _call(op, *args):
+    """Run `op`; its own derivative is only of interest where this backward is being recorded."""
+    if torch.is_grad_enabled() or _functorch_is_active():
+        return op(*args)
+    with _below_autograd():
+        return op(*args)
+
+
+def _norm_arguments_saved(ctx, u, mean, rstd, weight, bias, scale, shift, post_add, activation):
+    # dpost_add is dy itself without an activation, and nothing else needs post_add then.
+    ctx.save_for_backward(u, mean, rstd, weight, bias, scale, shift, post_add if activation else None)
+
+
+class _GroupNormBackward:
+    """Also of instance norm with running statistics, whose groups are channels."""
+
+    @staticmethod
+    def save(ctx, inputs, outputs):
+        x, weight, bias, scale, shift, pre_add, post_add, ctx.groups, ctx.eps, ctx.activation, ctx.act_param = inputs
+        _, u, mean, rstd = outputs
+        ctx.set_materialize_grads(False)
+        _norm_arguments_saved(ctx, x if pre_add is None else u, mean, rstd, weight, bias, scale, shift, post_add,
+                              ctx.activation)
+        ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
+
+    @staticmethod
+    def backward(ctx, dy, du=None, dmean=None, drstd=None):
+        x_needs, weight_needs, bias_needs, scale_needs, shift_needs, pre_add_needs, post_add_needs = \
+            ctx.needs_input_grad[:7]
+        if dy is None:
+            return du, None, None, None, None, du, None, None, None, None, None
+        wanted = (WANT_X if x_needs or pre_add_needs else 0) | (WANT_WEIGHT if weight_needs else 0) | \
+            (WANT_BIAS if bias_needs else 0) | (WANT_SCALE if scale_needs else 0) | (WANT_SHIFT if shift_needs else 0)
+        activation = ctx.activation
+        if post_add_needs and activation:
+            wanted |= WANT_POST_ADD
+        dx, dweight, dbias, dscale, dshift, dpost_add = _call(
+            ops.group_norm_backward.default, dy, du, *ctx.saved_tensors, ctx.groups, ctx.eps, activation,
+            ctx.act_param, wanted) if wanted else (None,) * 6
+        return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
+                dscale if scale_needs else None, dshift if shift_needs else None, dx if pre_add_needs else None,
+                (dpost_add if activation else dy) if post_add_needs else None, None, None, None, None)
+
+
+class _InstanceNormBackward:
+    @staticmethod
+    def save(ctx, inputs, outputs):
+        x, weight, bias, _, _, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param = inputs
+        _, u, mean, rstd = outputs
+        ctx.groups = x.shape[1]
+        ctx.set_materialize_grads(False)
+        _norm_arguments_saved(ctx, x if pre_add is None else u, mean, rstd, weight, bias, None, None, post_add,
+                              ctx.activation)
+        ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
+
+    backward = _GroupNormBackward.backward
+
+
+def _batch_norm_gradients(ctx, op, dy, du):
+    """In the order of batch_norm's seven tensors."""
+    x_needs, weight_needs, bias_needs, _, _, pre_add_needs, post_add_needs = ctx.needs_input_grad[:7]
+    if dy is None:
+        return du, None, None, None, None, du, None
+    wanted = (WANT_X if x_needs or pre_add_needs else 0) | (WANT_WEIGHT if weight_needs else 0) | \
+        (WANT_BIAS if bias_needs else 0)
+    activation = ctx.activation
+    if post_add_needs and activation:
+        wanted |= WANT_POST_ADD
+    dx, dweight, dbias, dpost_add = _call(op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param,
+                                          wanted) if wanted else (None,) * 4
+    return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None, None,
+            dx if pre_add_needs else None, (dpost_add if activation else dy) if post_add_needs else None)
+
+
+class _BatchNormBackward:
+    @staticmethod
+    def save(ctx, inputs, outputs):
+        x, weight, bias, _, _, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param = inputs
+        _, u, mean, rstd = outputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias,
+                              post_add if ctx.activation else None)
+        ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
+
+    @staticmethod
+    def backward(ctx, dy, du=None, dmean=None, drstd=None):
+        return (*_batch_norm_gradients(ctx, ops.batch_norm_backward.default, dy, du), None, None, None, None)
+
+
+class _BatchNormEvaluateBackward:
+    @staticmethod
+    def save(ctx, inputs, outputs):
+        x, weight, bias, running_mean, running_var, pre_add, post_add, ctx.eps, ctx.activation, ctx.act_param = inputs
+        u = outputs[1]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if pre_add is None else u, running_mean, running_var, weight, bias,
+                              post_add if ctx.activation else None)
+        if pre_add is None:
+            ctx.mark_non_differentiable(u)
+
+    @staticmethod
+    def backward(ctx, dy, du=None):
+        return (*_batch_norm_gradients(ctx, ops.batch_norm_evaluate_backward.default, dy, du), None, None, None)
+
+
+class _ChannelAffineBackward:
+    @staticmethod
+    def save(ctx, inputs, outputs):
+        x, scale, bias, post_add, ctx.activation, ctx.act_param = inputs
+        ctx.save_for_backward(x, scale, bias, post_add if ctx.activation else None)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x_needs, scale_needs, bias_needs, post_add_needs = ctx.needs_input_grad[:4]
+        wanted = (WANT_X if x_needs else 0) | (WANT_WEIGHT if scale_needs else 0) | (WANT_BIAS if bias_needs else 0)
+        activation = ctx.activation
+        if post_add_needs and activation:
+            wanted |= WANT_POST_ADD
+        dx, dscale, dbias, dpost_add = _call(
+            ops.channel_affine_backward.default, dy, *ctx.saved_tensors, activation, ctx.act_param,
+            wanted) if wanted else (None,) * 4
+        return (dx if x_needs else None, dscale if scale_needs else None, dbias if bias_needs else None,
+                (dpost_add if activation else dy) if post_add_needs else None, None, None)
+
+
+def _function(op, backward):
+    def forward(ctx, *args):
+        with _below_autograd():
+            outputs = op(*args)
+        backward.save(ctx, args, outputs)
+        return outputs
+
+    # Without the look for torch.func's levels that autograd.Function.apply takes: the dispatcher has gone through them
+    # before it calls an autograd kernel, and the eager path is taken where there are none.
+    return type(op._opname, (torch.autograd.function._SingleLevelFunction,),
+                {"forward": staticmethod(forward), "backward": staticmethod(backward.backward)})
+
+
+def _requires_grad(args) -> bool:
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+
+
+def _register_forward(name: str, backward):
+    op = getattr(ops, name).default
+    function = _function(op, backward)
+
+    def kernel(*args):
+        if _requires_grad(args):
+            if _functorch_is_active():
+                with enable_single_level_autograd_function():
+                    return function.apply(*args)
+            return function.apply(*args)
+        with _below_autograd():
+            return op(*args)
+
+    _operators._library.impl(name, kernel, "Autograd")
+    return function
+
+
+def _register_inference(name: str, differentiable: str) -> None:
+    """An operator that saves nothing: where a gradient is asked for it is another one's first output."""
+    op, other = getattr(ops, name).default, getattr(ops, differentiable).default
+
+    def kernel(*args):
+        if _requires_grad(args):
+            return other(*args)[0]
+        with _below_autograd():
+            return op(*args)
+
+    _operators._library.impl(name, kernel, "Autograd")
+
+
+def _register_backward(name: str, composite) -> None:
+    op = getattr(ops, name).default
+
+    def kernel(*args):
+        if not _requires_grad(args):
+            with _below_autograd():
+                return op(*args)
+        like = args[2] if name != "channel_affine_backward" else args[1]
+        return tuple(like.new_empty(0) if gradient is None else gradient for gradient in composite(*args))
+
+    _operators._library.impl(name, kernel, "Autograd")
+
+
+group_norm = _register_forward("group_norm", _GroupNormBackward)
+instance_norm = _register_forward("instance_norm", _InstanceNormBackward)
+batch_norm = _register_forward("batch_norm", _BatchNormBackward)
+batch_norm_evaluate = _register_forward("batch_norm_evaluate", _BatchNormEvaluateBackward)
+channel_affine = _register_forward("channel_affine", _ChannelAffineBackward)
+_register_inference("group_norm_inference", "group_norm")
+_register_inference("batch_norm_inference", "batch_norm_evaluate")
+_register_backward("group_norm_backward", _composite_group_norm)
+_register_backward("batch_norm_backward", _composite_batch_norm)
+_register_backward("batch_norm_evaluate_backward", _composite_batch_norm_evaluate)
+_register_backward("channel_affine_backward", _composite_channel_affine)

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: MIT
+"""The operators ``torch.ops.normfuse.*``: schemas, fake kernels, and the CPU and CUDA kernels.
+
+Every operator has a fixed number of outputs and no aliases; nothing is mutated but running statistics. An output that
+was not asked for is a tensor of shape [0]. The kernels are registered from the C library through libtorch's stable C
+interface where it has what they need ("shim"), and otherwise call the same library by ctypes ("ctypes"): ``binding()``
+tells which, and why. ``NORMFUSE_TORCH_BINDING`` = ``ctypes`` asks for the second.
+
+Shapes: x, dy, post_add, ... are [N, C, spatial...] with any number of spatial axes; weight, bias [C]; scale, shift
+[N, C]; mean, rstd [N, groups] or [C]. Saved means are f64: f32 would lose digits of the gradients where the mean is
+large beside the standard deviation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _native
+
+# The bits of `wanted` that the backward operators take.
+WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4, 8, 16, 32
+
+ACTIVATIONS = {
+    None: 0, "identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
+    "elu": 7, "mish": 8,
+}  # fmt: skip
+DEFAULT_ACT_PARAM = {2: 0.01, 7: 1.0}
+
+_ACT = "int activation, float act_param"
+_NORM = "Tensor x, Tensor? weight, Tensor? bias"
+_ADAPTIVE = "Tensor? scale, Tensor? shift"
+_ADDS = "Tensor? pre_add, Tensor? post_add"
+_RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
+_SAVED = "Tensor mean, Tensor rstd"
+
+SCHEMAS = {
+    "group_norm":
+        f"({_NORM}, {_ADAPTIVE}, {_ADDS}, int groups, float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "group_norm_inference": f"({_NORM}, {_ADAPTIVE}, {_ADDS}, int groups, float eps, {_ACT}) -> Tensor",
+    "group_norm_backward":
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, "
+        f"int groups, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "instance_norm":
+        f"({_NORM}, {_RUNNING}, {_ADDS}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "batch_norm":
+        f"({_NORM}, {_RUNNING}, {_ADDS}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "batch_norm_backward":
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, Tensor? post_add, float eps, "
+        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+    "batch_norm_evaluate":
+        f"({_NORM}, Tensor running_mean, Tensor running_var, {_ADDS}, float eps, {_ACT}) -> (Tensor, Tensor)",
+    "batch_norm_inference":
+        f"({_NORM}, Tensor running_mean, Tensor running_var, {_ADDS}, float eps, {_ACT}) -> Tensor",
+    "batch_norm_evaluate_backward":
+        "(Tensor dy, Tensor? du, Tensor u, Tensor running_mean, Tensor running_var, Tensor? weight, Tensor? bias, "
+        f"Tensor? post_add, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+    "channel_affine": f"(Tensor x, Tensor? scale, Tensor? bias, Tensor? post_add, {_ACT}) -> Tensor",
+    "channel_affine_backward":
+        f"(Tensor dy, Tensor x, Tensor? scale, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
+    # Statistics that are spread over workers: see normfuse.h, "sharded statistics".
+    "group_norm_stats": "(Tensor x, Tensor? pre_add, int groups) -> (Tensor, Tensor)",
+    "group_norm_apply":
+        f"(Tensor u, Tensor stats, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
+        f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+    "group_norm_backward_sums":
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
+        f"{_ACT}, int wanted) -> (Tensor, Tensor)",
+    "group_norm_backward_apply":
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, {_ADAPTIVE}, "
+        f"Tensor? post_add, int groups, int set_values, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "batch_norm_stats": "(Tensor x, Tensor? pre_add) -> (Tensor, Tensor)",
+    "batch_norm_apply":
+        f"(Tensor u, Tensor stats, Tensor? weight, Tensor? bias, {_RUNNING}, Tensor? post_add, float momentum, "
+        f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+    "batch_norm_backward_sums":
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor)",
+    "batch_norm_backward_apply":
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, Tensor? post_add, "
+        f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
+    "stats_merge": "(Tensor stats) -> Tensor",
+    "sums_merge": "(Tensor sums) -> Tensor",
+}  # fmt: skip
+
+
+# ---- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def _channels_last_strides(shape) -> Tuple[int, ...]:
+    strides = [0] * len(shape)
+    step = shape[1]
+    for axis in range(len(shape) - 1, 1, -1):
+        strides[axis] = step
+        step = step * shape[axis]
+    strides[1] = 1
+    strides[0] = step
+    return tuple(strides)
+
+
+def _spatial_stride(x) -> Optional[int]:
+    """The stride of the spatial axes taken as one, 0 where there is one position, None where they are not one."""
+    expected = stride = 0
+    for axis in range(x.dim() - 1, 1, -1):
+        size = x.shape[axis]
+        if size == 1:
+            continue
+        if stride == 0:
+            stride = expected = x.stride(axis)
+        if x.stride(axis) != expected or stride <= 0:
+            return None
+        expected = expected * size
+    return stride
+
+
+def is_walkable(x) -> bool:
+    """Whether the library walks x in place: contiguous, channels-last, or a slice of either along N or C."""
+    if x.numel() == 0:
+        return True
+    position = _spatial_stride(x)
+    if position is None:
+        return False
+    channels = x.shape[1]
+    positions = 1
+    for size in x.shape[2:]:
+        positions = positions * size
+    if channels == 1:
+        return positions == 1 or position >= 1
+    channel = x.stride(1)
+    if positions == 1:
+        return channel >= 1
+    return (position == 1 and channel >= positions) or (channel == 1 and position >= channels)
+
+
+def like(x: Tensor) -> Tensor:
+    """An uninitialized result for x: x's strides where x is dense; else channels-last where x's channels are adjacent,
+    and contiguous otherwise."""
+    if x.is_contiguous():
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    if x.dim() > 2 and is_walkable(x) and x.shape[1] > 1 and x.stride(1) == 1:
+        return torch.empty_strided(x.shape, _channels_last_strides(x.shape), dtype=x.dtype, device=x.device)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _walkable(x: Optional[Tensor]) -> Optional[Tensor]:
+    return x if x is None or is_walkable(x) else x.contiguous()
+
+
+# ---- kernels over ctypes ----------------------------------------------------------------------------------------------
+
+
+def _none(x: Tensor) -> Tensor:
+    return torch.empty((0,), dtype=x.dtype, device=x.device)
+
+
+def _saved(x: Tensor, *shape) -> Tuple[Tensor, Tensor]:
+    return (torch.empty(shape, dtype=torch.float64, device=x.device),
+            torch.empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device))
+
+
+def _f64(x: Tensor, *shape) -> Tensor:
+    return torch.empty(shape, dtype=torch.float64, device=x.device)
+
+
+def _asked(x: Tensor, wanted: int, bit: int, like_this: Optional[Tensor]) -> Tensor:
+    """The gradient of a parameter that was given and is asked for."""
+    if like_this is None or not wanted & bit:
+        return _none(x)
+    return torch.empty(like_this.shape, dtype=like_this.dtype, device=like_this.device)
+
+
+def _big(x: Tensor, condition) -> Tensor:
+    return like(x) if condition else _none(x)
+
+
+class _Outputs:
+    """What each operator gives, for the fake kernels and the ctypes kernels alike."""
+
+    @staticmethod
+    def group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
+        return (like(x), _big(x, pre_add is not None), *_saved(x, x.shape[0], groups))
+
+    @staticmethod
+    def group_norm_inference(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
+        return like(x)
+
+    @staticmethod
+    def group_norm_backward(dy, du, u, mean, rstd, weight, bias, scale, shift, post_add, groups, eps, activation,
+                            act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
+                _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
+                _big(u, post_add is not None and wanted & WANT_POST_ADD))
+
+    @staticmethod
+    def instance_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
+                      act_param):
+        return (like(x), _big(x, pre_add is not None), *_saved(x, x.shape[0], x.shape[1]))
+
+    @staticmethod
+    def batch_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
+                   act_param):
+        return (like(x), _big(x, pre_add is not None), *_saved(x, x.shape[1]))
+
+    @staticmethod
+    def batch_norm_backward(dy, du, u, mean, rstd, weight, bias, post_add, eps, activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
+                _big(u, post_add is not None and wanted & WANT_POST_ADD))
+
+    batch_norm_evaluate_backward = batch_norm_backward
+
+    @staticmethod
+    def batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation, act_param):
+        return like(x), _big(x, pre_add is not None)
+
+    @staticmethod
+    def batch_norm_inference(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation,
+                             act_param):
+        return like(x)
+
+    @staticmethod
+    def channel_affine(x, scale, bias, post_add, activation, act_param):
+        return like(x)
+
+    @staticmethod
+    def channel_affine_backward(dy, x, scale, bias, post_add, activation, act_param, wanted):
+        return (_big(x, wanted & WANT_X), _asked(x, wanted, WANT_WEIGHT, scale), _asked(x, wanted, WANT_BIAS, bias),
+                _big(x, post_add is not None and wanted & WANT_POST_ADD))
+
+    @staticmethod
+    def group_norm_stats(x, pre_add, groups):
+        return _f64(x, x.shape[0], groups, 3), _big(x, pre_add is not None)
+
+    @staticmethod
+    def group_norm_apply(u, stats, weight, bias, scale, shift, post_add, groups, eps, activation, act_param):
+        return (like(u), *_saved(u, u.shape[0], groups))
+
+    @staticmethod
+    def group_norm_backward_sums(dy, u, mean, rstd, weight, bias, scale, shift, post_add, groups, activation,
+                                 act_param, wanted):
+        return _f64(u, u.shape[0], u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
+
+    @staticmethod
+    def group_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, scale, shift, post_add, groups,
+                                  set_values, activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
+                _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift))
+
+    @staticmethod
+    def batch_norm_stats(x, pre_add):
+        return _f64(x, x.shape[1], 3), _big(x, pre_add is not None)
+
+    @staticmethod
+    def batch_norm_apply(u, stats, weight, bias, running_mean, running_var, post_add, momentum, eps, activation,
+                         act_param):
+        return (like(u), *_saved(u, u.shape[1]))
+
+    @staticmethod
+    def batch_norm_backward_sums(dy, u, mean, rstd, weight, bias, post_add, activation, act_param, wanted):
+        return _f64(u, u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
+
+    @staticmethod
+    def batch_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, post_add, set_values, activation,
+                                  act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
+
+    @staticmethod
+    def stats_merge(stats):
+        return torch.empty(stats.shape[1:], dtype=stats.dtype, device=stats.device)
+
+    sums_merge = stats_merge
+
+
+# What the library calls each output, in order.
+_OUTPUT_NAMES = {
+    "group_norm": ("y", "u", "mean", "rstd"),
+    "group_norm_inference": ("y",),
+    "group_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add"),
+    "instance_norm": ("y", "u", "mean", "rstd"),
+    "batch_norm": ("y", "u", "mean", "rstd"),
+    "batch_norm_backward": ("dx", "dweight", "dbias", "dpost_add"),
+    "batch_norm_evaluate": ("y", "u"),
+    "batch_norm_inference": ("y",),
+    "batch_norm_evaluate_backward": ("dx", "dweight", "dbias", "dpost_add"),
+    "channel_affine": ("y",),
+    "channel_affine_backward": ("dx", "dweight", "dbias", "dpost_add"),
+    "group_norm_stats": ("stats", "u"),
+    "group_norm_apply": ("y", "mean", "rstd"),
+    "group_norm_backward_sums": ("sums", "dpost_add"),
+    "group_norm_backward_apply": ("dx", "dweight", "dbias", "dscale", "dshift"),
+    "batch_norm_stats": ("stats", "u"),
+    "batch_norm_apply": ("y", "mean", "rstd"),
+    "batch_norm_backward_sums": ("sums", "dpost_add"),
+    "batch_norm_backward_apply": ("dx", "dweight", "dbias"),
+}
+# The outputs that are not written where the other inputs do not ask for them; all others always are.
+_OPTIONAL_OUTPUTS = {"u", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add"}
+
+# Operator -> the library's function and the flags of its options.
+_FUNCTIONS = {
+    "group_norm": ("normfuse_group_norm_forward", 0),
+    "group_norm_inference": ("normfuse_group_norm_forward", 0),
+    "group_norm_backward": ("normfuse_group_norm_backward", 0),
+    "instance_norm": ("normfuse_group_norm_forward", 0),
+    "batch_norm": ("normfuse_batch_norm_forward", 0),
+    "batch_norm_backward": ("normfuse_batch_norm_backward", 0),
+    "batch_norm_evaluate": ("normfuse_batch_norm_forward", _native.EVALUATE),
+    "batch_norm_inference": ("normfuse_batch_norm_forward", _native.EVALUATE),
+    "batch_norm_evaluate_backward": ("normfuse_batch_norm_backward", _native.EVALUATE),
+    "channel_affine": ("normfuse_affine_forward", 0),
+    "channel_affine_backward": ("normfuse_affine_backward", 0),
+    "group_norm_stats": ("normfuse_group_norm_stats", 0),
+    "group_norm_apply": ("normfuse_group_norm_apply", 0),
+    "group_norm_backward_sums": ("normfuse_group_norm_backward_sums", 0),
+    "group_norm_backward_apply": ("normfuse_group_norm_backward_apply", 0),
+    "batch_norm_stats": ("normfuse_batch_norm_stats", 0),
+    "batch_norm_apply": ("normfuse_batch_norm_apply", 0),
+    "batch_norm_backward_sums": ("normfuse_batch_norm_backward_sums", 0),
+    "batch_norm_backward_apply": ("normfuse_batch_norm_backward_apply", 0),
+}
+_BIG_INPUTS = {"x", "pre_add", "post_add", "dy", "du"}
+# Of x and what has its shape the library asks whether x alone is given; u is x with pre_add already added.
+_RENAMED = {"u": "x"}
+
+
+def _ctypes_kernel(name: str):
+    schema = torch._C.parse_schema("normfuse::" + name + SCHEMAS[name])
+    arguments = [argument.name for argument in schema.arguments]
+    outputs_of = getattr(_Outputs, name)
+    output_names = _OUTPUT_NAMES[name]
+    function_name, flags = _FUNCTIONS[name]
+    is_affine = name.startswith("channel_affine")
+    renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
+
+    def kernel(*values):
+        outputs = outputs_of(*values)
+        tensors, numbers = {}, {}
+        for argument, value in zip(arguments, values):
+            if isinstance(value, Tensor):
+                slot = renamed.get(argument, argument)
+                tensors[slot] = _walkable(value) if slot in _BIG_INPUTS else value
+            elif value is not None:
+                numbers[argument] = value
+        x = tensors["x"]
+        if name == "instance_norm":
+            numbers["groups"] = x.shape[1]
+        for slot, tensor in zip(output_names, outputs if isinstance(outputs, tuple) else (outputs,)):
+            if slot not in _OPTIONAL_OUTPUTS or tensor.dim() > 1 or tensor.numel() > 0:
+                tensors[slot] = tensor
+        _native.call(function_name, flags, numbers, tensors, x.shape[0], x.shape[1])
+        return outputs
+
+    return kernel
+
+
+def _ctypes_merge(name: str):
+    def kernel(parts):
+        out = _Outputs.stats_merge(parts)
+        _native.merge("normfuse_" + name, parts.contiguous(), out)
+        return out
+
+    return kernel
+
+
+_library = torch.library.Library("normfuse", "DEF")
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake("normfuse::" + _name, getattr(_Outputs, _name), lib=_library)
+
+
+def _register_ctypes() -> None:
+    for name in SCHEMAS:
+        kernel = _ctypes_merge(name) if name.endswith("_merge") else _ctypes_kernel(name)
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, kernel, key)
+
+
+_register_ctypes()
+_binding = ("ctypes", "the C registration is not built yet")
+
+
+def binding() -> Tuple[str, str]:
+    """("shim" or "ctypes", why)."""
+    return _binding
+
+
+ops = torch.ops.normfuse
