@@ -27,13 +27,10 @@ import torch
 from torch import Tensor
 
 from . import functional
+from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM
 
-__all__ = ["ACTIVATIONS", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d",
-           "InstanceNorm2d", "InstanceNorm3d", "SyncBatchNorm"]
-
-# Activations by name, and the default of act_param for the two that have one: leaky_relu's slope, elu's alpha.
-ACTIVATIONS = {"identity": None, "relu": None, "leaky_relu": 0.01, "silu": None, "gelu": None, "gelu_tanh": None,
-               "hardswish": None, "elu": 1.0, "mish": None}
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d",
+           "InstanceNorm3d", "SyncBatchNorm"]
 
 _Output = Union[Tensor, tuple[Tensor, Tensor]]
 
@@ -49,9 +46,10 @@ class _Activated:
     act_param: Optional[float] = None
 
     def _set_activation(self, activation: Optional[str], act_param: Optional[float]) -> None:
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, but got {activation!r}")
-        if act_param is not None and (activation is None or ACTIVATIONS[activation] is None):
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be None or one of {', '.join(filter(None, ACTIVATIONS))}, but got "
+                             f"{activation!r}")
+        if act_param is not None and ACTIVATIONS[activation] not in DEFAULT_ACT_PARAM:
             raise ValueError(f"act_param is leaky_relu's slope or elu's alpha, but activation is {activation!r}")
         if activation is not None:
             self.activation = activation
@@ -78,7 +76,7 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
     shift, and statistics over the strips of an image that is cut over processes.
 
     num_groups, num_channels, eps, affine, device, dtype, bias: as torch.nn.GroupNorm's.
-    activation: None or a name of ACTIVATIONS; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
     process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
         hold together, cut along axis `sharded_dim` (2 or more, or negative) in rank order; strips may differ in size
         and be empty, the other sizes are equal. Every process gets the same mean and rstd, to the bit, and the output
@@ -154,7 +152,7 @@ class _BatchNorm(_Activated):
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
     """torch.nn.BatchNorm1d (Ioffe and Szegedy 2015, arXiv:1502.03167): input [N, C] or [N, C, L].
 
-    The constructor is the stock class's, with activation=None (a name of ACTIVATIONS) and act_param=None
+    The constructor is the stock class's, with activation=None (the name of an activation) and act_param=None
     (leaky_relu's slope, elu's alpha) added."""
 
 
@@ -265,7 +263,7 @@ class _InstanceNorm(_Activated):
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
     """torch.nn.InstanceNorm1d (Ulyanov et al. 2016, arXiv:1607.08022): input [N, C, L] or [C, L].
 
-    The constructor is the stock class's, with activation=None (a name of ACTIVATIONS) and act_param=None
+    The constructor is the stock class's, with activation=None (the name of an activation) and act_param=None
     (leaky_relu's slope, elu's alpha) added."""
 
 
@@ -282,7 +280,7 @@ class ChannelAffine(_Activated, torch.nn.Module):
     last step with learned constants. input [N, C, spatial...].
 
     num_channels: C. bias=False: no bias. device, dtype: of the parameters, weight [C] of ones and bias [C] of zeros.
-    activation: None or a name of ACTIVATIONS; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
     """
 
     def __init__(self, num_channels: int, *, bias: bool = True, activation: Optional[str] = None,
