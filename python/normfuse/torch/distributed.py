@@ -42,10 +42,14 @@ def _named(process_group: Optional[Any]) -> tuple[str, int]:
     return group.group_name, dist.get_world_size(group)
 
 
-def _share(sums: Tensor, counts: Tensor) -> Tensor:
-    """Sums over all shards divided by how many values they are of, which set_values=1 then leaves alone. The library
-    would divide by a number of the host, and there the count is not known. An empty set has sums of 0."""
-    return sums / counts.clamp(min=1.0)
+# What the library is told that a set counts: its real count, on the device, is not known to the host, so `_per_value`
+# divides by it first and multiplies by this one, which changes no digit. (1 is refused, as it should be elsewhere.)
+_SET_VALUES = 2
+
+
+def _per_value(sums: Tensor, counts: Tensor) -> Tensor:
+    """Merged sums for backward_apply with set_values=_SET_VALUES. An empty set has sums of 0."""
+    return sums * _SET_VALUES / counts.clamp(min=1.0)
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -79,12 +83,12 @@ class _BatchNorm(torch.autograd.Function):
         dx = dweight = dbias = None
         wanted = WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
         if wanted:
-            _, dweight, dbias = ops.batch_norm_backward_apply(dy, None, x, mean, rstd, sums, weight, bias, post_add, 1,
-                                                              activation, act_param, wanted)
+            _, dweight, dbias = ops.batch_norm_backward_apply(dy, None, x, mean, rstd, sums, weight, bias, post_add,
+                                                              _SET_VALUES, activation, act_param, wanted)
         if asks_x:
-            shared = _share(ops.sums_merge(_gather(sums, group)), merged[:, :1])
-            dx, _, _ = ops.batch_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, post_add, 1,
-                                                     activation, act_param, WANT_X)
+            shared = _per_value(ops.sums_merge(_gather(sums, group)), merged[:, :1])
+            dx, _, _ = ops.batch_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, post_add,
+                                                     _SET_VALUES, activation, act_param, WANT_X)
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None, None, None,
                 dx if needs[5] else None, (dpost_add if through else dy) if needs[6] else None,
                 None, None, None, None, None, None)
@@ -122,13 +126,13 @@ class _GroupNorm(torch.autograd.Function):
                   + WANT_SCALE * (scale is not None and needs[3]) + WANT_SHIFT * (shift is not None and needs[4]))
         if wanted:
             _, dweight, dbias, dscale, dshift = ops.group_norm_backward_apply(
-                dy, None, x, mean, rstd, sums, weight, bias, scale, shift, post_add, groups, 1, activation, act_param,
-                wanted)
+                dy, None, x, mean, rstd, sums, weight, bias, scale, shift, post_add, groups, _SET_VALUES, activation,
+                act_param, wanted)
         if asks_x:
             counts = merged[:, :, :1].repeat_interleave(x.shape[1] // groups, 1)
-            shared = _share(ops.sums_merge(_gather(sums, group)), counts)
+            shared = _per_value(ops.sums_merge(_gather(sums, group)), counts)
             dx = ops.group_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, scale, shift, post_add,
-                                               groups, 1, activation, act_param, WANT_X)[0]
+                                               groups, _SET_VALUES, activation, act_param, WANT_X)[0]
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None,
                 dscale if needs[3] else None, dshift if needs[4] else None, dx if needs[5] else None,
                 (dpost_add if through else dy) if needs[6] else None, None, None, None, None, None, None)
