@@ -187,11 +187,11 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
         from . import distributed
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
         if not (self.training and distributed.spans_processes(self.process_group)):
             return super().forward(input, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
                                    activation=activation, act_param=act_param)
-        self._check_input_dim(input)
-        self._check_non_zero_input_channels(input)
         running_mean, running_var = self._running_statistics()
         batches = None
         if self.track_running_stats:
