@@ -350,6 +350,8 @@ def test_compiles_whole(kind, arguments, shape):
 @pytest.mark.parametrize("switch", [None, "off", "removed"])
 def test_running_statistics_over_a_life(kind, rank, momentum, switch):
     """Training, evaluation and training again; tracking switched off, or the statistics removed, on the way."""
+    if switch == "removed" and kind[0] == "I":
+        return  # stock's own instance norm has no evaluation without them
     arguments = {"momentum": momentum, "track_running_stats": True, "dtype": torch.float64}
     stock, ours = getattr(nn, kind)(3, **arguments), getattr(nft, kind)(3, **arguments)
     for step, training in enumerate([True, True, False, True, True, False]):

@@ -39,7 +39,23 @@ class Untraceable(Exception):
 # ---- tracing --------------------------------------------------------------------------------------------------------
 
 
-class _Argument(torch.fx.Proxy):
+class _Value(torch.fx.Proxy):
+    """Stands for a value. torch.fx's own proxies take `x += y` for `x = x + y`, which leaves other names of x alone."""
+
+
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    def method(self: torch.fx.Proxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
+
+    return method
+
+
+for _name in ("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
+              "ilshift", "irshift"):
+    setattr(_Value, f"__{_name}__", _in_place(_name))
+
+
+class _Argument(_Value):
     """Stands for an argument that is a tensor, and says so to code that asks."""
 
     @property
@@ -55,7 +71,7 @@ class _Tracer(torch.fx.Tracer):
         return True
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
-        return _Argument(node, self) if node.op == "placeholder" else super().proxy(node)
+        return (_Argument if node.op == "placeholder" else _Value)(node, self)
 
     def create_arg(self, a: Any) -> Any:
         return a.node if issubclass(type(a), torch.fx.Proxy) else super().create_arg(a)
@@ -210,9 +226,11 @@ def addend(node: torch.fx.Node, value: torch.fx.Node) -> Optional[torch.fx.Node]
     if overwrites is None or node.kwargs or len(node.args) != 2:
         return None
     first, second = node.args
-    if first is value and isinstance(second, torch.fx.Node) and second is not value:
+    if first is second or not isinstance(first, torch.fx.Node) or not isinstance(second, torch.fx.Node):
+        return None
+    if first is value:
         return second
-    return first if second is value and isinstance(first, torch.fx.Node) and not overwrites else None
+    return first if second is value and not overwrites else None
 
 
 def may_overwrite(block: nn.Module, node: torch.fx.Node, values: tuple[torch.fx.Node, ...]) -> bool:
