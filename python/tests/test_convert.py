@@ -582,14 +582,7 @@ def test_linear_with_positions_is_refused():
 
 
 
-FOLD_def other_name(s, x):
-    c = s.conv(x)
-    same = c
-    c *= 2
-    return F.relu(s.norm(x)) + same
-
-
-LEFT = {
+FOLD_LEFT = {
     "training": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)).train(), "it is training"),
     "no statistics": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)).eval(),
                       "no running statistics"),
