@@ -13,7 +13,6 @@ large beside the standard deviation.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from typing import Optional, Tuple
 
@@ -301,27 +300,27 @@ _OUTPUT_NAMES = {
 # The outputs that are not written where the other inputs do not ask for them; all others always are.
 _OPTIONAL_OUTPUTS = {"u", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add"}
 
-# Operator -> the library's function and the flags of its options.
+# Operator -> the library's operator, the direction whose scratch memory it takes, its function, the options' flags.
 _FUNCTIONS = {
-    "group_norm": ("normfuse_group_norm_forward", 0),
-    "group_norm_inference": ("normfuse_group_norm_forward", 0),
-    "group_norm_backward": ("normfuse_group_norm_backward", 0),
-    "instance_norm": ("normfuse_group_norm_forward", 0),
-    "batch_norm": ("normfuse_batch_norm_forward", 0),
-    "batch_norm_backward": ("normfuse_batch_norm_backward", 0),
-    "batch_norm_evaluate": ("normfuse_batch_norm_forward", _native.EVALUATE),
-    "batch_norm_inference": ("normfuse_batch_norm_forward", _native.EVALUATE),
-    "batch_norm_evaluate_backward": ("normfuse_batch_norm_backward", _native.EVALUATE),
-    "channel_affine": ("normfuse_affine_forward", 0),
-    "channel_affine_backward": ("normfuse_affine_backward", 0),
-    "group_norm_stats": ("normfuse_group_norm_stats", 0),
-    "group_norm_apply": ("normfuse_group_norm_apply", 0),
-    "group_norm_backward_sums": ("normfuse_group_norm_backward_sums", 0),
-    "group_norm_backward_apply": ("normfuse_group_norm_backward_apply", 0),
-    "batch_norm_stats": ("normfuse_batch_norm_stats", 0),
-    "batch_norm_apply": ("normfuse_batch_norm_apply", 0),
-    "batch_norm_backward_sums": ("normfuse_batch_norm_backward_sums", 0),
-    "batch_norm_backward_apply": ("normfuse_batch_norm_backward_apply", 0),
+    "group_norm": ("group_norm", "forward", "forward", 0),
+    "group_norm_inference": ("group_norm", "forward", "forward", 0),
+    "group_norm_backward": ("group_norm", "backward", "backward", 0),
+    "instance_norm": ("group_norm", "forward", "forward", 0),
+    "batch_norm": ("batch_norm", "forward", "forward", 0),
+    "batch_norm_backward": ("batch_norm", "backward", "backward", 0),
+    "batch_norm_evaluate": ("batch_norm", "forward", "forward", _native.EVALUATE),
+    "batch_norm_inference": ("batch_norm", "forward", "forward", _native.EVALUATE),
+    "batch_norm_evaluate_backward": ("batch_norm", "backward", "backward", _native.EVALUATE),
+    "channel_affine": ("affine", "forward", "forward", 0),
+    "channel_affine_backward": ("affine", "backward", "backward", 0),
+    "group_norm_stats": ("group_norm", "forward", "stats", 0),
+    "group_norm_apply": ("group_norm", "forward", "apply", 0),
+    "group_norm_backward_sums": ("group_norm", "backward", "backward_sums", 0),
+    "group_norm_backward_apply": ("group_norm", "backward", "backward_apply", 0),
+    "batch_norm_stats": ("batch_norm", "forward", "stats", 0),
+    "batch_norm_apply": ("batch_norm", "forward", "apply", 0),
+    "batch_norm_backward_sums": ("batch_norm", "backward", "backward_sums", 0),
+    "batch_norm_backward_apply": ("batch_norm", "backward", "backward_apply", 0),
 }
 _BIG_INPUTS = {"x", "pre_add", "post_add", "dy", "du"}
 # Of x and what has its shape the library asks whether x alone is given; u is x with pre_add already added.
@@ -333,7 +332,7 @@ def _ctypes_kernel(name: str):
     arguments = [argument.name for argument in schema.arguments]
     outputs_of = getattr(_Outputs, name)
     output_names = _OUTPUT_NAMES[name]
-    function_name, flags = _FUNCTIONS[name]
+    operator, direction, function, flags = _FUNCTIONS[name]
     is_affine = name.startswith("channel_affine")
     renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
 
@@ -352,7 +351,7 @@ def _ctypes_kernel(name: str):
         for slot, tensor in zip(output_names, outputs if isinstance(outputs, tuple) else (outputs,)):
             if slot not in _OPTIONAL_OUTPUTS or tensor.dim() > 1 or tensor.numel() > 0:
                 tensors[slot] = tensor
-        _native.call(function_name, flags, numbers, tensors, x.shape[0], x.shape[1])
+        _native.call(operator, direction, function, flags, numbers, tensors)
         return outputs
 
     return kernel
@@ -361,7 +360,7 @@ def _ctypes_kernel(name: str):
 def _ctypes_merge(name: str):
     def kernel(parts):
         out = _Outputs.stats_merge(parts)
-        _native.merge("normfuse_" + name, parts.contiguous(), out)
+        _native.merge(name, parts.contiguous(), out)
         return out
 
     return kernel
@@ -373,19 +372,31 @@ for _name, _schema in SCHEMAS.items():
     torch.library.register_fake("normfuse::" + _name, getattr(_Outputs, _name), lib=_library)
 
 
-def _register_ctypes() -> None:
+def _register() -> Tuple[str, str]:
+    """The kernels: registered once, when this module is first imported."""
+    asked_for = os.environ.get("NORMFUSE_TORCH_BINDING", "")
+    if asked_for not in ("", "shim", "ctypes"):
+        raise ImportError(f"NORMFUSE_TORCH_BINDING is {asked_for!r}; it may be 'shim' or 'ctypes'")
+    if asked_for == "ctypes":
+        why = "NORMFUSE_TORCH_BINDING asks for it"
+    else:
+        why = _native.register_shim()
+        if why is None:
+            return "shim", "libtorch has the stable C interface"
+        if asked_for == "shim":
+            raise ImportError(f"NORMFUSE_TORCH_BINDING is 'shim', but {why}")
     for name in SCHEMAS:
         kernel = _ctypes_merge(name) if name.endswith("_merge") else _ctypes_kernel(name)
         for key in ("CPU", "CUDA"):
             _library.impl(name, kernel, key)
+    return "ctypes", why
 
 
-_register_ctypes()
-_binding = ("ctypes", "the C registration is not built yet")
+_binding = _register()
 
 
 def binding() -> Tuple[str, str]:
-    """("shim" or "ctypes", why)."""
+    """Which kernels the operators have, "shim" or "ctypes", and why."""
     return _binding
 
 
