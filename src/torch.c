@@ -711,6 +711,26 @@ OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_
           .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), O(POST_ADD), SET_VALUES, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
+/* The same without what is seldom given: the eager path's, which pays for every argument and output. */
+OPERATION(lean_group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(lean_group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
+OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
+OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
+          .flags = NORMFUSE_EVALUATE, .is_backward = true,
+          .arguments = {DY, X, GIVEN_RUNNING, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+
 static void stats_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
 {
     (void)inputs;
@@ -751,6 +771,13 @@ static const struct {
     KERNEL(batch_norm_apply),
     KERNEL(batch_norm_backward_sums),
     KERNEL(batch_norm_backward_apply),
+    KERNEL(lean_group_norm),
+    KERNEL(lean_group_norm_inference),
+    KERNEL(lean_group_norm_backward),
+    KERNEL(lean_batch_norm),
+    KERNEL(lean_batch_norm_inference),
+    KERNEL(lean_batch_norm_backward),
+    KERNEL(lean_batch_norm_evaluate_backward),
     KERNEL(stats_merge),
     KERNEL(sums_merge),
 #undef KERNEL
