@@ -146,9 +146,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
             }
             wait_for_copies();
+            /* In place of x or what is added to it u must not be written before all blocks have read the value that
+             * they all know. */
+            const bool gives_u = !plain && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
             if (!plain && p.pre_add.data) {
                 cursor other(p.pre_add, p.x, place, row), u(p.u.data ? p.u : p.x, p.x, place, row);
-                const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+                const bool writes = gives_u && !(sums && applies);
                 walk<K>(count, shared, [&](int slot) {
                     R value[V], added[V];
                     read(slot, value);
@@ -362,10 +365,15 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 for (int k = 0; k < K; k++)
                     forget(kept[k]);
                 cursor y(p.y, p.x, place, row), other(!plain && p.post_add.data ? p.post_add : p.y, p.x, place, row);
+                cursor u(!plain && p.u.data ? p.u : p.y, p.x, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         R z[V];
                         read(slot, z);
+                        if (gives_u && sums) {
+                            u.store(make_pack<T, V>(z));
+                            u.advance(p.u, p.x, place);
+                        }
 #pragma unroll
                         for (int i = 0; i < V; i++)
                             z[i] = fma(z[i] - shift[i], first[i], second[i]);
