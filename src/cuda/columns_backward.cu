@@ -425,10 +425,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     });
                 });
             }
-
-            /* ---- the parameters' gradients: here all threads of the block are together, each team's sums are
-             * written by this block, and nothing waits any more ---- */
         }
+
+        /* ---- the parameters' gradients: all threads of the block are here, what it found of the team's channels is in
+         * a.sums, and nothing of this team is waited for any more ---- */
 
         if (g.exchange != NORMFUSE_EXCHANGE_GRID)
             break;
