@@ -167,24 +167,27 @@ template <typename R> using bits = typename bits_type<R>::type;
 
 template <typename R> __device__ __forceinline__ bits<R> ask(const normfuse_parameter &p, int64_t element)
 {
-    bits<R> found = 0;
     if (p.type == NORMFUSE_F32)
-        found = __ldcg(reinterpret_cast<const unsigned *>(p.data) + element);
-    else if constexpr (sizeof(R) == 8)
-        found = __ldcg(reinterpret_cast<const unsigned long long *>(p.data) + element);
-    else
-        found = __ldcg(reinterpret_cast<const unsigned short *>(p.data) + element);
-    return found;
+        return __ldcg(reinterpret_cast<const unsigned *>(p.data) + element);
+    if (p.type == NORMFUSE_F64) {
+        if constexpr (sizeof(R) == 8)
+            return __ldcg(reinterpret_cast<const unsigned long long *>(p.data) + element);
+        else
+            return __float_as_uint((float)__ldcg(reinterpret_cast<const double *>(p.data) + element));
+    }
+    return __ldcg(reinterpret_cast<const unsigned short *>(p.data) + element);
 }
 
 template <typename R> __device__ __forceinline__ R told(bits<R> found, int type)
 {
+    if (type == NORMFUSE_F16)
+        return (R)pair_of((unsigned)found, f16()).x;
+    if (type == NORMFUSE_BF16)
+        return (R)pair_of((unsigned)found, bf16()).x;
     if constexpr (sizeof(R) == 8)
         return type == NORMFUSE_F32 ? (double)__uint_as_float((unsigned)found) : __longlong_as_double((int64_t)found);
     else
-        return type == NORMFUSE_F32   ? __uint_as_float(found)
-               : type == NORMFUSE_F16 ? pair_of(found, f16()).x
-                                      : pair_of(found, bf16()).x;
+        return __uint_as_float(found);
 }
 
 /* What a block knows of its channels, each an array in shared memory. First as the parameters are: weight, bias, scale
