@@ -310,8 +310,8 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
 }
 
-/* What a block tells the others of its team of a group: the mean, less a value of the set that all know, and squares
- * about it. */
+/* What a block tells the others of its team of a group: forward the mean, less a value of the set that all know, and
+ * squares about it; backward two sums. */
 template <typename R> struct pair_type {
     using type = float2;
 };

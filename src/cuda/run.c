@@ -519,8 +519,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
     if (task->direction == BACKWARD) {
-        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups;
-        doubles = 2 * in_cluster;
+        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
         words = 4 * at_once * (task->pack >> g->piece_bits) * g->width + 4 * groups;
@@ -579,7 +578,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * task->pack / g->group;
-        const double pair = task->direction == FORWARD ? 2.0 * (double)task->value_bytes : 16.0;
+        const double pair = 2.0 * (double)task->value_bytes;
         if (rounds > 1.0)
             time *= policy->grid_rounds; /* all processors read, then all write */
         time += policy->grid_wait * rounds +
