@@ -437,11 +437,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 /* Blocks of 320 threads that hold a set of 20 KB: two on a processor. */
 __host__ __device__ constexpr int most_registers(column_tile tile, int pack, int bytes)
 {
-    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : tile == COLUMNS_PASSING && bytes < 8 ? 80 : pack > 1 || bytes == 8 ? 128 : 96;
+    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : pack > 1 || bytes == 8 ? 128 : 96;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 5 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \

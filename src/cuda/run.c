@@ -70,7 +70,7 @@ enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY };
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
 static const int packs_kept[2][2][6] = {
     {{4, 6, 7, 8, 0, 20}, {2, 3, 5, 4, 0, 8}}, /* runs: forward, backward */
-    {{0, 6, 4, 5, 7, 16}, {0, 3, 2, 4, 5, 6}}, /* columns */
+    {{0, 6, 4, 8, 7, 16}, {0, 3, 2, 4, 5, 6}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -383,30 +383,52 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         threads = (uint32_t)least(threads, 128);
     if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
         return true;
-    int64_t cluster = parts;
     const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster[task->direction]) : 1;
-    for (; cluster <= most_cluster && cluster <= g->rows; cluster++) {
-        if (!settle_runs(task, step, kept, divide_up(g->rows, cluster), threads))
+    /* The backward has more to do between reading and writing: more and smaller blocks side by side. */
+    const int64_t small_parts = divide_up(set_bytes, policy->small_part_bytes[task->direction]);
+    if (parts > 1 && small_parts <= most_cluster && normfuse_tune("PARTS", 0) == 0) {
+        parts = most(parts, small_parts);
+        threads = (uint32_t)normfuse_tune("THREADS", 128);
+    }
+    struct step fit = {0};
+    int64_t least_time = INT64_MAX;
+    for (int64_t cluster = parts; cluster <= most_cluster && cluster <= g->rows; cluster++) {
+        struct step trial = *step;
+        if (!settle_runs(task, &trial, kept, divide_up(g->rows, cluster), threads))
             continue;
-        if (step->shared > policy->shared_a_block && cluster < most_cluster)
+        if (trial.shared > policy->shared_a_block && cluster < most_cluster)
             continue;
-        if (cluster == 1)
-            return true;
-        /* Parts that round away would leave blocks of the cluster without rows. */
-        g->parts = (int32_t)cluster;
-        g->sum_slots = task->problem->sets == NORMFUSE_SETS_BATCH ? g->parts : g->sum_slots;
-        step->blocks = g->sets * cluster;
-        step->cluster = (uint32_t)cluster;
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
-                                                    .grid = (uint32_t)cluster,
-                                                    .threads = step->threads,
-                                                    .cluster = step->cluster,
-                                                    .shared = step->shared};
-        if (normfuse_cuda_resident_clusters(device, &launch) > 0)
-            return true;
-        step->cluster = 0;
-        g->exchange = NORMFUSE_EXCHANGE_NONE;
+        if (cluster > 1) {
+            /* Parts that round away would leave blocks of the cluster without rows. */
+            trial.geometry.parts = (int32_t)cluster;
+            if (task->problem->sets == NORMFUSE_SETS_BATCH)
+                trial.geometry.sum_slots = trial.geometry.parts;
+            trial.blocks = (int64_t)g->sets * cluster;
+            trial.cluster = (uint32_t)cluster;
+            trial.geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
+            const struct normfuse_cuda_launch launch = {.kernel = trial.kernel,
+                                                        .grid = (uint32_t)cluster,
+                                                        .threads = trial.threads,
+                                                        .cluster = trial.cluster,
+                                                        .shared = trial.shared};
+            if (normfuse_cuda_resident_clusters(device, &launch) == 0)
+                continue;
+        }
+        /* Few waves of blocks: the last one should not be half empty. */
+        const int64_t resident = most(
+            1, (int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared) *
+                   device->processors);
+        const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
+        if (time < least_time) {
+            least_time = time;
+            fit = trial;
+        }
+        if (waves > 3 || cluster == 1 || normfuse_tune("PARTS", 0) != 0)
+            break;
+    }
+    if (least_time < INT64_MAX) {
+        *step = fit;
+        return true;
     }
     /* The whole grid, some sets at a time. */
     /* As many as can be; with half of the shared memory where that suffices. */
@@ -581,7 +603,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
         const double pair = 2.0 * (double)task->value_bytes;
         if (rounds > 1.0)
             time *= policy->grid_rounds; /* all processors read, then all write */
-        time += policy->grid_wait * rounds +
+        time += policy->grid_wait[task->direction] * rounds +
                 (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
     return time;
