@@ -76,6 +76,37 @@ template <typename T, int V, bool alike> struct column_cursor {
     }
 };
 
+/* A pack is worked on in parts of at most four values: those of eight would be as many registers as two packs more. */
+template <int V> struct part_of {
+    static constexpr int values = V == 8 ? 4 : V;
+};
+
+template <typename T, int V>
+__device__ __forceinline__ void unpack_part(const raw<T, V> &pack, int part, compute<T> (&values)[part_of<V>::values])
+{
+    if constexpr (V == 8) {
+        const float2 low = pair_of(part == 0 ? pack.x : pack.z, T()), high = pair_of(part == 0 ? pack.y : pack.w, T());
+        values[0] = low.x;
+        values[1] = low.y;
+        values[2] = high.x;
+        values[3] = high.y;
+    } else {
+        unpack<T, V>(pack, values);
+    }
+}
+
+template <typename T, int V>
+__device__ __forceinline__ void put_part(raw<T, V> &pack, int part, const compute<T> (&values)[part_of<V>::values])
+{
+    if constexpr (V == 8) {
+        const unsigned low = bits_of(values[0], values[1], T()), high = bits_of(values[2], values[3], T());
+        (part == 0 ? pack.x : pack.z) = low;
+        (part == 0 ? pack.y : pack.w) = high;
+    } else {
+        pack = make_pack<T, V>(values);
+    }
+}
+
 /* How many of `slots` packs the thread has in a tile that begins at `row`. */
 __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {

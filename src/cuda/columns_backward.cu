@@ -11,6 +11,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     using R = compute<T>;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
+    constexpr int H = part_of<V>::values;
+    using values_of_part = R[H];
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -28,13 +30,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
-    const auto read = [&](int slot, R(&x)[V], R(&dy)[V]) {
+    const auto read = [&](int slot, int h, values_of_part &x, values_of_part &dy) {
         if constexpr (V > 1) {
-            unpack<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept_x[slot < 0 ? 0 : slot], x);
-            unpack<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept_dy[slot < 0 ? 0 : slot], dy);
+            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept_x[slot < 0 ? 0 : slot], h, x);
+            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept_dy[slot < 0 ? 0 : slot], h, dy);
         } else {
-            unpack<T, V>(kept_x[slot], x);
-            unpack<T, V>(kept_dy[slot], dy);
+            unpack_part<T, V>(kept_x[slot], h, x);
+            unpack_part<T, V>(kept_dy[slot], h, dy);
         }
     };
 
@@ -73,10 +75,20 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 });
             }
 
+            /* What follows from these is found now, not ahead of all loops and loads. */
+            int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
+            int sample = place.n, step = threads, channel_bits = g.channel_bits;
+            forget(width);
+            forget(at_once);
+            forget(group_bits);
+            forget(piece_bits);
+            forget(sample);
+            forget(step);
+            forget(channel_bits);
             /* Shared memory, in this order: packs; statistics of groups; of each channel what channel_values says,
              * `ready` with the rest of the mean as the fourth; two sums of each thread's channels; weighted sums of
              * channels; totals of groups; of each block of a cluster those of a group. */
-            const int channels = g.width * V, first_channel = place.first_channel;
+            const int channels = width * V, first_channel = place.first_channel;
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             group_statistics<R> *const of_groups =
@@ -84,8 +96,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + groups);
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
-            R *const of_plain = values + 4 * stride, *const of_centred = of_plain + place.rows_at_once * channels;
-            totals<R> *const of_sums = reinterpret_cast<totals<R> *>(of_centred + place.rows_at_once * channels);
+            R *const of_plain = values + 4 * stride, *const of_centred = of_plain + at_once * channels;
+            totals<R> *const of_sums = reinterpret_cast<totals<R> *>(of_centred + at_once * channels);
             totals<R> *const of_totals = of_sums + channels;
             double *const of_parts = reinterpret_cast<double *>(of_totals + groups);
 
@@ -94,10 +106,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     open_mail(mail, groups_here * g.parts * PAIR * (int)sizeof(double));
                 if (g.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
-                const int n = g.all_samples ? 0 : place.n;
+                const int n = g.all_samples ? 0 : sample;
                 if (ready) {
 #pragma unroll 1
-                    for (int i = (int)threadIdx.x; i < here; i += threads) {
+                    for (int i = (int)threadIdx.x; i < here; i += step) {
                         const int c = first_channel + i;
                         R rstd = R(1), rest;
                         double mean = 0.0;
@@ -121,12 +133,12 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             of_groups[i].rstd = rstd;
                     }
                 } else {
-                    stage(of_channels.slopes, p.weight, n, first_channel, here);
-                    stage(of_channels.offsets, p.bias, n, first_channel, here);
-                    stage(of_channels.means, p.scale, n, first_channel, here);
-                    stage(of_channels.shifts, p.shift, n, first_channel, here);
+                    stage(of_channels.slopes, p.weight, n, first_channel, here, step);
+                    stage(of_channels.offsets, p.bias, n, first_channel, here, step);
+                    stage(of_channels.means, p.scale, n, first_channel, here, step);
+                    stage(of_channels.shifts, p.shift, n, first_channel, here, step);
 #pragma unroll 1
-                    for (int i = (int)threadIdx.x; i < groups_here; i += threads) {
+                    for (int i = (int)threadIdx.x; i < groups_here; i += step) {
                         const int set = divide(first_channel + i * g.group, g.by_set_channels);
                         group_statistics<R> found;
                         found.rstd = parameter<R>(p.rstd, n, set, R(1));
@@ -144,13 +156,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             if (!plain && p.pre_add.data) {
                 cursor other(p.pre_add, p.x, place, row);
                 walk<K>(count, shared, [&](int slot) {
-                    R value[V], added[V], unused[V];
-                    read(slot, value, unused);
-                    unpack<T, V>(other.load(), added);
+                    const raw<T, V> more = other.load();
+                    raw<T, V> pack = zero_pack<T, V>();
 #pragma unroll
-                    for (int i = 0; i < V; i++)
-                        value[i] += added[i];
-                    const raw<T, V> pack = make_pack<T, V>(value);
+                    for (int h = 0; h < V / H; h++) {
+                        R value[H], added[H], unused[H];
+                        read(slot, h, value, unused);
+                        unpack_part<T, V>(more, h, added);
+#pragma unroll
+                        for (int i = 0; i < H; i++)
+                            value[i] += added[i];
+                        put_part<T, V>(pack, h, value);
+                    }
                     if constexpr (V > 1) {
                         if (slot < 0)
                             place_of_slot(slot, 0) = pack;
@@ -162,21 +179,23 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     other.advance(p.pre_add, p.x, place);
                 });
             }
-            /* x - shift into x, dy' into dy */
-            const auto differentiate = [&](auto chosen, R(&x)[V], R(&dy)[V], const cursor &other) {
+            /* Of part `h` of a pack: x - shift and dy'; `post` is what was added before the activation. */
+            const auto differentiate = [&](auto chosen, int slot, int h, const raw<T, V> &post, values_of_part &x,
+                                           values_of_part &dy) {
+                read(slot, h, x, dy);
 #pragma unroll
-                for (int i = 0; i < V; i++)
-                    x[i] -= shift[i];
+                for (int i = 0; i < H; i++)
+                    x[i] -= shift[h * H + i];
                 if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
-                    R z[V];
+                    R z[H];
 #pragma unroll
-                    for (int i = 0; i < V; i++)
-                        z[i] = fma(x[i], slope[i], offset[i]);
+                    for (int i = 0; i < H; i++)
+                        z[i] = fma(x[i], slope[h * H + i], offset[h * H + i]);
                     if (!plain && p.post_add.data) {
-                        R added[V];
-                        unpack<T, V>(other.load(), added);
+                        R added[H];
+                        unpack_part<T, V>(post, h, added);
 #pragma unroll
-                        for (int i = 0; i < V; i++)
+                        for (int i = 0; i < H; i++)
                             z[i] += added[i];
                     }
                     activate_gradient<fast, !plain>(dy, z, chosen.of(p.activation), (R)p.act_param);
@@ -188,16 +207,21 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
-                        R x[V], dy[V];
-                        read(slot, x, dy);
-                        differentiate(chosen, x, dy, other);
-#pragma unroll
-                        for (int i = 0; i < V; i++) {
-                            first[i] += dy[i];
-                            second[i] += dy[i] * x[i];
-                        }
-                        if (!plain && p.post_add.data)
+                        raw<T, V> post = zero_pack<T, V>();
+                        if (!plain && p.post_add.data) {
+                            post = other.load();
                             other.advance(p.post_add, p.x, place);
+                        }
+#pragma unroll
+                        for (int h = 0; h < V / H; h++) {
+                            R x[H], dy[H];
+                            differentiate(chosen, slot, h, post, x, dy);
+#pragma unroll
+                            for (int i = 0; i < H; i++) {
+                                first[h * H + i] += dy[i];
+                                second[h * H + i] += dy[i] * x[i];
+                            }
+                        }
                     });
                 });
             }
@@ -215,14 +239,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     write_values<R, V>(of_centred + at, second);
                 }
                 __syncthreads();
-                const int lanes = 1 << g.channel_bits, lane = (int)threadIdx.x & (lanes - 1);
-                const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.channel_bits;
+                const int lanes = 1 << channel_bits, lane = (int)threadIdx.x & (lanes - 1);
+                const int first_of_warp = (int)(threadIdx.x & ~31u) >> channel_bits;
 #pragma unroll 1
-                for (int round = 0; round + first_of_warp < here; round += threads >> g.channel_bits) {
-                    const int i = round + ((int)threadIdx.x >> g.channel_bits);
+                for (int round = 0; round + first_of_warp < here; round += step >> channel_bits) {
+                    const int i = round + ((int)threadIdx.x >> channel_bits);
                     R sum = R(0), product = R(0);
 #pragma unroll 4
-                    for (int beside = lane; beside < (i < here ? place.rows_at_once : 0); beside += lanes) {
+                    for (int beside = lane; beside < (i < here ? at_once : 0); beside += lanes) {
                         sum += of_plain[beside * channels + i];
                         product += of_centred[beside * channels + i];
                     }
@@ -242,7 +266,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                     of_sums[i] = {weight * sum, weight * product};
                     if (a.sums) {
-                        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + first_channel + i;
+                        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : sample) * p.c + first_channel + i;
                         reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] =
                             make_double2((double)sum, (double)product);
                     }
@@ -257,9 +281,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     of_totals[group] = {-sum * share, -(product * rstd) * (rstd * share)};
                 };
                 if (sums) {
-                    const int lanes = 1 << g.group_bits, lane = (int)threadIdx.x & (lanes - 1);
-                    const int at_once = threads >> g.group_bits, own_group = (int)threadIdx.x >> g.group_bits;
-                    const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.group_bits;
+                    const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
+                    const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
+                    const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
                     const bool far = g.exchange == NORMFUSE_EXCHANGE_GRID;
                     double2 *const of_grid = reinterpret_cast<double2 *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
@@ -267,7 +291,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         await_boxes();
 #pragma unroll 1
-                    for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                    for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                         const int group = round + own_group;
                         const bool exists = group < groups_here;
                         R sum = R(0), product = R(0);
@@ -301,7 +325,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             await_mail(mail);
                         }
 #pragma unroll 1
-                        for (int round = 0; round + first_of_warp < groups_here; round += at_once) {
+                        for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                             const int group = round + own_group;
                             const bool exists = group < groups_here;
                             const int begin = (exists ? group : 0) * g.parts;
@@ -327,10 +351,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 } else {
 #pragma unroll 1
-                    for (int group = (int)threadIdx.x; group < groups_here; group += threads) {
+                    for (int group = (int)threadIdx.x; group < groups_here; group += step) {
                         const int c = first_channel + group * g.group;
                         const int64_t set =
-                            by_channel ? c : (int64_t)place.n * p.groups + divide(c, g.by_set_channels);
+                            by_channel ? c : (int64_t)sample * p.groups + divide(c, g.by_set_channels);
                         finish(group, (R)a.totals[set * PAIR], (R)a.totals[set * PAIR + 1]);
                     }
                 }
@@ -340,7 +364,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 R rest = R(0);
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    if ((i & ((1 << g.piece_bits) - 1)) == 0) {
+                    if ((i & ((1 << piece_bits) - 1)) == 0) {
                         const int group = divide(column * V + i, g.by_group);
                         of_group = of_totals[group];
                         rest = ready ? of_channels.shifts[column * V + i] : of_groups[group].rest;
@@ -363,29 +387,41 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 cursor dpost(!plain && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
-                        R x[V], dy[V];
-                        read(slot, x, dy);
-                        differentiate(chosen, x, dy, other);
-                        if (!plain && p.post_add.data)
+                        raw<T, V> post = zero_pack<T, V>(), more = post, dy_out = post, dx_out = post;
+                        if (!plain && p.post_add.data) {
+                            post = other.load();
                             other.advance(p.post_add, p.x, place);
+                        }
+                        if (!plain && p.du.data && p.dx.data && applies) {
+                            more = du.load();
+                            du.advance(p.du, p.x, place);
+                        }
+#pragma unroll
+                        for (int h = 0; h < V / H; h++) {
+                            R x[H], dy[H];
+                            differentiate(chosen, slot, h, post, x, dy);
+                            if (gives_dy)
+                                put_part<T, V>(dy_out, h, dy);
+#pragma unroll
+                            for (int i = 0; i < H; i++)
+                                x[i] = centred ? fma(slope[h * H + i], dy[i],
+                                                     fma(first[h * H + i], x[i], second[h * H + i]))
+                                               : slope[h * H + i] * dy[i];
+                            if (!plain && p.du.data) {
+                                R added[H];
+                                unpack_part<T, V>(more, h, added);
+#pragma unroll
+                                for (int i = 0; i < H; i++)
+                                    x[i] += added[i];
+                            }
+                            put_part<T, V>(dx_out, h, x);
+                        }
                         if (gives_dy) {
-                            dpost.store(make_pack<T, V>(dy));
+                            dpost.store(dy_out);
                             dpost.advance(p.dpost_add, p.x, place);
                         }
                         if (p.dx.data && applies) {
-#pragma unroll
-                            for (int i = 0; i < V; i++)
-                                x[i] = centred ? fma(slope[i], dy[i], fma(first[i], x[i], second[i]))
-                                               : slope[i] * dy[i];
-                            if (!plain && p.du.data) {
-                                R added[V];
-                                unpack<T, V>(du.load(), added);
-#pragma unroll
-                                for (int i = 0; i < V; i++)
-                                    x[i] += added[i];
-                                du.advance(p.du, p.x, place);
-                            }
-                            dx.store(make_pack<T, V>(x));
+                            dx.store(dx_out);
                             dx.advance(p.dx, p.x, place);
                         }
                     });

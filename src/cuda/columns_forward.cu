@@ -12,7 +12,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     using R = compute<T>;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
-    constexpr int bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0, most_held = 4;
+    constexpr int bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0, most_held = K <= 8 ? 10 : 4;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];

@@ -45,10 +45,10 @@
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 8, 16)                                                      \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 8, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 4, 8)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 4, 8)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 4, 8)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 4, 8)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 4, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 4, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 4, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 4, 6)
 
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \

@@ -70,7 +70,7 @@ enum kept { LEAST, FEW, WHOLE, SOME, MANY, RAGGED };
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
 static const int packs_kept[2][2][6] = {
     {{4, 6, 7, 8, 20, 9}, {2, 3, 5, 4, 8, 6}}, /* runs: forward, backward */
-    {{0, 6, 0, 8, 16, 0}, {0, 3, 0, 4, 8, 0}}, /* columns */
+    {{0, 6, 0, 8, 16, 0}, {0, 3, 0, 4, 6, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)

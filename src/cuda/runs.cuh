@@ -75,22 +75,26 @@ __device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, 
 template <int V, bool ragged> struct run_elements {
     int first, stretch;
 
-    __device__ __forceinline__ bool are_all() const
-    {
-        return !ragged || (first >= 0 && first + V <= stretch);
-    }
-    __device__ __forceinline__ bool has(int i) const
-    {
-        return !ragged || (unsigned)(first + i) < (unsigned)stretch;
-    }
-    /* The pack's first that is one, if any is. */
     __device__ __forceinline__ int begin() const
     {
         return ragged ? max(0, -first) : 0;
     }
+    __device__ __forceinline__ int end() const
+    {
+        return ragged ? max(0, min(V, stretch - first)) : V;
+    }
     __device__ __forceinline__ int count() const
     {
-        return ragged ? max(0, min(V, stretch - first) - begin()) : V;
+        return end() - begin();
+    }
+    __device__ __forceinline__ bool are_all() const
+    {
+        return count() == V;
+    }
+    /* By a bit of one mask: a comparison for each would be two instructions. */
+    __device__ __forceinline__ bool has(int i) const
+    {
+        return !ragged || (~0u << begin() & ~(~0u << end()) & 1u << i) != 0;
     }
 };
 
@@ -210,6 +214,8 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &pack, con
         return;
     }
     if constexpr (ragged) {
+        /* One address with offsets: the compiler would find that of each element again. */
+        asm volatile("" : "+l"(data));
         const unsigned words[4] = {pack.x, pack.y, pack.z, pack.w};
 #pragma unroll
         for (int i = 0; i < V; i++)

@@ -134,23 +134,22 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     index += packs.step;
                 }
             }
-            bool is_cut = false;
+            unsigned furthest = 0;
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 if (index < packs.end) {
                     const int stretch = divide(index, g.by_spans);
+                    furthest = max(furthest, x.place(g, index, stretch));
                     if (!end.cuts(x.place(g, index, stretch))) {
                         kept_x[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
                         kept_dy[k] = load_pack<T, V>(dy.at(g, index, stretch), 0);
-                    } else {
-                        is_cut = true;
                     }
                 }
                 index += packs.step;
             }
             if constexpr (ragged) {
                 /* Once all others have been asked for: these are waited for. */
-                if (is_cut) {
+                if (end.cuts(furthest)) {
                     index = packs.index + shared * packs.step;
 #pragma unroll
                     for (int k = 0; k < K; k++) {
@@ -426,7 +425,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 80 : 96;
+    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_RAGGED ? 112 : tile == TILE_WHOLE ? 80 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {

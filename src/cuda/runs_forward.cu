@@ -111,21 +111,20 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                         }
                     }
                 }
-                bool is_cut = false;
+                unsigned furthest = 0;
 #pragma unroll
                 for (int k = 0; k < K; k++) {
                     const int index = rest + k * packs.step;
                     if (index < packs.end) {
                         const int stretch = divide(index, g.by_spans);
+                        furthest = max(furthest, x.place(g, index, stretch));
                         if (!end.cuts(x.place(g, index, stretch)))
                             kept[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
-                        else
-                            is_cut = true;
                     }
                 }
                 if constexpr (ragged) {
                     /* Once all others have been asked for: these are waited for. */
-                    if (is_cut) {
+                    if (end.cuts(furthest)) {
 #pragma unroll
                         for (int k = 0; k < K; k++) {
                             const int index = rest + k * packs.step;
@@ -216,14 +215,14 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             first = own_shared[0];
                     }
                     unpack<T, V>(first, value);
-                    shift = value[0];
+                    shift = value[ragged ? V - 1 : 0];
                     if constexpr (ragged) {
                         /* Of the first pack that has one; only then from memory, so that none waits for it. */
                         int index = packs.index;
                         run_elements<V, ragged> own = own_of(packs, index);
 #pragma unroll
-                        for (int i = 1; i < V; i++)
-                            shift = i == own.begin() ? value[i] : shift;
+                        for (int i = V - 2; i >= 0; i--)
+                            shift = own.has(i) ? value[i] : shift;
                         if (own.count() == 0) {
                             for (index += packs.step; index < packs.end; index += packs.step) {
                                 own = own_of(packs, index);
