@@ -215,7 +215,7 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &pack, con
     }
     if constexpr (ragged) {
         /* One address with offsets: the compiler would find that of each element again. */
-        asm volatile("" : "+l"(data));
+        asm("" : "+l"(data));
         const unsigned words[4] = {pack.x, pack.y, pack.z, pack.w};
 #pragma unroll
         for (int i = 0; i < V; i++)

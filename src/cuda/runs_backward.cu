@@ -425,7 +425,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_RAGGED ? 112 : tile == TILE_WHOLE ? 80 : 96;
+    return tile == TILE_SHARED || tile == TILE_RAGGED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 80 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
