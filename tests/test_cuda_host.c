@@ -824,8 +824,8 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
     }
 }
 
-/* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (runs of packs that
- * are aligned in memory). */
+/* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (runs of packs
+ * that are aligned in memory). */
 static void count_elements(const struct normfuse_cuda_arguments *a, int pack, unsigned char *of_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
@@ -860,7 +860,8 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
     const int64_t elements = p->n * p->c * p->s;
     /* Of large ones the last rows: by then every place that a row can begin at in a pack was met. */
     for (int64_t i = 0; i < 64 && i < p->n * p->c; i++) {
-        const int64_t row = p->n * p->c - 1 - i, lead = (row / p->c * p->x.batch + row % p->c * p->x.channel) % pack;
+        const int64_t row = p->n * p->c - 1 - i;
+        const int64_t lead = (row / p->c * p->x.batch + row % p->c * p->x.channel) % pack;
         CHECK(a->geometry.spans * (int64_t)pack - lead >= p->s, "%s: %s: %d packs do not hold a row that begins at %lld",
               test->name, launch->name, (int)a->geometry.spans, (long long)lead);
     }

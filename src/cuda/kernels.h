@@ -30,14 +30,14 @@
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 8, 20, 9)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 8, 20, 9)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 8, 20, 9)                                                     \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 8, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 8, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 8, 20, 9)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 8, 20, 9)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 5, 4, 8, 6)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8, 6)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8, 6)                                                      \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 5, 4, 8, 6)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8, 6)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 8, 16)                                                      \
@@ -99,9 +99,9 @@ struct normfuse_cuda_divisor {
 
 /* A tile is what one block holds at a time.
  *
- * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` packs each (ragged: as many
- * as the stretch that needs most); its packs are counted through, and a part of a set is part_rows of them. The forward
- * deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a segment, has
+ * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` packs each (ragged: as
+ * many as the stretch that needs most); its packs are counted through, and a part of a set is part_rows of them. The
+ * forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a segment, has
  * segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
  *
  * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is

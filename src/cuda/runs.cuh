@@ -71,7 +71,8 @@ __device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, 
     return packs;
 }
 
-/* Which elements of a pack are its stretch's: element i is element `first` + i of the stretch, where it has that many. */
+/* Which elements of a pack are its stretch's: element i is element `first` + i of the stretch, where it has that many.
+ */
 template <int V, bool ragged> struct run_elements {
     int first, stretch;
 

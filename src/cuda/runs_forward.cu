@@ -228,9 +228,9 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                                 own = own_of(packs, index);
                                 if (own.count() > 0) {
                                     const tensor x(a, p.x, p.x, packs.n, packs.c);
+                                    const char *const pack = x.at(g, index, divide(index, g.by_spans));
                                     R other[1];
-                                    unpack<T, 1>(load_pack<T, 1>(x.at(g, index, divide(index, g.by_spans)), own.begin()),
-                                                 other);
+                                    unpack<T, 1>(load_pack<T, 1>(pack, own.begin()), other);
                                     shift = other[0];
                                     break;
                                 }
