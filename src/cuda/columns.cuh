@@ -7,6 +7,14 @@
 
 #include "join.cuh"
 
+/* The kernels of a type, as in the lists of kernels.h. */
+enum column_tile {
+    COLUMNS_ANY,     /* every way, with everything that is added, and all activations */
+    COLUMNS_WHOLE,   /* a block has its sets to itself; here and below: plain */
+    COLUMNS_PASSING, /* nothing is kept: sums alone, or results from statistics that are known */
+    COLUMNS_SHARED   /* the blocks of a set keep it and tell one another what they found */
+};
+
 struct column_place {
     int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
     int first_channel;                /* of the block */
@@ -147,32 +155,36 @@ template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
-/* A parameter of a block's channels into shared memory. That of the type computed in is asked for and not waited for:
- * wait_for_copies does, before the barrier that shows it to others. */
-template <typename R>
-__device__ __forceinline__ void stage(R *to, const normfuse_parameter &p, int n, int first, int count, int threads)
+/* An element of a parameter as it is in memory: asked for now, made a number of once it is needed, so that several are
+ * waited for at once. */
+template <typename R> struct bits_type {
+    using type = unsigned;
+};
+template <> struct bits_type<double> {
+    using type = unsigned long long;
+};
+template <typename R> using bits = typename bits_type<R>::type;
+
+template <typename R> __device__ __forceinline__ bits<R> ask(const normfuse_parameter &p, int64_t element)
 {
-    if (!p.data)
-        return;
-    const int64_t begin = (int64_t)n * p.batch + (int64_t)first * p.channel;
-    if (p.type == (sizeof(R) == 8 ? NORMFUSE_F64 : NORMFUSE_F32)) {
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < count; i += threads)
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to + i)),
-                         "l"(reinterpret_cast<const R *>(p.data) + (begin + i * p.channel)), "n"(sizeof(R))
-                         : "memory");
-    } else if (p.type == NORMFUSE_F16 || p.type == NORMFUSE_BF16) {
-        const unsigned short *const from = reinterpret_cast<const unsigned short *>(p.data);
-#pragma unroll 4
-        for (int i = (int)threadIdx.x; i < count; i += threads) {
-            const unsigned short bits = from[begin + i * p.channel];
-            to[i] = (R)(p.type == NORMFUSE_F16 ? pair_of(bits, f16()).x : pair_of(bits, bf16()).x);
-        }
-    } else {
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < count; i += threads)
-            to[i] = load_value<R>(p.data, begin + i * p.channel, p.type);
-    }
+    bits<R> found = 0;
+    if (p.type == NORMFUSE_F32)
+        found = __ldcg(reinterpret_cast<const unsigned *>(p.data) + element);
+    else if constexpr (sizeof(R) == 8)
+        found = __ldcg(reinterpret_cast<const unsigned long long *>(p.data) + element);
+    else
+        found = __ldcg(reinterpret_cast<const unsigned short *>(p.data) + element);
+    return found;
+}
+
+template <typename R> __device__ __forceinline__ R told(bits<R> found, int type)
+{
+    if constexpr (sizeof(R) == 8)
+        return type == NORMFUSE_F32 ? (double)__uint_as_float((unsigned)found) : __longlong_as_double((int64_t)found);
+    else
+        return type == NORMFUSE_F32   ? __uint_as_float(found)
+               : type == NORMFUSE_F16 ? pair_of(found, f16()).x
+                                      : pair_of(found, bf16()).x;
 }
 
 /* What a block knows of its channels, each an array in shared memory. First as the parameters are: weight, bias, scale
@@ -188,6 +200,34 @@ __device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_v
     const R scale = p.scale.data ? R(1) + of.means[i] : R(1);
     weight = (p.weight.data ? of.slopes[i] : R(1)) * scale;
     bias = (p.bias.data ? of.offsets[i] : R(0)) * scale + (p.shift.data ? of.shifts[i] : R(0));
+}
+
+/* The parameters of a block's channels into shared memory. */
+template <typename R>
+__device__ __forceinline__ void stage(const normfuse_problem &p, const channel_values<R> &of, int n, int first,
+                                      int count, int threads)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < count; i += threads) {
+        const int c = first + i;
+        bits<R> weight = 0, bias = 0, scale = 0, shift = 0;
+        if (p.weight.data)
+            weight = ask<R>(p.weight, n * p.weight.batch + c * p.weight.channel);
+        if (p.bias.data)
+            bias = ask<R>(p.bias, n * p.bias.batch + c * p.bias.channel);
+        if (p.scale.data)
+            scale = ask<R>(p.scale, n * p.scale.batch + c * p.scale.channel);
+        if (p.shift.data)
+            shift = ask<R>(p.shift, n * p.shift.batch + c * p.shift.channel);
+        if (p.weight.data)
+            of.slopes[i] = told<R>(weight, p.weight.type);
+        if (p.bias.data)
+            of.offsets[i] = told<R>(bias, p.bias.type);
+        if (p.scale.data)
+            of.means[i] = told<R>(scale, p.scale.type);
+        if (p.shift.data)
+            of.shifts[i] = told<R>(shift, p.shift.type);
+    }
 }
 
 /* Adjacent values; `from` on a boundary of 16 bytes where there are several. */
@@ -229,6 +269,19 @@ template <typename R, int V> __device__ __forceinline__ void write_values(R *to,
 template <typename R> struct alignas(16) group_statistics {
     R mean, rest, rstd, variance;
 };
+
+/* base + more, base in the tensor's own type (Knuth's sum: what the rounding of a sum leaves out is exact). */
+template <typename T>
+__device__ __forceinline__ void split_sum(compute<T> base, compute<T> more, compute<T> &rounded, compute<T> &rest)
+{
+    using R = compute<T>;
+    const R sum[1] = {base + more}, part = sum[0] - base;
+    const R left = (base - (sum[0] - part)) + (more - part);
+    R back[1];
+    unpack<T, 1>(make_pack<T, 1>(sum), back);
+    rounded = back[0];
+    rest = (sum[0] - back[0]) + left;
+}
 
 template <typename T>
 __device__ __forceinline__ void split_mean(double mean, compute<T> &rounded, compute<T> &rest)
@@ -317,13 +370,6 @@ __device__ __forceinline__ void send(mailbox &box, double2 *place, int rank, dou
 template <typename R> struct alignas(16) piece_sums {
     R first, mean, squares, count;
 };
-
-/* Where a piece of a block's row of packs is in shared memory, 2^bits pieces a pack: threads write theirs and lanes read
- * a group's without waiting for one another's banks, since `wide`, which rows of pieces are apart, is odd. */
-__device__ __forceinline__ int piece_at(int wide, int bits, int beside, int piece)
-{
-    return ((beside << bits) + (piece & ((1 << bits) - 1))) * wide + (piece >> bits);
-}
 
 /* Channels into pieces, in place: two that have met as many values become one, as often as that takes. */
 template <typename R, int V>

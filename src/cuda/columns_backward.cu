@@ -4,11 +4,13 @@
  * thread sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #include "columns.cuh"
 
-template <typename T, int V, int K, bool plain>
+template <typename T, int V, int K, column_tile tile>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
+    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_WHOLE || tile == COLUMNS_SHARED;
+    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = part_of<V>::values;
@@ -18,13 +20,15 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     extern __shared__ uint4 dynamic[];
     __shared__ mailbox mail;
     const int threads = (int)blockDim.x;
-    const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
-    const bool centred = p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
+    const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const bool ready = !centred || g.group == 1; /* coefficients are made once a channel, else by each thread */
-    const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const int first_team = divide((int)block, g.by_parts);
-    const int part = (int)block - first_team * g.parts;
+    const bool backwards = !keeps && g.backwards;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
+    const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
+    const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
     raw<T, V> kept_x[K], kept_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
@@ -50,8 +54,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
         R first[V] = {}, second[V] = {};
 
-        for (int pass = 0; pass < g.passes; pass++) {
-            const int row = place.first + (g.backwards ? g.passes - 1 - pass : pass) * tile_rows + place.beside;
+        for (int pass = 0; pass < passes; pass++) {
+            const int row = place.first + (backwards ? passes - 1 - pass : pass) * tile_rows + place.beside;
             const int count = slots_of(a, place, row, K + shared);
 
             /* ---- load ---- */
@@ -102,9 +106,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             double *const of_parts = reinterpret_cast<double *>(of_totals + groups);
 
             if (pass == 0) {
-                if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+                if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                     open_mail(mail, groups_here * g.parts * PAIR * (int)sizeof(double));
-                if (g.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+                if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
                 const int n = g.all_samples ? 0 : sample;
                 if (ready) {
@@ -133,20 +137,33 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             of_groups[i].rstd = rstd;
                     }
                 } else {
-                    stage(of_channels.slopes, p.weight, n, first_channel, here, step);
-                    stage(of_channels.offsets, p.bias, n, first_channel, here, step);
-                    stage(of_channels.means, p.scale, n, first_channel, here, step);
-                    stage(of_channels.shifts, p.shift, n, first_channel, here, step);
-#pragma unroll 1
-                    for (int i = (int)threadIdx.x; i < groups_here; i += step) {
+                    /* Of the groups, asked for with the rest. */
+                    const auto ask_group = [&](int i, bits<R> &rstd, bits<double> &mean) {
                         const int set = divide(first_channel + i * g.group, g.by_set_channels);
+                        rstd = ask<R>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
+                        mean = ask<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
+                    };
+                    const auto keep_group = [&](int i, bits<R> rstd, bits<double> mean) {
                         group_statistics<R> found;
-                        found.rstd = parameter<R>(p.rstd, n, set, R(1));
-                        split_mean<T>(parameter<double>(p.mean, n, set, 0.0), found.mean, found.rest);
+                        found.rstd = told<R>(rstd, p.rstd.type);
+                        split_mean<T>(told<double>(mean, p.mean.type), found.mean, found.rest);
                         of_groups[i] = found;
+                    };
+                    bits<R> rstd = 0;
+                    bits<double> mean = 0;
+                    if ((int)threadIdx.x < groups_here)
+                        ask_group((int)threadIdx.x, rstd, mean);
+                    stage(p, of_channels, n, first_channel, here, step);
+                    if ((int)threadIdx.x < groups_here)
+                        keep_group((int)threadIdx.x, rstd, mean);
+#pragma unroll 1
+                    for (int i = (int)threadIdx.x + step; i < groups_here; i += step) {
+                        ask_group(i, rstd, mean);
+                        keep_group(i, rstd, mean);
                     }
                 }
-                wait_for_copies();
+                if (V > 1 && shared > 0)
+                    wait_for_copies();
                 __syncthreads();
                 coefficients_of<R, V>(a, of_channels, of_groups, place.active ? place.column : 0, ready, slope, offset,
                                       shift);
@@ -225,7 +242,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     });
                 });
             }
-            const bool summed = sums && pass + 1 == g.passes;
+            const bool summed = sums && pass + 1 == passes;
             /* In place of dy it must not be written before dy was read for the last time. */
             const bool gives_dy =
                 !plain && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
@@ -284,11 +301,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
                     const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                     const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
-                    const bool far = g.exchange == NORMFUSE_EXCHANGE_GRID;
+                    const bool far = exchange == NORMFUSE_EXCHANGE_GRID;
                     double2 *const of_grid = reinterpret_cast<double2 *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
-                    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+                    if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         await_boxes();
 #pragma unroll 1
                     for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
@@ -305,7 +322,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         product = sum_few(product, lanes);
                         if (!exists)
                             continue;
-                        if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                        if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                             double *const there = of_parts + (group * g.parts + part) * PAIR;
                             for (int other = lane; other < g.parts; other += lanes) {
                                 send(mail, there, other, (double)sum);
@@ -318,7 +335,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                                 finish(group, sum, product);
                         }
                     }
-                    if (g.exchange != NORMFUSE_EXCHANGE_NONE) {
+                    if (exchange != NORMFUSE_EXCHANGE_NONE) {
                         if (far) {
                             meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
                         } else {
@@ -432,7 +449,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
              * written by this block, and nothing waits any more ---- */
         }
 
-        if (g.exchange != NORMFUSE_EXCHANGE_GRID)
+        if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
         team += g.teams;
         if (team >= g.sets)
@@ -442,10 +459,19 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     }
 }
 
+__host__ __device__ constexpr int most_registers(column_tile tile, int bytes)
+{
+    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
+}
+__host__ __device__ constexpr column_tile tile_of(int kept)
+{
+    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 4 ? COLUMNS_PASSING : COLUMNS_SHARED;
+}
+
 #define COLUMNS_BACKWARD(picture, direction, type, pack, kept)                                                         \
-    extern "C" __global__ void __maxnreg__(128)                                                                        \
+    extern "C" __global__ void __maxnreg__(most_registers(tile_of(kept), sizeof(type)))                                \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        columns_backward<type, pack, kept, (kept > 3)>(a);                                                             \
+        columns_backward<type, pack, kept, tile_of(kept)>(a);                                                          \
     }
 NORMFUSE_CUDA_COLUMNS_BACKWARD(COLUMNS_BACKWARD)

@@ -5,24 +5,28 @@
  */
 #include "columns.cuh"
 
-template <typename T, int V, int K, bool plain>
+template <typename T, int V, int K, column_tile tile>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
+    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_WHOLE || tile == COLUMNS_SHARED;
+    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
-    constexpr int bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0, most_held = K <= 8 ? 10 : 4;
+    constexpr int most_bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0, most_held = K <= 8 ? 10 : 4;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
     __shared__ mailbox mail;
     const int threads = (int)blockDim.x;
-    const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const unsigned block = g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const int first_team = divide((int)block, g.by_parts);
-    const int part = (int)block - first_team * g.parts;
+    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, backwards = !keeps && g.backwards;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
+    const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
+    const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
     raw<T, V> kept[K];
     const auto read = [&](int slot, R(&value)[V]) {
@@ -44,8 +48,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
          * the mean, slope and offset. */
         R shift[V], first[V] = {}, second[V] = {};
 
-        for (int pass = 0; pass < g.passes; pass++) {
-            const int row = place.first + (g.backwards ? g.passes - 1 - pass : pass) * tile_rows + place.beside;
+        for (int pass = 0; pass < passes; pass++) {
+            const int row = place.first + (backwards ? passes - 1 - pass : pass) * tile_rows + place.beside;
             const int count = slots_of(a, place, row, K + shared);
 
             /* ---- load ---- */
@@ -80,10 +84,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             const int channels = width * V, first_channel = place.first_channel;
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
-            const int pack_bits = bits - piece_bits, pieces_a_pack = 1 << pack_bits, pieces_wide = width | 1;
+            const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
             piece_sums<R> *const of_pieces = reinterpret_cast<piece_sums<R> *>(dynamic + shared * threads);
             group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
-                of_pieces + (sums ? (at_once * pieces_wide) << pack_bits : 0));
+                of_pieces + (sums ? (at_once * width) << pack_bits : 0));
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + (sums ? groups : 0));
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -92,33 +96,39 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             pair<R> *const of_parts = reinterpret_cast<pair<R> *>(of_means + groups + (groups & 1));
 
             if (pass == 0) {
-                if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+                if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                     open_mail(mail, groups_here * g.parts * (int)sizeof(pair<R>));
-                if (g.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+                if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
-                if (sums) {
-                    /* The first value of each group, which all of its blocks know: what means are told less. */
-#pragma unroll 2
-                    for (int i = (int)threadIdx.x; i < groups_here; i += step) {
+                /* The first value of each group, which all of its blocks know: what means are told less. */
+                const auto first_value = [&](int i) {
+                    const int64_t c = first_channel + i * g.group;
+                    return load_pack<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel);
+                };
+                const auto keep_first = [&](int i, raw<T, 1> own) {
+                    R value[1];
+                    unpack<T, 1>(own, value);
+                    if (!plain && p.pre_add.data) {
+                        R added[1];
                         const int64_t c = first_channel + i * g.group;
-                        R value[1];
-                        unpack<T, 1>(load_pack<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel), value);
-                        if (!plain && p.pre_add.data) {
-                            R added[1];
-                            unpack<T, 1>(
-                                load_pack<T, 1>(p.pre_add.data, n * p.pre_add.batch + c * p.pre_add.channel),
-                                added);
-                            value[0] += added[0];
-                            unpack<T, 1>(make_pack<T, 1>(value), value);
-                        }
-                        of_groups[i].mean = value[0];
+                        unpack<T, 1>(load_pack<T, 1>(p.pre_add.data, n * p.pre_add.batch + c * p.pre_add.channel),
+                                     added);
+                        value[0] += added[0];
+                        unpack<T, 1>(make_pack<T, 1>(value), value);
                     }
-                }
-                if (sums && applies) {
-                    stage(of_channels.slopes, p.weight, n, first_channel, here, step);
-                    stage(of_channels.offsets, p.bias, n, first_channel, here, step);
-                    stage(of_channels.means, p.scale, n, first_channel, here, step);
-                    stage(of_channels.shifts, p.shift, n, first_channel, here, step);
+                    of_groups[i].mean = value[0];
+                };
+                raw<T, 1> first_own = raw<T, 1>();
+                if (sums && (int)threadIdx.x < groups_here)
+                    first_own = first_value((int)threadIdx.x);
+                if (sums && applies)
+                    stage(p, of_channels, n, first_channel, here, step);
+                if (sums) {
+                    if ((int)threadIdx.x < groups_here)
+                        keep_first((int)threadIdx.x, first_own);
+#pragma unroll 1
+                    for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
+                        keep_first(i, first_value(i));
                 } else if (applies) {
                     /* Each channel's by one thread: those of a block have each channel many times. */
 #pragma unroll 1
@@ -145,7 +155,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
                 }
             }
-            wait_for_copies();
+            if (V > 1 && shared > 0)
+                wait_for_copies();
             if (!plain && p.pre_add.data) {
                 cursor other(p.pre_add, p.x, place, row), u(p.u.data ? p.u : p.x, p.x, place, row);
                 const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
@@ -195,10 +206,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         }
                     });
                 }
-                if (pass + 1 < g.passes)
+                if (pass + 1 < passes)
                     continue;
 
                 /* ---- the statistics of the groups ---- */
+                const int pieces = g.group >> piece_bits, entries = pieces * at_once;
                 if (place.active) {
                     const R count_here = (R)met, share = R(1) / (R)max(met, 1);
 #pragma unroll
@@ -211,10 +223,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 #pragma unroll
                     for (int i = 0; i < V; i++) {
                         const bool any = met > 0;
-                        if (i < pieces_a_pack)
-                            of_pieces[((place.beside << pack_bits) + i) * pieces_wide + place.column] = {
+                        if (i < pieces_a_pack) {
+                            const int piece = (place.column << pack_bits) + i, group = divide(piece, g.by_pieces);
+                            of_pieces[group * entries + place.beside * pieces + piece - group * pieces] = {
                                 any ? shift[i] : R(0), any ? first[i] : R(0), any ? second[i] : R(0),
                                 (R)(met << piece_bits)};
+                        }
                     }
                 }
                 __syncthreads();
@@ -222,18 +236,17 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
                 const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                 const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
-                const int pieces = g.group >> piece_bits, entries = pieces * at_once;
                 const R count_part = (R)max(0, place.stop - place.first) * (R)g.group;
                 const R count_all = (R)rows * (R)g.group;
                 /* `mean` is less the value that all know, which the statistics then replace. */
                 const auto finish = [&](int group, R mean, R squares) {
                     group_statistics<R> of_group;
-                    const double whole = (double)of_groups[group].mean + (double)mean;
+                    const R base = of_groups[group].mean;
                     of_group.variance = squares / count_all;
-                    of_group.rstd = R(1) / sqrt(of_group.variance + (R)p.eps);
-                    split_mean<T>(whole, of_group.mean, of_group.rest);
+                    of_group.rstd = inverse_root(of_group.variance + (R)p.eps);
+                    split_sum<T>(base, mean, of_group.mean, of_group.rest);
                     of_groups[group] = of_group;
-                    of_means[group] = whole;
+                    of_means[group] = (double)base + (double)mean;
                     if (g.group == 1) {
                         R weight, bias;
                         weigh(p, of_channels, group, weight, bias);
@@ -242,28 +255,24 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         of_channels.means[group] = of_group.mean;
                     }
                 };
-                if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+                if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                     await_boxes();
                 /* First the mean, then squares about it, which cannot cancel. */
 #pragma unroll 1
                 for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                     const int group = round + own_group, own = group < groups_here ? entries : 0;
-                    const int first_piece = own > 0 ? group * pieces : 0;
                     const R base = of_groups[own > 0 ? group : 0].mean;
+                    const piece_sums<R> *const of_group = of_pieces + (own > 0 ? group : 0) * entries;
                     R mean = R(0), squares = R(0);
-#pragma unroll 4
+#pragma unroll 2
                     for (int i = lane; i < own; i += lanes) {
-                        const int beside = divide(i, g.by_pieces);
-                        const piece_sums<R> found =
-                            of_pieces[piece_at(pieces_wide, pack_bits, beside, first_piece + i - beside * pieces)];
+                        const piece_sums<R> found = of_group[i];
                         mean += found.count * ((found.first - base) + found.mean);
                     }
                     mean = sum_few(mean, lanes) / max(count_part, R(1));
-#pragma unroll 4
+#pragma unroll 2
                     for (int i = lane; i < own; i += lanes) {
-                        const int beside = divide(i, g.by_pieces);
-                        const piece_sums<R> found =
-                            of_pieces[piece_at(pieces_wide, pack_bits, beside, first_piece + i - beside * pieces)];
+                        const piece_sums<R> found = of_group[i];
                         const R distance = ((found.first - base) + found.mean) - mean;
                         squares += found.squares + found.count * distance * distance;
                     }
@@ -271,7 +280,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     if (own == 0)
                         continue;
                     const pair<R> both = {mean, squares};
-                    if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                    if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                         for (int other = lane; other < g.parts; other += lanes)
                             send(mail, of_parts + group * g.parts + part, other, both);
                     } else if (lane == 0) {
@@ -283,7 +292,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                             triple[0] = (double)count_part;
                             triple[1] = (double)base + (double)mean;
                             triple[2] = (double)squares;
-                        } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
+                        } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                             reinterpret_cast<pair<R> *>(
                                 a.partials)[(((int64_t)parity * g.teams + first_team) * groups + group) * g.parts +
                                             part] = both;
@@ -336,10 +345,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                             finish(group, mean, squares);
                     }
                 };
-                if (g.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                     await_mail(mail);
                     join_parts(of_parts, [](const pair<R> *of_part) { return *of_part; });
-                } else if (g.exchange == NORMFUSE_EXCHANGE_GRID) {
+                } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                     meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
                     join_parts(reinterpret_cast<const pair<R> *>(a.partials) +
                                    ((int64_t)parity * g.teams + first_team) * groups * g.parts,
@@ -406,7 +415,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             }
         }
 
-        if (g.exchange != NORMFUSE_EXCHANGE_GRID)
+        if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
         team += g.teams;
         if (team >= g.sets)
@@ -416,10 +425,20 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     }
 }
 
+/* Blocks of 320 threads that hold a set of 20 KB: two on a processor. */
+__host__ __device__ constexpr int most_registers(column_tile tile, int pack, int bytes)
+{
+    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : pack > 1 || bytes == 8 ? 128 : 96;
+}
+__host__ __device__ constexpr column_tile tile_of(int kept)
+{
+    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
+}
+
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \
-    extern "C" __global__ void __maxnreg__(pack > 1 || sizeof(type) == 8 ? 128 : 96)                                   \
+    extern "C" __global__ void __maxnreg__(most_registers(tile_of(kept), pack, sizeof(type)))                          \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        columns_forward<type, pack, kept, (kept > 6)>(a);                                                              \
+        columns_forward<type, pack, kept, tile_of(kept)>(a);                                                           \
     }
 NORMFUSE_CUDA_COLUMNS_FORWARD(COLUMNS_FORWARD)

@@ -23,10 +23,12 @@
     KERNEL(runs, direction, type, pack, some)                                                                          \
     KERNEL(runs, direction, type, pack, many)                                                                          \
     KERNEL(runs, direction, type, pack, ragged)
-#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, some, many)                                     \
+#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, whole, some, fewer, many)                       \
     KERNEL(columns, direction, type, 1, few)                                                                           \
     KERNEL(columns, direction, type, pack, few)                                                                        \
+    KERNEL(columns, direction, type, pack, whole)                                                                      \
     KERNEL(columns, direction, type, pack, some)                                                                       \
+    KERNEL(columns, direction, type, pack, fewer)                                                                      \
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
@@ -40,15 +42,15 @@
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 8, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 8, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 8, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 8, 16)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 4, 8, 7, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 8, 7, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 8, 7, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 8, 7, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 4, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 4, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 4, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 4, 6)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 2, 4, 5, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 4, 5, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 4, 5, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 4, 5, 6)
 
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \

@@ -65,12 +65,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { LEAST, FEW, WHOLE, SOME, MANY, RAGGED };
+enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY, RAGGED };
 
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
-static const int packs_kept[2][2][6] = {
-    {{4, 6, 7, 8, 20, 9}, {2, 3, 5, 4, 8, 6}}, /* runs: forward, backward */
-    {{0, 6, 0, 8, 16, 0}, {0, 3, 0, 4, 6, 0}}, /* columns */
+static const int packs_kept[2][2][7] = {
+    {{4, 6, 7, 8, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
+    {{0, 6, 4, 8, 7, 16, 0}, {0, 3, 2, 4, 5, 6, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -79,8 +79,9 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    const int of_type = columns ? 4 : 8;
-    const int within = columns ? (!wide ? 0 : kept == FEW ? 1 : (int)kept - 1) : (wide ? 2 : 0) + (int)kept;
+    const int of_type = columns ? 6 : 8;
+    const int of_runs = (wide ? 2 : 0) + (kept > FEWER ? (int)kept - 1 : (int)kept);
+    const int within = !columns ? of_runs : wide ? (int)kept : 0;
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
 }
 
@@ -563,7 +564,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
         doubles = 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        words = 4 * at_once * (task->pack >> g->piece_bits) * (g->width | 1) + 4 * groups;
+        words = 4 * at_once * (task->pack >> g->piece_bits) * g->width + 4 * groups;
         words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
         doubles = groups + groups % 2;
     } else {
@@ -682,7 +683,10 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, most_at_once);
             const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : most_at_once;
             const uint32_t threads = whole_warps(width * at_once);
-            const enum kept kept = !task->plain ? FEW : slots <= packs_kept[1][task->direction][SOME] ? SOME : MANY;
+            const enum kept kept = !task->plain                                          ? FEW
+                                   : !grid && parts == 1                                 ? WHOLE
+                                   : slots <= packs_kept[1][task->direction][FEWER] ? FEWER
+                                                                                         : MANY;
             if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts, true))
                 continue;
             if (!grid && g->parts != parts) {
