@@ -70,7 +70,7 @@ enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY, RAGGED };
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
 static const int packs_kept[2][2][7] = {
     {{4, 6, 7, 8, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
-    {{0, 6, 4, 8, 7, 16, 0}, {0, 3, 2, 4, 5, 6, 0}}, /* columns */
+    {{0, 6, 4, 5, 7, 16, 0}, {0, 3, 2, 4, 5, 6, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -560,8 +560,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
     if (task->direction == BACKWARD) {
-        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups;
-        doubles = 2 * in_cluster;
+        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
         words = 4 * at_once * (task->pack >> g->piece_bits) * g->width + 4 * groups;
@@ -620,7 +619,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * task->pack / g->group;
-        const double pair = task->direction == FORWARD ? 2.0 * (double)task->value_bytes : 16.0;
+        const double pair = 2.0 * (double)task->value_bytes;
         if (rounds > 1.0)
             time *= policy->grid_rounds; /* all processors read, then all write */
         time += policy->grid_wait * rounds +
@@ -635,7 +634,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     const struct normfuse_cuda_policy *const policy = task->policy;
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
-    double lowest = task->bytes * 1.5 / policy->bytes_a_microsecond + policy->twice_wait;
+    double lowest = task->bytes * policy->twice[task->direction] / policy->bytes_a_microsecond +
+                    policy->twice_wait[task->direction];
     bool found = false;
     const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
     const int64_t only_exchange = normfuse_tune("EXCHANGE", -1);
@@ -646,11 +646,12 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
         const int64_t width = least(units * unit, packs);
         if (width > 512 || (only_width && width != only_width))
             continue;
-        const int64_t most_at_once = most(1, normfuse_tune("THREADS", policy->column_threads) / width);
-        for (int32_t way = 0; way < 8; way++) {
-            /* One block, clusters of 2 to 16, the grid with all it holds. */
-            static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
-            const bool grid = way >= 5;
+        for (int32_t way = 0; way < 16; way++) {
+            /* One block, clusters of 2 to 16, the grid with all it holds; and the same with twice as many threads. */
+            static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0, 1, 2, 4, 8, 16, 0, 0, 0};
+            const bool grid = way % 8 >= 5;
+            const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
+            const int64_t most_at_once = most(1, most_threads / width);
             if ((grid && !task->has_tickets) || (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
@@ -663,13 +664,13 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             int64_t parts = grid ? 0 : clusters[way];
             if (grid) {
                 /* Teams of as many blocks as share a processor's shared memory once, twice or four times. */
-                const int64_t resident = (int64_t)task->device->processors * (INT64_C(1) << (way - 5));
+                const int64_t resident = (int64_t)task->device->processors * (INT64_C(1) << (way % 8 - 5));
                 const int64_t teams = least(g->sets, resident);
                 parts = resident / teams;
                 int64_t fewer = teams;
                 /* Fewer teams of more blocks until a part fits. */
                 while (fewer > 1 && divide_up(g->rows, parts) * width * 16 * task->tensors >
-                                        (int64_t)policy->resident_bytes >> (way - 5)) {
+                                        (int64_t)policy->resident_bytes >> (way % 8 - 5)) {
                     fewer = (fewer + 1) / 2;
                     parts = resident / fewer;
                 }

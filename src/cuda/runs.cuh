@@ -30,6 +30,21 @@ __device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int s
     }
 }
 
+/* Weight and bias of a channel with the sample's scale and shift. */
+template <typename R>
+__device__ __forceinline__ void weigh_channel(const normfuse_problem &p, int64_t n, int64_t c, R &slope, R &offset)
+{
+    const auto asked = [&](const normfuse_parameter &of) {
+        return of.data ? ask<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
+    };
+    const bits<R> weight = asked(p.weight), bias = asked(p.bias), scale = asked(p.scale), shift = asked(p.shift);
+    const R more = p.scale.data ? R(1) + told<R>(scale, p.scale.type) : R(1);
+    slope = p.weight.data ? told<R>(weight, p.weight.type) * more : more;
+    offset = p.bias.data ? told<R>(bias, p.bias.type) * more : R(0);
+    if (p.shift.data)
+        offset += told<R>(shift, p.shift.type);
+}
+
 /* Where a thread's packs are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
 struct run_packs {
     int set, n, c;

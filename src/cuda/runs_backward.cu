@@ -34,14 +34,19 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
                 break;
             c += packs.first_outer + i;
         }
-        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-        R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
-        const R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
+        const int group = by_sample ? c : divide(c, g.by_outer);
+        bits<double> saved_mean = 0;
+        bits<R> saved_rstd = 0;
+        if (a.source == NORMFUSE_SOURCE_SAVED) {
+            saved_mean = ask<double>(p.mean, n * p.mean.batch + group * p.mean.channel);
+            saved_rstd = ask<R>(p.rstd, n * p.rstd.batch + group * p.rstd.channel);
+        }
+        R slope, offset;
+        weigh_channel(p, n, c, slope, offset);
         double mean = 0.0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            const int group = by_sample ? c : divide(c, g.by_outer);
-            mean = parameter<double>(p.mean, n, group, 0.0);
-            slope *= parameter<R>(p.rstd, n, group, R(1));
+            mean = told<double>(saved_mean, p.mean.type);
+            slope *= told<R>(saved_rstd, p.rstd.type);
         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
             mean = parameter<double>(p.running_mean, 0, c, 0.0);
             slope = scaled_by_running(p, c, slope);
@@ -163,6 +168,12 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 }
             }
         }
+        bits<R> saved_rstd = 0;
+        if (centred && applies && packs.end > 0) {
+            const int group = by_sample ? packs.c : divide(packs.c, g.by_outer);
+            saved_rstd = ask<R>(p.rstd, packs.n * p.rstd.batch + group * p.rstd.channel);
+        }
+        const R portion = R(1) / (R)p.set_values;
         prepare_gradients<many>(a, packs, coefficients);
         if (V > 1 && shared > 0)
             wait_for_copies();
@@ -367,8 +378,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 share = (R)a.totals[(int64_t)packs.set * PAIR + 1];
             }
             if (packs.end > 0) {
-                const int group = by_sample ? packs.c : divide(packs.c, g.by_outer);
-                const R rstd = parameter<R>(p.rstd, packs.n, group, R(1)), portion = R(1) / (R)p.set_values;
+                const R rstd = told<R>(saved_rstd, p.rstd.type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }

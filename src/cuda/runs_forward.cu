@@ -34,9 +34,8 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
                 break;
             c += packs.first_outer + i;
         }
-        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-        R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
-        R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
+        R slope, offset;
+        weigh_channel(p, n, c, slope, offset);
         R shift = R(0);
         if (a.source == NORMFUSE_SOURCE_RUNNING) {
             const double mean = parameter<double>(p.running_mean, 0, c, 0.0);
