@@ -65,12 +65,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY };
+enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY, RAGGED };
 
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
-static const int packs_kept[2][2][6] = {
-    {{4, 6, 7, 8, 0, 20}, {2, 3, 5, 4, 0, 8}}, /* runs: forward, backward */
-    {{0, 6, 4, 8, 7, 16}, {0, 3, 2, 4, 5, 6}}, /* columns */
+static const int packs_kept[2][2][7] = {
+    {{4, 6, 7, 8, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
+    {{0, 6, 4, 8, 7, 16, 0}, {0, 3, 2, 4, 5, 6, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -79,8 +79,9 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    const int of_type = columns ? 6 : 7;
-    const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 : 0) + (kept == MANY ? 4 : (int)kept);
+    const int of_type = columns ? 6 : 8;
+    const int of_runs = (wide ? 2 : 0) + (kept > FEWER ? (int)kept - 1 : (int)kept);
+    const int within = !columns ? of_runs : wide ? (int)kept : 0;
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
 }
 
@@ -98,10 +99,11 @@ struct task {
     const struct normfuse_cuda_policy *policy;
     bool has_tickets;
     int direction;
-    bool wide;          /* packs of 16 bytes */
+    bool wide;          /* packs of 16 bytes, whole ones */
+    bool ragged;        /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
     int pack;           /* elements of one */
     size_t value_bytes; /* of what is computed in */
-    bool plain;         /* nothing is added, the activation is not rare, and the tensors are alike */
+    bool plain;         /* packs of 16 bytes, nothing is added, the activation is not rare, the tensors are alike */
     int tensors;        /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes; /* that must move at least */
@@ -156,6 +158,25 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
     const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + most_channels * (double)x->channel +
                             (double)p->s * (double)x->position;
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
+}
+
+/* Of `pack` elements: how many packs that are aligned in memory a row can touch. Where in its first pack it begins is a
+ * multiple of what divides the strides and the pack. */
+static int64_t ragged_spans(const struct normfuse_problem *p, int pack)
+{
+    const int64_t places = p->x.batch | p->x.channel | pack;
+    return divide_up(p->s + pack - (places & -places), pack);
+}
+
+/* Whether such packs are possible (the tensors are alike), and carry more than one element each. */
+static bool allows_ragged_packs(const struct normfuse_problem *p, int pack)
+{
+    const struct normfuse_view *views[9];
+    const int count = views_of(p, views);
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)views[i]->data % 16 != 0 || views[i]->position != 1)
+            return false;
+    return !p->columns && 2 * p->s >= 3 * ragged_spans(p, pack);
 }
 
 static bool takes_all_samples(const struct normfuse_problem *p)
@@ -229,8 +250,7 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
 {
     const struct normfuse_problem *const p = task->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
-    const int64_t packs = p->s / task->pack;
-    g.spans = (int32_t)packs;
+    g.spans = (int32_t)(task->ragged ? ragged_spans(p, task->pack) : p->s / task->pack);
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
                                                          : p->c);
@@ -254,14 +274,14 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
 
-    step->kernel = tile_kernel(false, task->direction, p->type, task->wide, kept);
+    step->kernel = tile_kernel(false, task->direction, p->type, task->pack > 1, kept);
     step->threads = threads;
     g->passes = 1;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(task->direction == FORWARD ? each : 32 * each);
     g->kept_shared = (int32_t)most(0, each - registers);
-    if (g->kept_shared > 0 && !task->wide)
+    if (g->kept_shared > 0 && task->pack == 1)
         return false;
     const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
     g->coefficients = (int32_t)touched;
@@ -274,10 +294,30 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     return step->shared + 2048 <= task->device->shared_per_block;
 }
 
-/* Sets so small that each segment of a warp holds one. */
+/* The same task element by element. */
+static struct task narrowed(const struct task *task)
+{
+    struct task narrow = *task;
+    narrow.wide = narrow.ragged = narrow.plain = false;
+    narrow.pack = 1;
+    narrow.pack_bytes = normfuse_type_bytes(task->problem->type);
+    return narrow;
+}
+
+/* Sets so small that each segment of a warp holds one: of at most 128 elements, where packs are ragged, so a warp that
+ * has one to itself would gain nothing by packs. */
 static bool plan_many_sets(const struct task *task, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (task->ragged) {
+        const struct task narrow = narrowed(task);
+        const struct normfuse_cuda_geometry ragged = *g;
+        *g = runs_geometry(&narrow);
+        if (g->rows > 0 && normfuse_tune("RAGGED", 1) == 1 && plan_many_sets(&narrow, step))
+            return true;
+        *g = ragged;
+        return false;
+    }
     const struct normfuse_problem *const p = task->problem;
     const int least_packs = packs_kept[0][task->direction][LEAST];
     const int32_t lane_bits = exponent_of(divide_up(g->rows, least_packs));
@@ -334,7 +374,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_device *const device = task->device;
-    const enum kept small = task->plain ? SOME : FEW;
+    const enum kept small = task->ragged ? RAGGED : task->plain ? SOME : FEW;
     const int32_t few = packs_kept[0][task->direction][small];
     step->geometry = runs_geometry(task);
     if (step->geometry.rows == 0)
@@ -355,10 +395,11 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     parts = normfuse_tune("PARTS", parts);
 
     if (parts <= 1 && task->plain) {
-        const int64_t each = packs_kept[0][task->direction][WHOLE];
+        const enum kept whole = task->ragged ? RAGGED : WHOLE;
+        const int64_t each = packs_kept[0][task->direction][whole];
         const int64_t threads = least(normfuse_tune("WHOLE", policy->whole_threads[task->direction]),
                                       whole_warps(divide_up(g->rows, each)));
-        if (settle_runs(task, step, WHOLE, g->rows, (uint32_t)threads) &&
+        if (settle_runs(task, step, whole, g->rows, (uint32_t)threads) &&
             step->shared <= (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block))
             return true;
         parts = 1;
@@ -372,13 +413,13 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
             return true;
         parts = 1;
     }
-    const enum kept kept = task->plain ? MANY : FEW;
+    const enum kept kept = task->ragged ? RAGGED : task->plain ? MANY : FEW;
     uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1 && task->plain)
         threads =
-            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY])));
+            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][kept])));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
     if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
@@ -454,10 +495,10 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         return false;
     if (!sums && plan_many_sets(task, step))
         return true;
-    const enum kept small = task->plain ? SOME : FEW;
+    const enum kept small = task->ragged ? RAGGED : task->plain ? SOME : FEW;
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t slots =
-        packs_kept[0][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
+        packs_kept[0][task->direction][small] + (task->pack > 1 ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
     const int64_t threads =
         least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
@@ -798,10 +839,12 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
     task.wide = allows_packs(p, task.pack);
-    if (!task.wide)
-        task.pack = 1;
-    task.plain = task.wide && !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
+    task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
                  p->du.data == NULL && p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
+    task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
+    task.plain = task.plain && (task.wide || task.ragged);
+    if (!task.wide && !task.ragged)
+        task.pack = 1;
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
