@@ -829,7 +829,7 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
                                                settings->call == NORMFUSE_CALL_FORWARD_SCRATCH || !is_empty(problem));
 
     const char *counted = "tensors.x";
-    bool is_one = problem->set_values == 1;
+    bool is_one = problem->set_values == 1 && !(group && c == 0); /* without channels there is no group */
     switch (settings->call) {
     case NORMFUSE_CALL_FORWARD:
     case NORMFUSE_CALL_BACKWARD: break;

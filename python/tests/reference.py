@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: MIT
+"""What the operators are, in float64, and how far a right result may be from it: docs/numerics.md for the CPU, as code
+over whole tensors. It shares nothing with the library; tests/ref/ is the same in C. Bounds are worst cases over all
+roundings (without the drift of the data, which tests/ref/ measures); none is fitted to what the library gives.
+
+A Problem has its arrays as float64 in the axes N, C, S; forward() and backward() return {output: (want, error)}, where
+error is that before the result is stored in its dtype; compare() does the storing.
+"""
+import dataclasses
+import math
+from typing import Optional
+
+import numpy
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+LARGEST = {"float64": float(numpy.finfo("f8").max), "float32": float(numpy.finfo("f4").max), "float16": 65504.0,
+           "bfloat16": (2 - 2.0**-7) * 2.0**127}
+STEP = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+DOUBLE = 2.0**-53
+SECOND_ORDER = 1.01  # covers products of two errors
+
+DEFAULT_PARAMETER = {"leaky_relu": 0.01, "elu": 1.0}
+
+
+@dataclasses.dataclass
+class Problem:
+    """kind: "group" (statistics over a group of a sample), "batch" (over a channel) or "affine"."""
+    kind: str
+    dtype: str                    # of x
+    x: numpy.ndarray              # [N, C, S]
+    groups: int = 0
+    columns: bool = False         # whether x has its channels last in memory
+    weight: Optional[numpy.ndarray] = None  # [C]; affine: or [N, C]
+    bias: Optional[numpy.ndarray] = None
+    scale: Optional[numpy.ndarray] = None   # [N, C]
+    shift: Optional[numpy.ndarray] = None
+    pre_add: Optional[numpy.ndarray] = None
+    post_add: Optional[numpy.ndarray] = None
+    running_mean: Optional[numpy.ndarray] = None  # [C]; evaluate: what x is normalized with
+    running_var: Optional[numpy.ndarray] = None
+    evaluate: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
+    activation: str = "identity"
+    act_param: Optional[float] = None
+
+    def __post_init__(self):
+        self.samples, self.channels, self.positions = self.x.shape
+        self.is_double = self.dtype == "float64"
+        parameter = DEFAULT_PARAMETER.get(self.activation, 0.0) if self.act_param is None else self.act_param
+        self.parameter = parameter if self.is_double else float(numpy.float32(parameter))
+        self.has_statistics = self.kind != "affine" and not self.evaluate
+        self.u = self.x
+        if self.pre_add is not None:
+            self.u = self.x + self.pre_add
+            if not self.is_double:
+                single = self.x.astype("f4") + self.pre_add.astype("f4")
+                self.u = rounded(single, self.dtype)
+
+    # Statistics are [N, groups] or [C]; these bring them to [N, C], and sum [N, C] over what shares statistics.
+
+    def spread(self, statistics):
+        if self.kind == "group":
+            return numpy.repeat(statistics, self.channels // max(self.groups, 1), axis=1)
+        return numpy.broadcast_to(statistics, (self.samples, self.channels))
+
+    def set_sum(self, pairs):
+        if self.kind == "group":
+            groups = pairs.reshape(self.samples, self.groups, self.channels // self.groups)
+            return self.spread(groups.sum(axis=2))
+        return self.spread(pairs.sum(axis=0))
+
+    @property
+    def set_shape(self):
+        """rows, channels and positions of one set"""
+        if self.kind == "group":
+            return 1, self.channels // self.groups, self.positions
+        return self.samples, 1, self.positions
+
+    def pairs(self, parameter, absent):
+        if parameter is None:
+            return numpy.full((self.samples, self.channels), float(absent))
+        return numpy.broadcast_to(parameter, (self.samples, self.channels)).astype("f8")
+
+
+def rounded(values, dtype):
+    """float32 or float64 values as the nearest of dtype, in float64."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+        return values.astype("f4").astype(ml_dtypes.bfloat16).astype("f8")
+    return values.astype(dtype).astype("f8")
+
+
+# ---- activations ----------------------------------------------------------------------------------------------------
+
+_erfc = numpy.vectorize(math.erfc, otypes=["f8"])
+
+
+def _sigmoid(z):
+    with numpy.errstate(over="ignore"):
+        return 1 / (1 + numpy.exp(-z))
+
+
+def _normal(z):
+    return 0.5 * _erfc(-z * math.sqrt(0.5)), math.sqrt(0.5 / math.pi) * numpy.exp(-0.5 * z * z)
+
+
+def _tanh_argument(z):
+    return 2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
+
+
+def act(name, parameter, z):
+    if name == "relu":
+        return numpy.maximum(z, 0)
+    if name == "leaky_relu":
+        return numpy.where(z > 0, z, parameter * z)
+    if name == "silu":
+        return z * _sigmoid(z)
+    if name == "gelu":
+        return z * _normal(z)[0]
+    if name == "gelu_tanh":
+        return z * _sigmoid(_tanh_argument(z))
+    if name == "hardswish":
+        return z * numpy.clip(z + 3, 0, 6) / 6
+    if name == "elu":
+        return numpy.where(z > 0, z, parameter * numpy.expm1(numpy.minimum(z, 0)))
+    if name == "mish":
+        return z * numpy.tanh(numpy.logaddexp(0, z))
+    return z
+
+
+def slope(name, parameter, z):
+    """The derivative; at kinks PyTorch's choice."""
+    if name == "relu":
+        return (z > 0) * 1.0
+    if name == "leaky_relu":
+        return numpy.where(z > 0, 1, parameter)
+    if name == "silu":
+        return _sigmoid(z) * (1 + z * _sigmoid(-z))
+    if name == "gelu":
+        distribution, density = _normal(z)
+        return distribution + z * density
+    if name == "gelu_tanh":
+        t = _tanh_argument(z)
+        return _sigmoid(t) * (1 + z * _sigmoid(-t) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z * z))
+    if name == "hardswish":
+        return numpy.where(z <= -3, 0, numpy.where(z < 3, z / 3 + 0.5, 1))
+    if name == "elu":
+        return numpy.where(z > 0, 1, parameter * numpy.exp(numpy.minimum(z, 0)))
+    if name == "mish":
+        t = numpy.tanh(numpy.logaddexp(0, z))
+        return t + z * _sigmoid(z) * (1 - t * t)
+    return numpy.ones_like(z)
+
+
+# Roundings that computing y and act' takes, in units of u: the table of docs/numerics.md.
+
+
+def _computed(name, z, y):
+    size = abs(y)
+    if name == "gelu_tanh":
+        t = _tanh_argument(z)
+        return (6 + 5 * abs(t) * _sigmoid(-t)) * size
+    if name == "hardswish":
+        return numpy.where(abs(z) < 3.01, z * z / 6 + 2 * size, 0)
+    if name == "elu":
+        return numpy.where(z > 0, 0, 11 * size)
+    return {"leaky_relu": 2, "silu": 6, "gelu": 20, "mish": 9}[name] * size
+
+
+def _computed_slope(name, z, derivative):
+    size = abs(derivative)
+    if name == "leaky_relu":
+        return size
+    if name == "silu":
+        return 11 * abs(z) * _sigmoid(z) * _sigmoid(-z) + 5 * _sigmoid(z) + size
+    if name == "gelu":
+        distribution, density = _normal(z)
+        return 19 * distribution + 8 * abs(z) * density + size
+    if name == "gelu_tanh":
+        t = _tanh_argument(z)
+        s, rest = _sigmoid(t), _sigmoid(-t)
+        steep = abs(z) * s * rest * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z * z)
+        return (5 + 5 * abs(t) * rest) * s + (17 + 5 * abs(t)) * steep + size
+    if name == "hardswish":
+        return numpy.where(abs(z) < 3.01, abs(z) / 3 + size, 0)
+    if name == "elu":
+        return numpy.where(z > 0, 0, 4 * size)
+    t = numpy.tanh(numpy.logaddexp(0, z))  # mish
+    return 8 * abs(t) + 26 * abs(derivative - t) + size
+
+
+_STEEPEST = {"silu": 1.0999, "gelu": 1.1290, "gelu_tanh": 1.1292, "hardswish": 1.5, "mish": 1.0886}  # L
+_CHANGE = {"silu": 0.5, "gelu": 0.7979, "gelu_tanh": 0.7979, "hardswish": 1 / 3, "mish": 0.645}      # C
+
+
+def _steepest(name, parameter):
+    return max(1, abs(parameter)) if name in ("leaky_relu", "elu") else _STEEPEST.get(name, 1)
+
+
+def _change(name, parameter):
+    return abs(parameter) if name == "elu" else _CHANGE.get(name, 0)
+
+
+def _jump(name, parameter, z, z_error):
+    """Where z may be on the other side of a kink."""
+    if name == "relu":
+        return (abs(z) <= z_error) * 1.0
+    if name in ("leaky_relu", "elu"):
+        return (abs(z) <= z_error) * abs(1 - parameter)
+    if name == "hardswish":
+        return (abs(abs(z) - 3) <= z_error) * 0.5
+    return numpy.zeros_like(z)
+
+
+def _flushed(problem, z):
+    return 2.0**-1060 if problem.is_double else 2.0**-124 * (1 + abs(z))
+
+
+def act_error(problem, z, z_error):
+    name, parameter = problem.activation, problem.parameter
+    steep = abs(slope(name, parameter, z)) + _change(name, parameter) * z_error + _jump(name, parameter, z, z_error)
+    error = numpy.minimum(steep, _steepest(name, parameter)) * z_error
+    if name in ("identity", "relu"):
+        return error
+    y = act(name, parameter, z)
+    computed = _computed(name, z, y)
+    if problem.is_double:  # libm's and this reference's own
+        computed = 2 * computed + (8 + 4 * z * z) * abs(y)
+    return error + SECOND_ORDER * arithmetic_unit(problem) * computed + _flushed(problem, z)
+
+
+def slope_error(problem, z, z_error):
+    name, parameter = problem.activation, problem.parameter
+    if name == "identity":
+        return numpy.zeros_like(z)
+    error = _change(name, parameter) * z_error + _jump(name, parameter, z, z_error)
+    if name == "relu":
+        return error
+    computed = _computed_slope(name, z, slope(name, parameter, z))
+    if problem.is_double:
+        computed = 2 * computed + 8 * (1 + abs(z))
+    return error + SECOND_ORDER * arithmetic_unit(problem) * computed + _flushed(problem, z)
+
+
+# ---- statistics -----------------------------------------------------------------------------------------------------
+
+
+def arithmetic_unit(problem):
+    return DOUBLE if problem.is_double else 2.0**-24
+
+
+def _tiny(problem):
+    return STEP["float64" if problem.is_double else "float32"]
+
+
+def growth(roundings, unit):
+    return roundings * unit / (1 - roundings * unit)
+
+
+@dataclasses.dataclass
+class Sums:
+    """docs/numerics.md, "Chunks"."""
+    additions: float        # that a value meets on its way into a chunk's sum
+    shift_additions: float
+    shift_ratio: float      # r
+    joins: float            # J
+
+
+def sums(problem):
+    def one(columns):
+        rows, channels, positions = problem.set_shape
+        per_channel = rows * positions
+        count = per_channel * channels
+        if columns:
+            return Sums(min(128, per_channel), 8, 1 if per_channel <= 8 else min(per_channel, 128) / 8,
+                        16 + per_channel / 16 + channels)
+        per_lane = 4096 / max(positions, 1) if positions < 32 else 4096 / 32 + 4096 / positions
+        return Sums(min(per_lane, count) + 5, 64 + 5, 1 if count <= 64 else min(count, 4096) / 64, 16 + count / 256)
+
+    if problem.channels != 1 and problem.positions != 1:
+        return one(problem.columns)
+    # Memory is the same in either picture.
+    return Sums(*numpy.maximum(dataclasses.astuple(one(False)), dataclasses.astuple(one(True))))
+
+
+def statistics(problem):
+    """mean, M2 and values of each set."""
+    u = problem.u.astype(numpy.longdouble)
+    if problem.kind == "group":
+        sets, axes = u.reshape(problem.samples, problem.groups, -1), (2,)
+    else:
+        sets, axes = u, (0, 2)
+    mean = sets.mean(axis=axes, keepdims=True)
+    m2 = ((sets - mean)**2).sum(axis=axes)
+    rows, channels, positions = problem.set_shape
+    return mean.squeeze(axes).astype("f8"), m2.astype("f8"), rows * channels * positions
+
+
+def statistics_error(problem, mean, m2, count):
+    """Of the mean and M2, absolute, and of rstd, relative."""
+    chunk = sums(problem)
+    unit, joins = arithmetic_unit(problem), chunk.joins * DOUBLE
+    grown = growth(chunk.additions + 2, unit)
+    shift = SECOND_ORDER * growth(chunk.shift_additions + 1, unit) * abs(mean)
+    factor = 1 + max(2 * chunk.shift_ratio, 8) if chunk.shift_ratio > 1 else 1
+    about_shift = factor * m2 + 2 * count * shift * shift  # T
+    m2_error = (grown * (3 * about_shift + 2 * numpy.sqrt(m2 * about_shift)) * SECOND_ORDER +
+                joins * DOUBLE * count * mean * mean + 8 * joins * m2 +
+                8 * abs(mean) * DOUBLE * numpy.sqrt(count * chunk.joins * m2))
+    mean_error = grown * numpy.sqrt(about_shift / count) + 2 * joins * (abs(mean) + numpy.sqrt(about_shift / count))
+    variance, below = m2 / count + problem.eps, (m2 - m2_error) / count + problem.eps
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        rstd_error = numpy.where((variance > 0) & (below > 0), numpy.sqrt(variance / below) - 1, numpy.inf)
+    return mean_error, m2_error, rstd_error + 4 * DOUBLE
+
+
+# ---- forward --------------------------------------------------------------------------------------------------------
+
+
+def _affine(problem, mean, rstd, mean_error, rstd_error):
+    """z, its error, gain and |u - k|, of [N, C, S]; mean, rstd and their errors are [N, C]."""
+    unit = arithmetic_unit(problem)
+    weight, bias = problem.pairs(problem.weight, 1), problem.pairs(problem.bias, 0)
+    factor, shift = 1 + problem.pairs(problem.scale, 0), problem.pairs(problem.shift, 0)
+    gain, offset = (rstd * weight * factor)[..., None], (bias * factor + shift)[..., None]
+    parts = (abs(bias * factor) + abs(shift))[..., None]
+    centred = problem.u - mean[..., None]
+    z0 = centred * gain + offset
+    z = z0 if problem.post_add is None else z0 + problem.post_add
+    rounding = 0 if problem.is_double else unit * abs(mean)[..., None]
+    shifted = abs(centred) + mean_error[..., None] + rounding
+    size = abs(gain)
+    error = (size * (mean_error[..., None] + abs(centred) * rstd_error[..., None]) + 2 * unit * size * shifted +
+             unit * (abs(offset) + size * rounding) + unit * abs(z0))
+    if problem.post_add is not None:
+        error = error + unit * abs(z)
+    if problem.is_double:
+        error = error + 8 * unit * (size * abs(centred) + parts + abs(z))
+    return z, SECOND_ORDER * error + _tiny(problem) * (2 + shifted), gain, shifted
+
+
+def _given(problem):
+    """mean, rstd and their errors, [N, C], where they are not of x."""
+    zeros = numpy.zeros((problem.samples, problem.channels))
+    if problem.kind == "affine":
+        return zeros, zeros + 1, zeros, zeros
+    rstd = 1 / numpy.sqrt(problem.pairs(problem.running_var, 1) + problem.eps)
+    return problem.pairs(problem.running_mean, 0), rstd, zeros, zeros + 4 * DOUBLE
+
+
+def forward(problem):
+    """u, y, mean and rstd, running_mean and running_var."""
+    outputs = {"u": (problem.u, 0.0)}
+    if problem.has_statistics:
+        mean, m2, count = statistics(problem)
+        mean_error, m2_error, rstd_error = statistics_error(problem, mean, m2, count)
+        rstd = 1 / numpy.sqrt(m2 / count + problem.eps)
+        outputs["mean"], outputs["rstd"] = (mean, mean_error), (rstd, rstd * rstd_error)
+        if problem.running_mean is not None and count > 1:
+            outputs.update(_running(problem, mean, m2 / (count - 1), mean_error, m2_error / (count - 1)))
+        each = tuple(map(problem.spread, (mean, rstd, mean_error, rstd_error)))
+    else:
+        each = _given(problem)
+    z, z_error, _, _ = _affine(problem, *each)
+    outputs["y"] = (act(problem.activation, problem.parameter, z), act_error(problem, z, z_error))
+    return outputs
+
+
+def _running(problem, mean, variance, mean_error, variance_error):
+    size = abs(mean)
+    if problem.kind == "group":  # instance norm: means over the batch
+        samples = problem.samples
+        mean, variance, size = mean.mean(axis=0), variance.mean(axis=0), size.mean(axis=0)
+        mean_error = mean_error.mean(axis=0) + samples * DOUBLE * size
+        variance_error = variance_error.mean(axis=0) + samples * DOUBLE * variance
+    momentum, unit = problem.momentum, arithmetic_unit(problem)
+    outputs = {}
+    for name, old, new, error in (("running_mean", problem.running_mean, mean, mean_error),
+                                  ("running_var", problem.running_var, variance, variance_error)):
+        steps = 4 * unit * ((1 - momentum) * abs(old) + momentum * abs(new))
+        outputs[name] = ((1 - momentum) * old + momentum * new, momentum * error + steps)
+    return outputs
+
+
+# ---- backward -------------------------------------------------------------------------------------------------------
+
+
+def backward(problem, dy, mean=None, rstd=None, du=None):
+    """dx, dweight, dbias, dscale, dshift, dpost_add, given the statistics ([N, groups] or [C]) that the library is."""
+    unit, tiny = arithmetic_unit(problem), _tiny(problem)
+    zeros = numpy.zeros((problem.samples, problem.channels))
+    if problem.has_statistics:
+        mean, rstd, mean_error, rstd_error = problem.spread(mean), problem.spread(rstd), zeros, zeros
+    else:
+        mean, rstd, mean_error, rstd_error = _given(problem)
+    z, z_error, gain, shifted = _affine(problem, mean, rstd, mean_error, rstd_error)
+    dz = dy * slope(problem.activation, problem.parameter, z)
+    dz_error = numpy.zeros_like(dz)
+    if problem.activation != "identity":
+        dz_error = slope_error(problem, z, z_error) * abs(dy) + unit * abs(dz) + tiny
+    normalized = (problem.u - mean[..., None]) * rstd[..., None]
+    weight, bias = problem.pairs(problem.weight, 1), problem.pairs(problem.bias, 0)
+    factor = 1 + problem.pairs(problem.scale, 0)
+    shift_error = 0 if problem.is_double else unit * abs(mean)
+
+    # Sums over the positions of one channel of one sample.
+    chunk = sums(problem)
+    grown = growth(chunk.additions + 3, unit) + chunk.joins * DOUBLE
+    size, size_centred = abs(dz).sum(axis=2), (abs(dz) * shifted).sum(axis=2)
+    sum_error = 1.01 * (grown * size + dz_error.sum(axis=2))
+    centred_error = 1.01 * (grown * size_centred + (dz_error * shifted).sum(axis=2)) + shift_error * sum_error
+    s1, s2 = dz.sum(axis=2), (dz * normalized).sum(axis=2)
+
+    # dx = gain * dz + q * (u - k) + r
+    steps = abs(gain) * abs(dz)
+    error = abs(gain) * (dz_error + unit * abs(dz))
+    dx = gain * dz
+    if problem.has_statistics:
+        rows, channels, positions = problem.set_shape
+        count = rows * channels * positions
+        m1, m2 = problem.set_sum(s1 * factor * weight) / count, problem.set_sum(s2 * factor * weight) / count
+        dx = dx - rstd[..., None] * (m1[..., None] + normalized * m2[..., None])
+        wide = abs(factor * weight)
+        m2_error = rstd * problem.set_sum(wide * centred_error) / count
+        q = rstd * rstd * abs(m2)
+        q_error = rstd * rstd * m2_error + unit * q
+        r = rstd * abs(m1) + shift_error * q
+        r_error = (rstd * problem.set_sum(wide * sum_error) / count + shift_error * rstd * rstd * m2_error + unit * r)
+        q, q_error, r, r_error = (value[..., None] for value in (q, q_error, r, r_error))
+        error = error + shifted * (q_error + 2 * unit * q) + r_error + unit * (shifted * q + r)
+        steps = steps + shifted * q + r
+    error = error + unit * abs(dx)
+    if problem.is_double:
+        error = error + 16 * unit * steps
+    if du is not None:
+        dx = dx + du
+        error = error + unit * abs(dx)
+    error = 1.01 * error + tiny * (4 + shifted + abs(dz))
+
+    noise = 16 * DOUBLE  # of the double coefficients and of this reference
+    wide_sum, wide_centred = sum_error + noise * size, rstd * (centred_error + noise * size_centred)
+    outputs = {"dx": (dx, error), "dpost_add": (dz, dz_error),
+               "dscale": (s2 * weight + s1 * bias, abs(weight) * wide_centred + abs(bias) * wide_sum),
+               "dshift": (s1, sum_error)}
+    each = {"dweight": (s2 * factor, abs(factor) * wide_centred, abs(factor) * rstd * size_centred),
+            "dbias": (s1 * factor, abs(factor) * wide_sum, abs(factor) * size)}
+    for name, (want, pair_error, pair_size) in each.items():
+        per_sample = any(p is not None and p.ndim == 2 for p in (problem.weight, problem.bias))
+        if per_sample:
+            outputs[name] = (want, pair_error)
+        else:
+            outputs[name] = (want.sum(axis=0), (pair_error + problem.samples * DOUBLE * pair_size).sum(axis=0))
+    return outputs
+
+
+# ---- comparing ------------------------------------------------------------------------------------------------------
+
+
+def compare(name, got, want, error, dtype):
+    """Asserts that every element of `got` is within `error`, and the rounding to dtype, of `want`; returns how much of
+    that budget the worst one used."""
+    got = numpy.asarray(got).astype("f8")
+    want, error = numpy.broadcast_arrays(numpy.asarray(want, "f8"), numpy.asarray(error, "f8"))
+    assert got.shape == want.shape, f"{name} has shape {got.shape}, expected {want.shape}"
+    if got.size == 0:
+        return 0.0
+    assert not numpy.isnan(error).any() and not numpy.isinf(error).any(), f"{name}: the bound says nothing"
+    budget = numpy.where(error == 0, 0, error + UNIT[dtype] * (abs(want) + error) + STEP[dtype] / 2)
+    want = numpy.where(error == 0, rounded(want, dtype), want)
+    overflow = numpy.isinf(got) & (abs(want) + budget >= LARGEST[dtype] * (1 + UNIT[dtype] / 2)) & (got * want > 0)
+    equal = (got == want) | overflow | (numpy.isnan(got) & numpy.isnan(want))
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        used = numpy.where(equal, 0, abs(got - want) / budget)
+    used = numpy.where(numpy.isnan(used), numpy.inf, used)
+    worst = numpy.unravel_index(used.argmax(), used.shape)
+    assert used[worst] <= 1, (f"{name}{list(map(int, worst))}: got {got[worst]!r}, want {want[worst]!r}, "
+                              f"{used[worst]:.3g} times its bound {budget[worst]:.3g}")
+    return float(used[worst])

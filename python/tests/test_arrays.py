@@ -1,0 +1,737 @@
+# SPDX-License-Identifier: MIT
+"""normfuse over arrays, against reference.py: every operator, direction, dtype, layout and activation; outputs given
+and made; slices, strides, ranks, empty arrays; what is refused; other libraries' arrays; threads."""
+import itertools
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+
+import normfuse
+import reference
+from reference import Problem, compare, rounded
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+DTYPES = ["float64", "float32", "float16", "bfloat16"]
+ACTIVATIONS = [None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish"]
+OPERATORS = ["group_norm", "instance_norm", "batch_norm", "batch_norm_eval", "instance_norm_eval", "affine",
+             "affine_per_sample"]
+# How x lies in memory, and which axes it is handed over with.
+LAYOUTS = ["contiguous", "channels_last", "nhwc", "nhwc_contiguous", "slice_c", "slice_n", "slice_c_last"]
+
+
+def numpy_dtype(name):
+    return numpy.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def lay(values, dtype, layout):
+    """[N, C, ...] float64 values as an array of that layout; for "nhwc..." its axes are N, ..., C."""
+    values = values.astype("f4").astype(numpy_dtype(dtype)) if dtype == "bfloat16" else values.astype(dtype)
+    n, c = values.shape[:2]
+    last = numpy.ascontiguousarray(numpy.moveaxis(values, 1, -1))
+    if layout == "contiguous":
+        return numpy.ascontiguousarray(values)
+    if layout == "channels_last":
+        return numpy.moveaxis(last, -1, 1)
+    if layout == "nhwc":
+        return last
+    if layout == "nhwc_contiguous":  # axes N, ..., C over memory that is N, C, ...
+        return numpy.moveaxis(numpy.ascontiguousarray(values), 1, -1)
+    if layout == "slice_c":
+        whole = numpy.full((n, c + 3, *values.shape[2:]), 7, values.dtype)
+        whole[:, 1:c + 1] = values
+        return whole[:, 1:c + 1]
+    if layout == "slice_n":
+        whole = numpy.full((2 * n, *values.shape[1:]), 7, values.dtype)
+        whole[::2] = values
+        return whole[::2]
+    assert layout == "slice_c_last"
+    whole = numpy.full((n, *values.shape[2:], c + 3), 7, values.dtype)
+    whole[..., 2:c + 2] = last
+    return numpy.moveaxis(whole[..., 2:c + 2], -1, 1)
+
+
+def axes_of(layout):
+    return "nhwc" if layout.startswith("nhwc") else "nchw"
+
+
+def dense(array, layout):
+    """Back to float64 [N, C, S]."""
+    array = numpy.asarray(array)
+    if axes_of(layout) == "nhwc":
+        array = numpy.moveaxis(array, -1, 1)
+    return array.astype("f8").reshape(array.shape[0], array.shape[1], -1)
+
+
+class Case:
+    """Random inputs of one operator, as float64 values that their dtypes hold, and its two calls."""
+
+    def __init__(self, operator, dtype, layout="contiguous", activation=None, act_param=None, shape=(3, 6, 4, 5),
+                 groups=3, mean=0.25, parameter_dtype=None, extras=False, seed=0, momentum=0.1):
+        random = numpy.random.default_rng([seed, *map(ord, operator)])
+        n, c = shape[:2]
+        self.operator, self.dtype, self.layout, self.shape, self.momentum = operator, dtype, layout, shape, momentum
+        self.parameter_dtype = parameter_dtype or dtype
+        per_sample = operator == "affine_per_sample"
+
+        def big(center=0.0):
+            return rounded(center + random.standard_normal(shape), dtype)
+
+        def parameter(center, wide=False, spread=0.25):
+            values = center + spread * random.standard_normal((n, c) if wide else (c,))
+            return rounded(values, self.parameter_dtype)
+
+        self.values = {"x": big(mean), "dy": big(), "weight": parameter(1, per_sample), "bias": parameter(0, per_sample)}
+        if extras:
+            self.values.update(pre_add=big(), post_add=big(), du=big())
+            if operator in ("group_norm", "instance_norm", "instance_norm_eval"):
+                self.values.update(scale=parameter(0, True), shift=parameter(0, True))
+        if operator.startswith(("batch_norm", "instance_norm")):
+            self.values.update(running_mean=parameter(mean), running_var=abs(parameter(1)))
+        kind = ("group" if operator.startswith(("group", "instance")) else
+                "batch" if operator.startswith("batch") else "affine")
+        flat = {name: value.reshape(n, c, -1) if value.ndim > 2 else value for name, value in self.values.items()
+                if name not in ("dy", "du")}
+        if len(shape) == 2:
+            flat.update({name: value.reshape(n, c, 1) for name, value in self.values.items()
+                         if name in ("x", "pre_add", "post_add")})
+        self.problem = Problem(kind=kind, dtype=dtype, groups=groups if operator == "group_norm" else c,
+                               columns=layout in ("channels_last", "nhwc", "slice_c_last"), momentum=momentum,
+                               evaluate=operator.endswith("eval"), activation=activation or "identity",
+                               act_param=act_param, **flat)
+        self.words = {"activation": activation, "act_param": act_param, "layout": axes_of(layout)}
+
+    def array(self, name):
+        if name in ("x", "dy", "du", "pre_add", "post_add"):
+            return lay(self.values[name], self.dtype, self.layout)
+        return self.values[name].astype(numpy_dtype(self.parameter_dtype))
+
+    def given(self, *names):
+        return {name: self.array(name) for name in names if name in self.values}
+
+    def forward(self, **words):
+        words = {**self.words, **self.given("pre_add", "post_add", "bias"), **words}
+        x = words.pop("x", None)
+        x = self.array("x") if x is None else x
+        if self.operator.startswith("affine"):
+            return normfuse.channel_affine(x, self.array("weight"), **words)
+        words = {**self.given("weight", "scale", "shift"), **words}
+        if self.operator == "group_norm":
+            return normfuse.group_norm(x, self.problem.groups, **words)
+        if self.operator.startswith("batch"):
+            words = {**self.given("running_mean", "running_var"), "momentum": self.momentum, **words}
+            return normfuse.batch_norm(x, training=not self.problem.evaluate, **words)
+        if self.problem.evaluate:
+            words = {**self.given("running_mean", "running_var"), **words}
+        return normfuse.instance_norm(x, use_input_stats=not self.problem.evaluate, momentum=self.momentum, **words)
+
+    def statistics(self):
+        """What the backward is given: mean in float64, rstd as it is stored."""
+        if not self.problem.has_statistics:
+            return None, None
+        outputs = reference.forward(self.problem)
+        dtype = "f8" if self.dtype == "float64" else "f4"
+        return outputs["mean"][0], outputs["rstd"][0].astype(dtype)
+
+    def backward(self, **words):
+        words = {**self.words, **self.given("pre_add", "post_add", "du", "bias"), **words}
+        x, dy = words.pop("x", None), words.pop("dy", None)
+        x, dy = self.array("x") if x is None else x, self.array("dy") if dy is None else dy
+        if self.operator.startswith("affine"):
+            return normfuse.channel_affine_backward(dy, x, self.array("weight"), **words)
+        words = {**self.given("weight", "scale", "shift"), **words}
+        mean, rstd = self.statistics()
+        if self.operator == "group_norm":
+            return normfuse.group_norm_backward(dy, x, mean, rstd, self.problem.groups, **words)
+        if self.problem.evaluate:
+            words = {**self.given("running_mean", "running_var"), **words}
+        if self.operator.startswith("batch"):
+            return normfuse.batch_norm_backward(dy, x, mean, rstd, training=not self.problem.evaluate, **words)
+        return normfuse.instance_norm_backward(dy, x, mean, rstd, use_input_stats=not self.problem.evaluate, **words)
+
+    def check_forward(self, y, layout=None):
+        layout = layout or self.layout
+        return compare("y", dense(y, layout), *reference.forward(self.problem)["y"], self.dtype)
+
+    def check_backward(self, gradients):
+        mean, rstd = self.statistics()
+        if mean is not None:
+            rstd = rstd.astype("f8")
+        du = self.values.get("du")
+        flat = self.problem.x.shape
+        want = reference.backward(self.problem, self.values["dy"].reshape(flat), mean, rstd,
+                                  None if du is None else du.reshape(flat))
+        checked = 0
+        for name, got in gradients._asdict().items():
+            if got is None:
+                continue
+            is_big = name in ("dx", "dpost_add")
+            # what channel_affine calls scale is a weight to the reference
+            key = "dweight" if name == "dscale" and self.operator.startswith("affine") else name
+            compare(name, dense(got, self.layout) if is_big else got, *want[key],
+                    self.dtype if is_big else self.parameter_dtype)
+            checked += 1
+        return checked
+
+
+# ---- every operator, dtype, layout and activation -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_layouts(operator, dtype, activation):
+    for layout in LAYOUTS:
+        case = Case(operator, dtype, layout, activation)
+        y = case.forward()
+        assert y.shape == case.array("x").shape and y.dtype == numpy_dtype(dtype)
+        case.check_forward(y)
+        assert case.check_backward(case.backward()) == 3  # dx and the gradients of both parameters
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_everything_at_once(operator, dtype):
+    """Additions, the sum written out, statistics, AdaGN, gradients of all; parameters in another dtype than x."""
+    for layout, parameter_dtype in itertools.product(("contiguous", "nhwc"), ("float64", "float32", "float16")):
+        case = Case(operator, dtype, layout, "silu", parameter_dtype=parameter_dtype, extras=True)
+        words = {"return_sum": True}
+        if case.problem.has_statistics:
+            words["return_statistics"] = True
+        results = case.forward(**words)
+        want = reference.forward(case.problem)
+        case.check_forward(results[0])
+        compare("u", dense(results[1], layout), *want["u"], dtype)
+        assert len(results) == (4 if case.problem.has_statistics else 2)
+        if case.problem.has_statistics:
+            assert results[2].dtype == "f8" and results[3].dtype == ("f8" if dtype == "float64" else "f4")
+            compare("mean", results[2], *want["mean"], "float64")
+            compare("rstd", results[3], *want["rstd"], str(results[3].dtype))
+        gradients = case.backward()
+        has_scale = "scale" in case.values
+        assert case.check_backward(gradients) == (6 if has_scale else 4)
+        # The sum in x's place gives the same bits.
+        again = case.backward(x=results[1], pre_add=None)
+        for one, other in zip(gradients, again):
+            assert one is other is None or one.tobytes() == other.tobytes()
+
+
+SHAPES = [(4, 6), (2, 6, 33), (2, 6, 3, 4, 5), (1, 6, 1, 1), (3, 1, 4, 4), (2, 8, 64, 65)]
+
+
+@pytest.mark.parametrize("operator,shape", [case for case in itertools.product(OPERATORS, SHAPES)
+                                            if case != ("batch_norm", (1, 6, 1, 1))])  # is refused: test_errors
+def test_ranks(operator, shape):
+    groups = 1 if shape[1] == 1 else 2
+    for layout in ("contiguous", "channels_last", "nhwc"):
+        case = Case(operator, "float32", layout, "gelu", shape=shape, groups=groups)
+        case.check_forward(case.forward())
+        case.check_backward(case.backward())
+
+
+@pytest.mark.parametrize("operator", ["group_norm", "instance_norm", "batch_norm"])
+@pytest.mark.parametrize("layout", ["contiguous", "nhwc"])
+def test_large_mean(operator, layout):
+    """mean = 10^4 sigma: f32 keeps the digits of y, dx and dweight."""
+    case = Case(operator, "float32", layout, shape=(3, 6, 24, 25), mean=1e4)
+    case.check_forward(case.forward())
+    case.check_backward(case.backward())
+    y, exact = dense(case.forward(), layout), reference.forward(case.problem)["y"][0]
+    assert abs(y - exact).max() < 1e-5
+
+
+@pytest.mark.parametrize("activation,act_param", [("leaky_relu", 0.2), ("leaky_relu", -1.5), ("elu", 0.5)])
+def test_act_param(activation, act_param):
+    case = Case("group_norm", "float32", activation=activation, act_param=act_param)
+    case.check_forward(case.forward())
+    case.check_backward(case.backward())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("sizes", [(0, 6, 4, 4), (2, 6, 0, 4), (2, 0, 4, 4)])
+def test_empty(operator, sizes):
+    case = Case(operator, "float32", shape=(3, 6, 4, 4))
+    x = numpy.empty(sizes, "f4")
+    weight = numpy.ones(sizes[:2] if operator == "affine_per_sample" else sizes[1], "f4")
+    running = {"running_mean": numpy.zeros(sizes[1]), "running_var": numpy.ones(sizes[1])}
+    if operator == "group_norm":
+        y = normfuse.group_norm(x, max(sizes[1] // 2, 1), weight, weight)
+    elif operator.startswith("affine"):
+        y = normfuse.channel_affine(x, weight, weight)
+    elif operator.startswith("batch"):
+        y = normfuse.batch_norm(x, weight=weight, training=not case.problem.evaluate, **running)
+    else:
+        y = normfuse.instance_norm(x, weight=weight, use_input_stats=not case.problem.evaluate, **running)
+    assert y.shape == sizes
+    assert (running["running_mean"] == 0).all() and (running["running_var"] == 1).all()
+
+
+# ---- outputs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_made_outputs_are_laid_out_as_x(operator, layout):
+    case = Case(operator, "float16", layout)
+    x = case.array("x")
+    for made in (case.forward(), case.backward().dx):
+        assert type(made) is numpy.ndarray and made.shape == x.shape
+        order = sorted(range(4), key=lambda a: -made.strides[a])
+        assert order == sorted(range(4), key=lambda a: -x.strides[a])
+        assert made.transpose(order).flags.c_contiguous
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "nhwc"])
+def test_given_outputs(operator, layout):
+    """In another layout than x, sliced, of other dtypes; the array itself is returned and what lies around is kept."""
+    case = Case(operator, "float32", layout, "relu", extras=True)
+    shape = case.array("x").shape
+    around = [numpy.full((*shape[:-1], shape[-1]), 9, "f4") for _ in range(2)]
+    whole = numpy.full((2 * shape[0], *shape[1:]), 9, "f4")
+    out, out_sum = whole[1::2], around[0]
+    words = {"out": out, "out_sum": out_sum}
+    if case.problem.has_statistics:
+        sets = (3, case.problem.groups) if case.problem.kind == "group" else (6,)
+        words.update(out_mean=numpy.empty(sets, "f4"), out_rstd=numpy.empty(sets, "f4"))
+    results = case.forward(**words)
+    for got, name in zip(results, words):
+        assert got is words[name]
+    assert (whole[::2] == 9).all()
+    case.check_forward(out)
+    compare("u", dense(out_sum, layout), *reference.forward(case.problem)["u"], "float32")
+    if case.problem.has_statistics:
+        compare("mean", results[2], *reference.forward(case.problem)["mean"], "float32")
+    other = {"contiguous": "channels_last", "channels_last": "contiguous", "nhwc": "nhwc_contiguous"}[layout]
+    dx = lay(case.values["x"], "float32", other)
+    parameter = "dscale" if operator.startswith("affine") else "dweight"
+    wide = numpy.full((*case.values["weight"].shape, 2), 9, "f4")
+    gradients = case.backward(dx=dx, dbias=False, dpost_add=True, **{parameter: wide[..., 1]})
+    assert gradients.dx is dx and gradients.dbias is None and getattr(gradients, parameter).base is wide
+    assert (wide[..., 0] == 9).all()
+    assert case.check_backward(gradients) >= 3
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_in_place(operator):
+    case = Case(operator, "float32", "nhwc", "silu")
+    plain, gradients = case.forward(), case.backward()
+    x, dy = case.array("x"), case.array("dy")
+    assert case.forward(x=x, out=x) is x and x.tobytes() == plain.tobytes()
+    case.backward(dy=dy, dx=dy)
+    assert dy.tobytes() == gradients.dx.tobytes()
+
+
+def test_only_what_is_asked_for():
+    case = Case("group_norm", "float32", extras=True)
+    gradients = case.backward(dx=False, dweight=False, dscale=False, dpost_add=False)
+    assert [name for name, value in gradients._asdict().items() if value is not None] == ["dbias", "dshift"]
+    # Of parameters that are not given: an implicit weight of 1 has a gradient, too.
+    case = Case("batch_norm", "float32")
+    case.values["weight"] = case.problem.weight = numpy.ones(6)
+    gradients = normfuse.batch_norm_backward(case.array("dy"), case.array("x"), *case.statistics(), None,
+                                             case.array("bias"), dweight=True)
+    assert case.check_backward(gradients) == 3
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6)])
+def test_affine_gradients_without_parameters(shape):
+    case = Case("affine" if len(shape) == 1 else "affine_per_sample", "float32")
+    case.problem.weight, case.problem.bias = numpy.ones(shape), numpy.zeros(shape)
+    wanted = {} if len(shape) == 2 else {"dscale": True, "dbias": True}
+    if len(shape) == 2:
+        wanted = {"dscale": numpy.empty(shape, "f4"), "dbias": numpy.empty(shape, "f4")}
+    gradients = normfuse.channel_affine_backward(case.array("dy"), case.array("x"), **wanted)
+    assert case.check_backward(gradients) == 3
+
+
+# ---- running statistics ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", ["batch_norm", "instance_norm"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("momentum", [0.25, None])
+def test_running_statistics(operator, dtype, momentum):
+    case = Case(operator, dtype, parameter_dtype="float32", momentum=momentum)
+    running_mean, running_var = case.array("running_mean"), case.array("running_var")
+    case.problem.momentum = 0.2 if momentum is None else momentum  # 1/(4 + 1)
+    y = case.forward(running_mean=running_mean, running_var=running_var, batches_seen=4)
+    case.check_forward(y)
+    want = reference.forward(case.problem)
+    compare("running_mean", running_mean, *want["running_mean"], "float32")
+    compare("running_var", running_var, *want["running_var"], "float32")
+
+
+@pytest.mark.parametrize("operator", ["batch_norm_eval", "instance_norm_eval"])
+def test_evaluation_reads_only(operator):
+    case = Case(operator, "float32")
+    running = {name: case.array(name) for name in ("running_mean", "running_var")}
+    for value in running.values():
+        value.flags.writeable = False
+    case.check_forward(case.forward(**running))
+    case.check_backward(case.backward(**running))
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+X = numpy.ones((2, 4, 3, 3), "f4")
+V = numpy.ones(4, "f4")
+
+
+def read_only():
+    y = numpy.empty_like(X)
+    y.flags.writeable = False
+    return y
+
+
+@pytest.mark.parametrize("call,error,words", [
+    (lambda: normfuse.group_norm(X, 3), ValueError, "num_groups is 3 and does not divide the 4 channels of x"),
+    (lambda: normfuse.group_norm(X, 0), ValueError, "num_groups is 0"),
+    (lambda: normfuse.group_norm(X, -2), ValueError, "num_groups is -2"),
+    (lambda: normfuse.group_norm(X, 2.0), TypeError, "float"),
+    (lambda: normfuse.group_norm(X[0, 0, 0], 1), ValueError, "x has 1 axes"),
+    (lambda: normfuse.group_norm(X.reshape(1, 2, 4, 3, 3, 1), 1), ValueError, "x has 6 axes"),
+    (lambda: normfuse.group_norm(X.astype(int), 2), TypeError, "x has dtype int64"),
+    (lambda: normfuse.group_norm(X.astype(">f4"), 2), TypeError, "x has dtype >f4"),
+    (lambda: normfuse.group_norm(X.astype("c8"), 2), TypeError, "x has dtype complex64"),
+    (lambda: normfuse.group_norm([[1.0, 2.0]], 1), TypeError, "x is a builtins.list"),
+    (lambda: normfuse.group_norm(X[:, :, ::2], 2), TypeError, "strides of x"),
+    (lambda: normfuse.group_norm(X, 2, activation="tanh"), ValueError, "activation is 'tanh'"),
+    (lambda: normfuse.group_norm(X, 2, layout="NCHW"), ValueError, "layout is 'NCHW'"),
+    (lambda: normfuse.group_norm(X, 2, weight=numpy.ones(3)), ValueError, "weight has 3 elements along C, x has 4"),
+    (lambda: normfuse.group_norm(X, 2, weight=numpy.ones((2, 4))), ValueError, "weight has 2 axes"),
+    (lambda: normfuse.group_norm(X, 2, V.astype("i4")), TypeError, "weight has dtype int32"),
+    (lambda: normfuse.group_norm(X, 2, pre_add=X.astype("f8")), TypeError, "pre_add must have the dtype of x"),
+    (lambda: normfuse.group_norm(X, 2, post_add=X[:1]), ValueError, "post_add has 1 elements along axis 0"),
+    (lambda: normfuse.group_norm(X, 2, return_sum=True), ValueError, "out_sum needs pre_add"),
+    (lambda: normfuse.group_norm(X, 2, out=read_only()), ValueError, "out is written to"),
+    (lambda: normfuse.group_norm(X, 2, out=X[::-1]), ValueError, "out, an output, overlaps x"),
+    (lambda: normfuse.group_norm(X, 2, out=numpy.broadcast_to(X[:1], X.shape)), ValueError, "out is written to"),
+    (lambda: normfuse.group_norm(X, 2, out_mean=numpy.empty((2, 2), "f2")), TypeError, "out_mean must be f64 or f32"),
+    (lambda: normfuse.group_norm(X, 2, out_mean=numpy.empty(3)), ValueError, "out_mean has 3 elements, expected 4"),
+    (lambda: normfuse.group_norm_backward(X, X, None, None, 2), ValueError, "mean is None"),
+    (lambda: normfuse.batch_norm(X, None, None), ValueError, "running_mean is None"),
+    (lambda: normfuse.batch_norm(X, V.copy(), None, training=True), ValueError, "running_var is None"),
+    (lambda: normfuse.batch_norm(X[:1, :, :1, :1], None, None, training=True), ValueError, "more than 1 value per channel"),
+    (lambda: normfuse.batch_norm(X, None, None, training=True, eps=0), ValueError, "eps is 0"),
+    (lambda: normfuse.batch_norm(X, V, V, return_statistics=True), ValueError, "out_mean is not taken"),
+    (lambda: normfuse.batch_norm(X, V, V.astype("f8"), training=True, momentum=None, batches_seen=-1), ValueError,
+     "batches_seen is -1"),
+    (lambda: normfuse.instance_norm(X, use_input_stats=False), ValueError, "running_mean is None"),
+    (lambda: normfuse.channel_affine(X, numpy.ones(5)), ValueError, "scale has 5 elements"),
+    (lambda: normfuse.channel_affine_backward(X, X, V, dscale=V), ValueError, "dscale, an output, overlaps scale"),
+])
+def test_errors(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+def test_a_refused_call_writes_nothing():
+    out, running = numpy.full_like(X, 5), numpy.full(4, 5.0)
+    with pytest.raises(ValueError):
+        normfuse.batch_norm(X, running, numpy.ones(3), training=True, out=out)
+    assert (out == 5).all() and (running == 5).all()
+
+
+# ---- arrays of other libraries --------------------------------------------------------------------------------------
+
+
+class Exporter:
+    """Only DLPack, as a library that is not NumPy shows it; `version`: whether it knows of DLPack 1.0."""
+
+    def __init__(self, array, version=True):
+        self._array, self._version, self.exported = array, version, 0
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **words):
+        if words and not self._version:
+            raise TypeError("unexpected keyword argument")
+        self.exported += 1
+        return self._array.__dlpack__(**words)
+
+
+class Interface:
+    """Only NumPy's array interface."""
+
+    def __init__(self, array):
+        self.__array_interface__ = array.__array_interface__
+        self.array = array
+
+
+@pytest.mark.parametrize("wrap", [Exporter, lambda a: Exporter(a, version=False), Interface])
+@pytest.mark.parametrize("layout", ["contiguous", "nhwc", "slice_c_last"])
+def test_protocols(wrap, layout):
+    case = Case("group_norm", "float16", layout, "gelu")
+    out = numpy.empty_like(case.array("x"))
+    results = case.forward(x=wrap(case.array("x")), out=wrap(out), weight=wrap(case.array("weight")))
+    assert not isinstance(results, numpy.ndarray)  # the given one
+    case.check_forward(out)
+    made = case.forward(x=wrap(case.array("x")))
+    assert isinstance(made, numpy.ndarray)
+    case.check_forward(made)
+
+
+def test_dlpack_memory_is_given_back():
+    array = numpy.ones((2, 4, 3, 3), "f4")
+    before = sys.getrefcount(array)
+    for version in (True, False):
+        normfuse.group_norm(Exporter(array, version), 2)
+        with pytest.raises(ValueError):
+            normfuse.group_norm(Exporter(array, version), 3)
+    assert sys.getrefcount(array) == before
+
+
+def test_read_only_exports_are_not_written_to():
+    array = numpy.ones((2, 4, 3, 3), "f4")
+    array.flags.writeable = False
+    assert (normfuse.group_norm(Exporter(array), 2) == 0).all()
+    with pytest.raises(ValueError, match="out is written to"):
+        normfuse.group_norm(X, 2, out=Exporter(array))
+    with pytest.raises(ValueError, match="out is written to"):
+        normfuse.group_norm(X, 2, out=Interface(array))
+
+
+def test_devices_and_capsules_that_are_refused():
+    class Metal(Exporter):
+        def __dlpack_device__(self):
+            return 8, 0
+
+    class Broken(Exporter):
+        def __dlpack__(self, **words):
+            return object()
+
+    with pytest.raises(TypeError, match="DLPack's type 8"):
+        normfuse.group_norm(Metal(X), 2)
+    with pytest.raises(TypeError, match="no capsule"):
+        normfuse.group_norm(Broken(X), 2)
+    with pytest.raises(TypeError, match="x has dtype int64"):
+        normfuse.group_norm(X.astype("i8"), 2)
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_torch_tensors(torch, dtype, channels_last):
+    case = Case("group_norm", dtype, "channels_last" if channels_last else "contiguous", "silu")
+
+    def tensor(name):
+        made = torch.tensor(case.values[name]).to(getattr(torch, dtype))
+        return made.to(memory_format=torch.channels_last) if channels_last and made.ndim == 4 else made
+
+    y, mean, rstd = normfuse.group_norm(tensor("x"), 3, tensor("weight"), tensor("bias"), activation="silu",
+                                        return_statistics=True)
+    assert isinstance(y, torch.Tensor) and y.dtype == tensor("x").dtype and y.stride() == tensor("x").stride()
+    assert mean.dtype == torch.float64
+    case.check_forward(y.double().numpy())
+    gradients = normfuse.group_norm_backward(tensor("dy"), tensor("x"), *map(torch.tensor, case.statistics()), 3,
+                                             tensor("weight"), tensor("bias"), activation="silu")
+    case.check_backward(normfuse.Gradients(*(None if g is None else g.double().numpy() for g in gradients)))
+    out = torch.empty(3, 6, 4, 5, dtype=tensor("x").dtype)
+    assert normfuse.group_norm(tensor("x"), 3, tensor("weight"), tensor("bias"), activation="silu", out=out) is out
+    assert torch.equal(out, y)
+
+
+def test_torch_tensors_that_require_gradients_are_refused(torch):
+    with pytest.raises(BufferError, match="gradient"):
+        normfuse.group_norm(torch.ones(2, 4, requires_grad=True), 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_jax_arrays(dtype):
+    jax = pytest.importorskip("jax")
+    case = Case("batch_norm", dtype, activation="relu")
+    x, weight, bias = (jax.numpy.asarray(case.array(name)) for name in ("x", "weight", "bias"))
+    y = normfuse.batch_norm(x, None, None, weight, bias, training=True, activation="relu")
+    assert isinstance(y, jax.Array) and y.dtype == x.dtype
+    case.check_forward(y)
+    with pytest.raises(ValueError, match="out is written to"):
+        normfuse.batch_norm(x, None, None, training=True, out=x)
+
+
+# What runs in a process whose CUDA driver is the stand-in of tests/fake_driver.c: it notes launches and runs nothing, so
+# the "device's" memory is NumPy's. `cupy` is what this package uses of CuPy.
+CUDA_PROGRAM = """
+import sys, types
+import numpy
+
+class ndarray:
+    __module__ = "cupy"
+    streams = []
+    def __init__(self, array):
+        self.array = array
+    device = property(lambda self: Device())
+    shape = property(lambda self: self.array.shape)
+    def __dlpack_device__(self):
+        return 2, 0
+    def __dlpack__(self, *, stream, max_version):
+        self.streams.append(stream)
+        return self.array.__dlpack__(max_version=max_version)
+
+class Device:
+    entered = 0
+    def __enter__(self):
+        Device.entered += 1
+    def __exit__(self, *error):
+        pass
+
+made = []
+def empty(shape, dtype):
+    made.append((shape, numpy.dtype(dtype).name))
+    return ndarray(numpy.empty(shape, dtype))
+
+cupy = types.ModuleType("cupy")
+cupy.empty, cupy.ndarray = empty, ndarray
+cupy.moveaxis = lambda a, source, destination: ndarray(numpy.moveaxis(a.array, source, destination))
+cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: types.SimpleNamespace(ptr=0x1230))
+sys.modules["cupy"] = cupy
+
+import normfuse
+
+x = ndarray(numpy.ones((2, 8, 64, 64), "f4"))
+y, mean, rstd = normfuse.group_norm(x, 2, weight := ndarray(numpy.ones(8, "f4")), return_statistics=True)
+assert isinstance(y, ndarray) and y.shape == x.shape and mean.array.dtype == "f8" and rstd.array.dtype == "f4"
+assert set(ndarray.streams) == {0x1230} and Device.entered
+gradients = normfuse.group_norm_backward(x, x, mean, rstd, 2, weight)
+assert isinstance(gradients.dx, ndarray) and gradients.dweight.shape == (8,)
+# The backward's partial sums go through scratch memory, which is asked for in float64.
+assert any(len(shape) == 1 and shape != (8,) and dtype == "float64" for shape, dtype in made), made
+
+last = ndarray(numpy.moveaxis(numpy.ones((2, 16, 16, 8), "f4"), -1, 1))
+assert normfuse.group_norm(last, 2).array.strides == last.array.strides
+
+cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=0)  # the default stream
+ndarray.streams.clear()
+normfuse.batch_norm(x, None, None, training=True)
+assert set(ndarray.streams) == {1}, ndarray.streams
+
+for words, error in (({"weight": numpy.ones(8)}, TypeError), ({"out": numpy.empty(x.shape, "f4")}, TypeError)):
+    try:
+        normfuse.group_norm(x, 2, **words)
+    except error as caught:
+        assert "device (1, 0)" in str(caught), caught
+    else:
+        raise AssertionError("arrays of two devices were taken")
+
+class Interface:
+    def __init__(self, array, **more):
+        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3, **more}
+
+out = numpy.full(x.shape, 5, "f4")
+try:
+    normfuse.group_norm(Interface(x.array), 2)
+except TypeError as caught:
+    assert "are not made" in str(caught)
+else:
+    raise AssertionError("an output was made in host memory")
+normfuse.channel_affine(Interface(x.array), out=Interface(out))
+normfuse.channel_affine(Interface(x.array, stream=1), out=Interface(out))
+try:
+    normfuse.channel_affine(Interface(x.array, stream=0x77), out=Interface(out))
+except ValueError as caught:
+    assert "stream 0x77" in str(caught)
+else:
+    raise AssertionError("another stream was not noticed")
+try:
+    normfuse.channel_affine(Interface(x.array), out=Interface(out, data=(out.ctypes.data, True)))
+except ValueError as caught:
+    assert "out is written to" in str(caught)
+else:
+    raise AssertionError("read-only memory was written to")
+print("done")
+"""
+
+
+def test_cuda_arrays_on_a_stand_in_for_the_driver():
+    from normfuse import _library
+    driver = _library.find().parent / "fake"
+    if not (driver / "libcuda.so.1").exists():
+        pytest.skip("the library was built without CUDA or without its tests")
+    done = python(CUDA_PROGRAM, LD_LIBRARY_PATH=str(driver), NORMFUSE_VERBOSE="dispatch")
+    assert done.returncode == 0 and done.stdout.strip() == "done", done.stderr[-3000:]
+    assert "group_norm" in done.stderr  # that something was launched
+
+
+# ---- the library and the package ------------------------------------------------------------------------------------
+
+
+def test_threads_of_python():
+    """Calls from several threads at once, each with the bits of one alone; errors are each thread's own."""
+    case = Case("group_norm", "float32", "nhwc", "gelu", shape=(4, 8, 32, 32), groups=2)
+    want, failures = case.forward().tobytes(), []
+
+    def work(number):
+        for _ in range(20):
+            if case.forward().tobytes() != want:
+                failures.append("other bits")
+            try:
+                normfuse.group_norm(numpy.ones((2, 2 * number + 3), "f4"), 2)
+            except ValueError as error:
+                if f"{2 * number + 3} channels" not in str(error):
+                    failures.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def python(code, **environment):
+    package = str(pathlib.Path(normfuse.__file__).parent.parent)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": package, **environment})
+
+
+def test_library_is_named_by_the_environment(tmp_path):
+    missing = python("import normfuse", NORMFUSE_LIBRARY=str(tmp_path / "none.so"))
+    assert missing.returncode == 1 and "NORMFUSE_LIBRARY is" in missing.stderr and "ImportError" in missing.stderr
+    (tmp_path / "empty.so").write_text("")
+    broken = python("import normfuse", NORMFUSE_LIBRARY=str(tmp_path / "empty.so"))
+    assert broken.returncode == 1 and "cannot be loaded" in broken.stderr
+    from normfuse import _library
+    good = python("import normfuse._library as l; print(l.library.path)", NORMFUSE_LIBRARY=str(_library.find()))
+    assert good.stdout.strip() == str(_library.find())
+
+
+def test_numpy_is_all_that_is_imported():
+    done = python("import sys, normfuse; print([m for m in ('torch', 'jax', 'cupy', 'ml_dtypes') if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_info():
+    done = subprocess.run([sys.executable, "-m", "normfuse", "info"], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent)})
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["version"] == normfuse.__version__
+    assert set(lines) >= {"library", "cpu", "isa", "threads", "compiler", "cuda", "python", "numpy", "torch"}
+    refused = subprocess.run([sys.executable, "-m", "normfuse", "nothing"], capture_output=True, text=True, timeout=120,
+                             env={**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent)})
+    assert refused.returncode == 2
+
+
+def test_examples_of_the_documentation():
+    """Those of docs/python.md that need no PyTorch, one after the other."""
+    text = (pathlib.Path(__file__).parent.parent.parent / "docs/python.md").read_text()
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "torch" not in block]
+    assert len(blocks) >= 4
+    names = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert names["gradients"].dx.shape == names["x"].shape
+    assert abs(names["x"].reshape(2, 32, -1).mean(2)).max() < 1e-5  # was normalized in place
+    assert (names["running_mean"] != 0).any()
