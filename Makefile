@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-sanitize bench install clean venv
+.PHONY: help build demo check check-cuda check-sanitize bench install wheel clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -27,6 +27,7 @@ help:
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make install PREFIX=/usr/local'
+	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl'
 	@echo 'make clean            removes build/'
 	@echo 'Variables: JOBS=2, CC, CFLAGS, CMAKE, PYTHON, WERROR=ON'
 
@@ -62,6 +63,12 @@ bench: build
 
 install: build
 	$(CMAKE) --install build/release --prefix $(PREFIX)
+
+# Kernels for every GPU, whose compilation takes minutes: WHEEL=-Ccmake.define.NORMFUSE_CUDA=OFF leaves them out.
+wheel: $(filter build/%,$(CMAKE)) venv
+	CMAKE_EXECUTABLE=$$(realpath "$$(command -v $(CMAKE))") CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	    build/venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation $(WHEEL) -w build/wheel .
+	@ls build/wheel/*.whl
 
 clean:
 	rm -rf build

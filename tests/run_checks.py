@@ -101,13 +101,12 @@ def test_program(name, command, timeout=300, env=None, past_time_is_skip=False):
     count(name, passed, failed, skipped, note)
 
 
-def pytest(name, program, timeout=300, env=None):
+def pytest(name, words, timeout=300, env=None, python=sys.executable):
     report = BUILD / "pytest.xml"
     report.unlink(missing_ok=True)
-    code, output, seconds = run(name, [sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider",
-                                       f"--junitxml={report}", "tests/test_program.py"], timeout,
-                                {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1",
-                                 "NORMFUSE_PROGRAM": str(program), **(env or {})})
+    code, output, seconds = run(name, [python, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider",
+                                       f"--junitxml={report}", *words], timeout,
+                                {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})})
     passed = failed = skipped = 0
     if report.exists():
         for suite in xml.etree.ElementTree.parse(report).iter("testsuite"):
@@ -119,6 +118,8 @@ def pytest(name, program, timeout=300, env=None):
         failed = 1
     if failed:
         print("\n".join(output.splitlines()[-60:]))
+    elif skipped:
+        print("\n".join("      " + line for line in output.splitlines() if line.startswith("SKIPPED")))
     count(name, passed, failed, skipped, "ran past its time" if code is None else f"{seconds:.0f} s")
 
 
@@ -267,16 +268,45 @@ def cuda():
         test_program("without CUDA: test_arguments", [BUILD / "cpu/test_arguments"])
 
 
+def python_package():
+    """The Python package: arrays and the wheel here, what needs PyTorch in an environment of its own."""
+    if sys.version_info < (3, 10):
+        skip("Python package", "needs Python 3.10 or newer")
+        return
+    tests = ROOT / "python/tests"
+    cmake = {"CMAKE_EXECUTABLE": shutil.which(args.cmake), "JOBS": args.jobs}
+    # Those that are named after PyTorch and JAX run below, where these are installed.
+    pytest("python: test_arrays.py", [tests / "test_arrays.py", "-k", "not torch and not jax"])
+    pytest("python: test_wheel.py", [tests / "test_wheel.py"], 600, cmake)
+
+    venv = BUILD / "venv-torch"
+    code, output, seconds = run("python: torch environment", [ROOT / "cmake/venv.sh", venv,
+                                                              ROOT / "python/requirements-test.txt", "torch", "pytest"], 600,
+                                # Without the network each package would otherwise wait for the extra index in vain.
+                                {"PIP_RETRIES": "1"})
+    if code != 0:
+        print("\n".join(output.splitlines()[-10:]))
+        skip("python: with PyTorch", "PyTorch could not be installed")
+        return
+    python = venv / "bin/python"
+    pytest("python: test_arrays.py with PyTorch and JAX", [tests / "test_arrays.py", "-k", "torch or jax"],
+           python=python)
+    for program in sorted(tests.glob("test_*.py")):
+        if program.name not in ("test_arrays.py", "test_wheel.py"):
+            pytest(f"python: {program.name}", [program], 600, python=python)
+
+
 def check_all():
     for name in PROGRAMS:
         test_program(name, [BUILD / "release" / name])
     cuda()
-    pytest("test_program.py", BUILD / "release/normfuse")
+    pytest("test_program.py", ["tests/test_program.py"], env={"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse")})
     test_program("check_symbols.py", [sys.executable, ROOT / "tests/check_symbols.py",
                                       BUILD / "release/libnormfuse.so", BUILD / "release/libnormfuse.a"])
     header_alone()
     examples()
     installed()
+    python_package()
     second_compiler()
     neon()
 

@@ -682,7 +682,7 @@ struct plan_case {
 };
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared;
+static int too_large, too_little_shared, ragged_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -698,10 +698,20 @@ static int64_t levels(int64_t adding)
     return count;
 }
 
-static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t threads, int pack, bool backward)
+/* Packs aligned in memory whose first and last ones in a row have elements of other rows. */
+static bool is_ragged(const char *kernel, int kept)
+{
+    return strstr(kernel, "_runs_") != NULL && kept == (strstr(kernel, "backward") != NULL ? 6 : 9) &&
+           strstr(kernel, "_1x") == NULL;
+}
+
+static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t threads, int pack, bool ragged,
+                          bool backward)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
+    /* What of a pack belongs to a row: adding the zeros in the place of the others rounds nothing. */
+    const int64_t of_pack = ragged && p->s < pack ? p->s : pack;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     if (p->columns) {
@@ -728,9 +738,9 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
         const int64_t others = touched < segments ? touched : segments;
         const int64_t of_set = rows + 2 + levels(packs < lanes ? packs : lanes) + levels(segments);
         const int64_t of_sums = own + levels(of_channel < lanes ? of_channel : lanes) + others;
-        return (double)(pack + (centred && of_set > of_sums ? of_set : of_sums) + 6);
+        return (double)(of_pack + (centred && of_set > of_sums ? of_set : of_sums) + 6);
     }
-    const double serial = pack > 1 ? (double)(rows * pack) / 2 + 1 : (double)rows;
+    const double serial = pack > 1 ? (double)(rows * up(of_pack, 2)) + 1 : (double)rows;
     const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : 7;
     const int64_t tiles = up(g->rows, (int64_t)threads * g->segment_rows);
     const int64_t passes = g->sets_a_block > 1 || tiles > g->passes ? g->passes : tiles;
@@ -814,6 +824,61 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
     }
 }
 
+/* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (runs of packs
+ * that are aligned in memory). */
+static void count_elements(const struct normfuse_cuda_arguments *a, int pack, unsigned char *of_elements)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    for (int64_t set = 0; set < g->sets; set++)
+        for (int64_t row = 0; row < g->rows; row++) {
+            const int64_t stretch = row / g->spans, groups = p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1;
+            const int64_t n = p->sets == NORMFUSE_SETS_BATCH ? stretch : set / groups;
+            const int64_t c = p->sets == NORMFUSE_SETS_BATCH ? set : set % groups * g->outer + stretch;
+            const int64_t lead = (n * p->x.batch + c * p->x.channel) % pack;
+            for (int64_t i = 0; i < pack; i++) {
+                const int64_t position = row % g->spans * pack - lead + i;
+                if (position >= 0 && position < p->s)
+                    of_elements[(n * p->c + c) * p->s + position]++;
+            }
+        }
+}
+
+static void check_ragged(const struct plan_case *test, const struct fake_launch *launch,
+                         const struct normfuse_cuda_arguments *a, int pack)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch == p->x.batch &&
+                                         views[i]->channel == p->x.channel && views[i]->position == 1),
+              "%s: %s: tensor %zu is not like x, or not aligned", test->name, launch->name, i);
+    CHECK(p->pre_add.data == NULL && p->post_add.data == NULL && p->u.data == NULL && p->du.data == NULL &&
+              p->dpost_add.data == NULL && p->activation != NORMFUSE_GELU && p->activation != NORMFUSE_ELU &&
+              p->activation != NORMFUSE_MISH,
+          "%s: %s: more than a plain kernel does", test->name, launch->name);
+    const int64_t elements = p->n * p->c * p->s;
+    /* Of large ones the last rows: by then every place that a row can begin at in a pack was met. */
+    for (int64_t i = 0; i < 64 && i < p->n * p->c; i++) {
+        const int64_t row = p->n * p->c - 1 - i;
+        const int64_t lead = (row / p->c * p->x.batch + row % p->c * p->x.channel) % pack;
+        CHECK(a->geometry.spans * (int64_t)pack - lead >= p->s, "%s: %s: %d packs do not hold a row that begins at %lld",
+              test->name, launch->name, (int)a->geometry.spans, (long long)lead);
+    }
+    if (elements > 300000)
+        return;
+    unsigned char *const seen = calloc((size_t)elements, 1);
+    int64_t wrong = 0;
+    if (seen == NULL)
+        abort();
+    count_elements(a, pack, seen);
+    for (int64_t i = 0; i < elements; i++)
+        wrong += seen[i] != 1;
+    CHECK(wrong == 0, "%s: %s: %lld of %lld elements are in no pack or in several", test->name, launch->name,
+          (long long)wrong, (long long)elements);
+    free(seen);
+}
+
 static size_t end_of(const void *part, size_t bytes)
 {
     return part != NULL ? (size_t)((uintptr_t)part - scratch_address) + bytes : 0;
@@ -842,7 +907,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(backward == test->backward && (strstr(launch->name, "columns") != NULL) == (p->columns != 0));
-    HOLDS(pack == 1 || (p->columns ? p->c : p->s) % pack == 0);
+    const bool ragged = is_ragged(launch->name, kept);
+    HOLDS(pack == 1 || ragged || (p->columns ? p->c : p->s) % pack == 0);
     HOLDS(pack == 1 || !test->misaligned);
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
@@ -869,10 +935,15 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(!p->columns || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
           g->width * pack % g->group == 0);
     /* All elements, once. */
-    const int64_t packs = (p->columns ? p->c : p->s) / pack, lanes = INT64_C(1) << g->lane_bits;
+    const int64_t packs = ragged ? g->spans : (p->columns ? p->c : p->s) / pack, lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
     if (!p->columns) {
-        HOLDS(g->spans == packs);
+        HOLDS(g->spans == packs && g->spans <= up(p->s + pack - 1, pack));
+        if (ragged) {
+            HOLDS(g->sets_a_block == 1);
+            ragged_launches++;
+            check_ragged(test, launch, &a, pack);
+        }
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (kept + g->kept_shared) * (backward ? 32 : 1)
                                    : up(g->rows, lanes) <= kept);
@@ -937,7 +1008,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
           used, scratch_address_bytes);
     if (gathers) {
-        const double way = longest_way(&a, launch->threads, pack, backward);
+        const double way = longest_way(&a, launch->threads, pack, ragged, backward);
         CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
               launch->name, way, arithmetic->additions);
     }
@@ -1111,6 +1182,7 @@ static void test_plans(void)
             run_plan_case(&test, device);
         }
     }
+    CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",
                      too_little_shared);

@@ -155,38 +155,6 @@ template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
-/* An element of a parameter as it is in memory: asked for now, made a number of once it is needed, so that several are
- * waited for at once. */
-template <typename R> struct bits_type {
-    using type = unsigned;
-};
-template <> struct bits_type<double> {
-    using type = unsigned long long;
-};
-template <typename R> using bits = typename bits_type<R>::type;
-
-template <typename R> __device__ __forceinline__ bits<R> ask(const normfuse_parameter &p, int64_t element)
-{
-    bits<R> found = 0;
-    if (p.type == NORMFUSE_F32)
-        found = __ldcg(reinterpret_cast<const unsigned *>(p.data) + element);
-    else if constexpr (sizeof(R) == 8)
-        found = __ldcg(reinterpret_cast<const unsigned long long *>(p.data) + element);
-    else
-        found = __ldcg(reinterpret_cast<const unsigned short *>(p.data) + element);
-    return found;
-}
-
-template <typename R> __device__ __forceinline__ R told(bits<R> found, int type)
-{
-    if constexpr (sizeof(R) == 8)
-        return type == NORMFUSE_F32 ? (double)__uint_as_float((unsigned)found) : __longlong_as_double((int64_t)found);
-    else
-        return type == NORMFUSE_F32   ? __uint_as_float(found)
-               : type == NORMFUSE_F16 ? pair_of(found, f16()).x
-                                      : pair_of(found, bf16()).x;
-}
-
 /* What a block knows of its channels, each an array in shared memory. First as the parameters are: weight, bias, scale
  * and shift, of which absent ones hold nothing. Where a set is one channel, or each channel has statistics of its own,
  * one thread then makes of them what all threads of the channel need: slope, offset, mean (`ready`). */
@@ -342,8 +310,8 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
 }
 
-/* What a block tells the others of its team of a group: the mean, less a value of the set that all know, and squares
- * about it. */
+/* What a block tells the others of its team of a group: forward the mean, less a value of the set that all know, and
+ * squares about it; backward two sums. */
 template <typename R> struct pair_type {
     using type = float2;
 };

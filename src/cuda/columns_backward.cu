@@ -103,11 +103,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             R *const of_plain = values + 4 * stride, *const of_centred = of_plain + at_once * channels;
             totals<R> *const of_sums = reinterpret_cast<totals<R> *>(of_centred + at_once * channels);
             totals<R> *const of_totals = of_sums + channels;
-            double *const of_parts = reinterpret_cast<double *>(of_totals + groups);
+            pair<R> *const of_parts = reinterpret_cast<pair<R> *>(of_totals + groups);
 
             if (pass == 0) {
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    open_mail(mail, groups_here * g.parts * PAIR * (int)sizeof(double));
+                    open_mail(mail, groups_here * g.parts * (int)sizeof(pair<R>));
                 if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
                 const int n = g.all_samples ? 0 : sample;
@@ -302,7 +302,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                     const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
                     const bool far = exchange == NORMFUSE_EXCHANGE_GRID;
-                    double2 *const of_grid = reinterpret_cast<double2 *>(a.partials) +
+                    pair<R> *const of_grid = reinterpret_cast<pair<R> *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
@@ -322,15 +322,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         product = sum_few(product, lanes);
                         if (!exists)
                             continue;
+                        const pair<R> both = {sum, product};
                         if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                            double *const there = of_parts + (group * g.parts + part) * PAIR;
-                            for (int other = lane; other < g.parts; other += lanes) {
-                                send(mail, there, other, (double)sum);
-                                send(mail, there + 1, other, (double)product);
-                            }
+                            for (int other = lane; other < g.parts; other += lanes)
+                                send(mail, of_parts + group * g.parts + part, other, both);
                         } else if (lane == 0) {
                             if (far)
-                                of_grid[group * g.parts + part] = make_double2((double)sum, (double)product);
+                                of_grid[group * g.parts + part] = both;
                             else
                                 finish(group, sum, product);
                         }
@@ -350,14 +348,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             if (far) {
 #pragma unroll 8
                                 for (int i = lane; i < g.parts; i += lanes) {
-                                    const double2 found = __ldcg(of_grid + begin + i);
+                                    const pair<R> found = __ldcg(of_grid + begin + i);
                                     sum += found.x;
                                     product += found.y;
                                 }
                             } else {
                                 for (int i = lane; i < g.parts; i += lanes) {
-                                    sum += of_parts[(begin + i) * PAIR];
-                                    product += of_parts[(begin + i) * PAIR + 1];
+                                    sum += of_parts[begin + i].x;
+                                    product += of_parts[begin + i].y;
                                 }
                             }
                             sum = sum_few(sum, lanes);
@@ -444,10 +442,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     });
                 });
             }
-
-            /* ---- the parameters' gradients: here all threads of the block are together, each team's sums are
-             * written by this block, and nothing waits any more ---- */
         }
+
+        /* ---- the parameters' gradients: all threads of the block are here, what it found of the team's channels is in
+         * a.sums, and nothing of this team is waited for any more ---- */
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;

@@ -14,7 +14,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
-    constexpr int most_bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0, most_held = K <= 8 ? 10 : 4;
+    constexpr int most_bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0;
+    constexpr int most_held = sizeof(R) == 8 ? 2 : K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -157,9 +158,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             }
             if (V > 1 && shared > 0)
                 wait_for_copies();
+            /* In place of x or what is added to it u must not be written before all blocks have read the value that
+             * they all know. */
+            const bool gives_u = !plain && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
             if (!plain && p.pre_add.data) {
                 cursor other(p.pre_add, p.x, place, row), u(p.u.data ? p.u : p.x, p.x, place, row);
-                const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+                const bool writes = gives_u && !(sums && applies);
                 walk<K>(count, shared, [&](int slot) {
                     R value[V], added[V];
                     read(slot, value);
@@ -371,10 +375,15 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 for (int k = 0; k < K; k++)
                     forget(kept[k]);
                 cursor y(p.y, p.x, place, row), other(!plain && p.post_add.data ? p.post_add : p.y, p.x, place, row);
+                cursor u(!plain && p.u.data ? p.u : p.y, p.x, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         R z[V];
                         read(slot, z);
+                        if (gives_u && sums) {
+                            u.store(make_pack<T, V>(z));
+                            u.advance(p.u, p.x, place);
+                        }
 #pragma unroll
                         for (int i = 0; i < V; i++)
                             z[i] = fma(z[i] - shift[i], first[i], second[i]);

@@ -12,15 +12,17 @@
 /* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps in registers>. Packs of 16 bytes
  * need tensors that allow them; packs of one element take any strides. Kernels that keep the least are for sets so
  * small that several fit in a block. Those that keep some or many are plain: no tensor is added to x, before the
- * activation or to dx, and the activation is not one of the three that cost much code. */
-#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many)                          \
+ * activation or to dx, and the activation is not one of the three that cost much code. So are the last, whose packs are
+ * aligned in memory though the rows are not (ragged): a row begins and ends inside of packs that it shares. */
+#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many, ragged)                  \
     KERNEL(runs, direction, type, 1, least)                                                                            \
     KERNEL(runs, direction, type, 1, few)                                                                              \
     KERNEL(runs, direction, type, pack, least)                                                                         \
     KERNEL(runs, direction, type, pack, few)                                                                           \
     KERNEL(runs, direction, type, pack, whole)                                                                         \
     KERNEL(runs, direction, type, pack, some)                                                                          \
-    KERNEL(runs, direction, type, pack, many)
+    KERNEL(runs, direction, type, pack, many)                                                                          \
+    KERNEL(runs, direction, type, pack, ragged)
 #define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, whole, some, fewer, many)                       \
     KERNEL(columns, direction, type, 1, few)                                                                           \
     KERNEL(columns, direction, type, pack, few)                                                                        \
@@ -30,15 +32,15 @@
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 8, 20)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 8, 20)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 8, 20)                                                     \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 8, 20)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 8, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 8, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 8, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 8, 20, 9)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 5, 4, 8)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8)                                                      \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 5, 4, 8, 6)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8, 6)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8, 6)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 4, 8, 7, 16)                                                      \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 8, 7, 16)                                                      \
@@ -99,10 +101,10 @@ struct normfuse_cuda_divisor {
 
 /* A tile is what one block holds at a time.
  *
- * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` packs each; its packs are
- * counted through, and a part of a set is part_rows of them. The forward deals these to the threads of a block in turn,
- * segment_rows to each; in the backward each warp, a segment, has segment_rows adjacent ones. Where sets_a_block > 1
- * segments of 2^lane_bits threads hold a set each.
+ * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` packs each (ragged: as
+ * many as the stretch that needs most); its packs are counted through, and a part of a set is part_rows of them. The
+ * forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a segment, has
+ * segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
  *
  * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
  * part_rows rows, which the block walks threads / width at a time. */

@@ -223,6 +223,42 @@ __device__ __forceinline__ void put_parameter(const normfuse_parameter &p, int64
         store_value<R>(p.data, n * p.batch + c * p.channel, p.type, value);
 }
 
+/* An element of a parameter as it is in memory: asked for now, made a number of once it is needed, so that several are
+ * waited for at once. */
+template <typename R> struct bits_type {
+    using type = unsigned;
+};
+template <> struct bits_type<double> {
+    using type = unsigned long long;
+};
+template <typename R> using bits = typename bits_type<R>::type;
+
+template <typename R> __device__ __forceinline__ bits<R> ask(const normfuse_parameter &p, int64_t element)
+{
+    bits<R> found;
+    if (p.type == NORMFUSE_F32)
+        found = __ldcg(reinterpret_cast<const unsigned *>(p.data) + element);
+    else if (p.type != NORMFUSE_F64)
+        found = __ldcg(reinterpret_cast<const unsigned short *>(p.data) + element);
+    else if constexpr (sizeof(R) == 8)
+        found = __ldcg(reinterpret_cast<const unsigned long long *>(p.data) + element);
+    else /* no use to keep more of it than R has */
+        found = __float_as_uint((float)__ldcg(reinterpret_cast<const double *>(p.data) + element));
+    return found;
+}
+
+template <typename R> __device__ __forceinline__ R told(bits<R> found, int type)
+{
+    if (type == NORMFUSE_F16)
+        return (R)pair_of((unsigned)found, f16()).x;
+    if (type == NORMFUSE_BF16)
+        return (R)pair_of((unsigned)found, bf16()).x;
+    if constexpr (sizeof(R) == 8)
+        return type == NORMFUSE_F32 ? (R)__uint_as_float((unsigned)found) : __longlong_as_double((int64_t)found);
+    else
+        return __uint_as_float(found);
+}
+
 /* ---- activations ------------------------------------------------------------------------------------------------ */
 
 /* 1/(1 + e^-z). Where the result is stored in 16 bits the hardware's tanh is good enough (absolute error 2^-11), else

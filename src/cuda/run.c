@@ -65,12 +65,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY };
+enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY, RAGGED };
 
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
-static const int packs_kept[2][2][6] = {
-    {{4, 6, 7, 8, 0, 20}, {2, 3, 5, 4, 0, 8}}, /* runs: forward, backward */
-    {{0, 6, 4, 8, 7, 16}, {0, 3, 2, 4, 5, 6}}, /* columns */
+static const int packs_kept[2][2][7] = {
+    {{4, 6, 7, 8, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
+    {{0, 6, 4, 8, 7, 16, 0}, {0, 3, 2, 4, 5, 6, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -79,8 +79,9 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    const int of_type = columns ? 6 : 7;
-    const int within = columns ? (wide ? (int)kept : 0) : (wide ? 2 : 0) + (kept == MANY ? 4 : (int)kept);
+    const int of_type = columns ? 6 : 8;
+    const int of_runs = (wide ? 2 : 0) + (kept > FEWER ? (int)kept - 1 : (int)kept);
+    const int within = !columns ? of_runs : wide ? (int)kept : 0;
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
 }
 
@@ -98,10 +99,11 @@ struct task {
     const struct normfuse_cuda_policy *policy;
     bool has_tickets;
     int direction;
-    bool wide;          /* packs of 16 bytes */
+    bool wide;          /* packs of 16 bytes, whole ones */
+    bool ragged;        /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
     int pack;           /* elements of one */
     size_t value_bytes; /* of what is computed in */
-    bool plain;         /* nothing is added, the activation is not rare, and the tensors are alike */
+    bool plain;         /* packs of 16 bytes, nothing is added, the activation is not rare, the tensors are alike */
     int tensors;        /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes; /* that must move at least */
@@ -156,6 +158,25 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
     const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + most_channels * (double)x->channel +
                             (double)p->s * (double)x->position;
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
+}
+
+/* Of `pack` elements: how many packs that are aligned in memory a row can touch. Where in its first pack it begins is a
+ * multiple of what divides the strides and the pack. */
+static int64_t ragged_spans(const struct normfuse_problem *p, int pack)
+{
+    const int64_t places = p->x.batch | p->x.channel | pack;
+    return divide_up(p->s + pack - (places & -places), pack);
+}
+
+/* Whether such packs are possible (the tensors are alike), and carry more than one element each. */
+static bool allows_ragged_packs(const struct normfuse_problem *p, int pack)
+{
+    const struct normfuse_view *views[9];
+    const int count = views_of(p, views);
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)views[i]->data % 16 != 0 || views[i]->position != 1)
+            return false;
+    return !p->columns && 2 * p->s >= 3 * ragged_spans(p, pack);
 }
 
 static bool takes_all_samples(const struct normfuse_problem *p)
@@ -229,8 +250,7 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
 {
     const struct normfuse_problem *const p = task->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
-    const int64_t packs = p->s / task->pack;
-    g.spans = (int32_t)packs;
+    g.spans = (int32_t)(task->ragged ? ragged_spans(p, task->pack) : p->s / task->pack);
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
                                                          : p->c);
@@ -254,14 +274,14 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
 
-    step->kernel = tile_kernel(false, task->direction, p->type, task->wide, kept);
+    step->kernel = tile_kernel(false, task->direction, p->type, task->pack > 1, kept);
     step->threads = threads;
     g->passes = 1;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(task->direction == FORWARD ? each : 32 * each);
     g->kept_shared = (int32_t)most(0, each - registers);
-    if (g->kept_shared > 0 && !task->wide)
+    if (g->kept_shared > 0 && task->pack == 1)
         return false;
     const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
     g->coefficients = (int32_t)touched;
@@ -274,10 +294,30 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     return step->shared + 2048 <= task->device->shared_per_block;
 }
 
-/* Sets so small that each segment of a warp holds one. */
+/* The same task element by element. */
+static struct task narrowed(const struct task *task)
+{
+    struct task narrow = *task;
+    narrow.wide = narrow.ragged = narrow.plain = false;
+    narrow.pack = 1;
+    narrow.pack_bytes = normfuse_type_bytes(task->problem->type);
+    return narrow;
+}
+
+/* Sets so small that each segment of a warp holds one: of at most 128 elements, where packs are ragged, so a warp that
+ * has one to itself would gain nothing by packs. */
 static bool plan_many_sets(const struct task *task, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (task->ragged) {
+        const struct task narrow = narrowed(task);
+        const struct normfuse_cuda_geometry ragged = *g;
+        *g = runs_geometry(&narrow);
+        if (g->rows > 0 && normfuse_tune("RAGGED", 1) == 1 && plan_many_sets(&narrow, step))
+            return true;
+        *g = ragged;
+        return false;
+    }
     const struct normfuse_problem *const p = task->problem;
     const int least_packs = packs_kept[0][task->direction][LEAST];
     const int32_t lane_bits = exponent_of(divide_up(g->rows, least_packs));
@@ -334,7 +374,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_device *const device = task->device;
-    const enum kept small = task->plain ? SOME : FEW;
+    const enum kept small = task->ragged ? RAGGED : task->plain ? SOME : FEW;
     const int32_t few = packs_kept[0][task->direction][small];
     step->geometry = runs_geometry(task);
     if (step->geometry.rows == 0)
@@ -355,10 +395,11 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     parts = normfuse_tune("PARTS", parts);
 
     if (parts <= 1 && task->plain) {
-        const int64_t each = packs_kept[0][task->direction][WHOLE];
+        const enum kept whole = task->ragged ? RAGGED : WHOLE;
+        const int64_t each = packs_kept[0][task->direction][whole];
         const int64_t threads = least(normfuse_tune("WHOLE", policy->whole_threads[task->direction]),
                                       whole_warps(divide_up(g->rows, each)));
-        if (settle_runs(task, step, WHOLE, g->rows, (uint32_t)threads) &&
+        if (settle_runs(task, step, whole, g->rows, (uint32_t)threads) &&
             step->shared <= (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block))
             return true;
         parts = 1;
@@ -372,41 +413,63 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
             return true;
         parts = 1;
     }
-    const enum kept kept = task->plain ? MANY : FEW;
+    const enum kept kept = task->ragged ? RAGGED : task->plain ? MANY : FEW;
     uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1 && task->plain)
         threads =
-            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][MANY])));
+            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][kept])));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
     if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
         return true;
-    int64_t cluster = parts;
     const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster[task->direction]) : 1;
-    for (; cluster <= most_cluster && cluster <= g->rows; cluster++) {
-        if (!settle_runs(task, step, kept, divide_up(g->rows, cluster), threads))
+    /* The backward has more to do between reading and writing: more and smaller blocks side by side. */
+    const int64_t small_parts = divide_up(set_bytes, policy->small_part_bytes[task->direction]);
+    if (parts > 1 && small_parts <= most_cluster && normfuse_tune("PARTS", 0) == 0) {
+        parts = most(parts, small_parts);
+        threads = (uint32_t)normfuse_tune("THREADS", 128);
+    }
+    struct step fit = {0};
+    int64_t least_time = INT64_MAX;
+    for (int64_t cluster = parts; cluster <= most_cluster && cluster <= g->rows; cluster++) {
+        struct step trial = *step;
+        if (!settle_runs(task, &trial, kept, divide_up(g->rows, cluster), threads))
             continue;
-        if (step->shared > policy->shared_a_block && cluster < most_cluster)
+        if (trial.shared > policy->shared_a_block && cluster < most_cluster)
             continue;
-        if (cluster == 1)
-            return true;
-        /* Parts that round away would leave blocks of the cluster without rows. */
-        g->parts = (int32_t)cluster;
-        g->sum_slots = task->problem->sets == NORMFUSE_SETS_BATCH ? g->parts : g->sum_slots;
-        step->blocks = g->sets * cluster;
-        step->cluster = (uint32_t)cluster;
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
-                                                    .grid = (uint32_t)cluster,
-                                                    .threads = step->threads,
-                                                    .cluster = step->cluster,
-                                                    .shared = step->shared};
-        if (normfuse_cuda_resident_clusters(device, &launch) > 0)
-            return true;
-        step->cluster = 0;
-        g->exchange = NORMFUSE_EXCHANGE_NONE;
+        if (cluster > 1) {
+            /* Parts that round away would leave blocks of the cluster without rows. */
+            trial.geometry.parts = (int32_t)cluster;
+            if (task->problem->sets == NORMFUSE_SETS_BATCH)
+                trial.geometry.sum_slots = trial.geometry.parts;
+            trial.blocks = (int64_t)g->sets * cluster;
+            trial.cluster = (uint32_t)cluster;
+            trial.geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
+            const struct normfuse_cuda_launch launch = {.kernel = trial.kernel,
+                                                        .grid = (uint32_t)cluster,
+                                                        .threads = trial.threads,
+                                                        .cluster = trial.cluster,
+                                                        .shared = trial.shared};
+            if (normfuse_cuda_resident_clusters(device, &launch) == 0)
+                continue;
+        }
+        /* Few waves of blocks: the last one should not be half empty. */
+        const int64_t resident = most(
+            1, (int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared) *
+                   device->processors);
+        const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
+        if (time < least_time) {
+            least_time = time;
+            fit = trial;
+        }
+        if (waves > 3 || cluster == 1 || normfuse_tune("PARTS", 0) != 0)
+            break;
+    }
+    if (least_time < INT64_MAX) {
+        *step = fit;
+        return true;
     }
     /* The whole grid, some sets at a time. */
     /* As many as can be; with half of the shared memory where that suffices. */
@@ -432,10 +495,10 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         return false;
     if (!sums && plan_many_sets(task, step))
         return true;
-    const enum kept small = task->plain ? SOME : FEW;
+    const enum kept small = task->ragged ? RAGGED : task->plain ? SOME : FEW;
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t slots =
-        packs_kept[0][task->direction][small] + (task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
+        packs_kept[0][task->direction][small] + (task->pack > 1 ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
     const int64_t threads =
         least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
@@ -519,8 +582,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
     if (task->direction == BACKWARD) {
-        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups;
-        doubles = 2 * in_cluster;
+        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
         words = 4 * at_once * (task->pack >> g->piece_bits) * g->width + 4 * groups;
@@ -579,10 +641,10 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * task->pack / g->group;
-        const double pair = task->direction == FORWARD ? 2.0 * (double)task->value_bytes : 16.0;
+        const double pair = 2.0 * (double)task->value_bytes;
         if (rounds > 1.0)
             time *= policy->grid_rounds; /* all processors read, then all write */
-        time += policy->grid_wait * rounds +
+        time += policy->grid_wait[task->direction] * rounds +
                 (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
     return time;
@@ -594,7 +656,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     const struct normfuse_cuda_policy *const policy = task->policy;
     const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = common_multiple(d, task->pack) / task->pack;
-    double lowest = task->bytes * 1.5 / policy->bytes_a_microsecond + policy->twice_wait;
+    double lowest = task->bytes * policy->twice[task->direction] / policy->bytes_a_microsecond +
+                    policy->twice_wait[task->direction];
     bool found = false;
     const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
     const int64_t only_exchange = normfuse_tune("EXCHANGE", -1);
@@ -605,11 +668,12 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
         const int64_t width = least(units * unit, packs);
         if (width > 512 || (only_width && width != only_width))
             continue;
-        const int64_t most_at_once = most(1, normfuse_tune("THREADS", policy->column_threads) / width);
-        for (int32_t way = 0; way < 8; way++) {
-            /* One block, clusters of 2 to 16, the grid with all it holds. */
-            static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
-            const bool grid = way >= 5;
+        for (int32_t way = 0; way < 16; way++) {
+            /* One block, clusters of 2 to 16, the grid with all it holds; and the same with twice as many threads. */
+            static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0, 1, 2, 4, 8, 16, 0, 0, 0};
+            const bool grid = way % 8 >= 5;
+            const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
+            const int64_t most_at_once = most(1, most_threads / width);
             if ((grid && !task->has_tickets) || (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
@@ -622,13 +686,13 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             int64_t parts = grid ? 0 : clusters[way];
             if (grid) {
                 /* Teams of as many blocks as share a processor's shared memory once, twice or four times. */
-                const int64_t resident = (int64_t)task->device->processors * (INT64_C(1) << (way - 5));
+                const int64_t resident = (int64_t)task->device->processors * (INT64_C(1) << (way % 8 - 5));
                 const int64_t teams = least(g->sets, resident);
                 parts = resident / teams;
                 int64_t fewer = teams;
                 /* Fewer teams of more blocks until a part fits. */
                 while (fewer > 1 && divide_up(g->rows, parts) * width * 16 * task->tensors >
-                                        (int64_t)policy->resident_bytes >> (way - 5)) {
+                                        (int64_t)policy->resident_bytes >> (way % 8 - 5)) {
                     fewer = (fewer + 1) / 2;
                     parts = resident / fewer;
                 }
@@ -775,10 +839,12 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
     task.wide = allows_packs(p, task.pack);
-    if (!task.wide)
-        task.pack = 1;
-    task.plain = task.wide && !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
+    task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
                  p->du.data == NULL && p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
+    task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
+    task.plain = task.plain && (task.wide || task.ragged);
+    if (!task.wide && !task.ragged)
+        task.pack = 1;
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||

@@ -13,7 +13,8 @@ enum run_tile {
     TILE_ANY,     /* every way, with everything that is added, and all activations */
     TILE_WHOLE,   /* a block has one set, and nothing to ask of others; here and below: plain */
     TILE_PASSING, /* nothing is kept: sums alone, or results from statistics that are known */
-    TILE_SHARED   /* the blocks of a set keep it and tell one another what they found */
+    TILE_SHARED,  /* the blocks of a set keep it and tell one another what they found */
+    TILE_RAGGED   /* every way but TILE_MANY's, of packs that stretches begin and end inside of */
 };
 
 /* First sample and channel of a set. */
@@ -27,6 +28,21 @@ __device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int s
         n = by_sample ? 0 : set;
         c = by_sample ? set : 0;
     }
+}
+
+/* Weight and bias of a channel with the sample's scale and shift. */
+template <typename R>
+__device__ __forceinline__ void weigh_channel(const normfuse_problem &p, int64_t n, int64_t c, R &slope, R &offset)
+{
+    const auto asked = [&](const normfuse_parameter &of) {
+        return of.data ? ask<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
+    };
+    const bits<R> weight = asked(p.weight), bias = asked(p.bias), scale = asked(p.scale), shift = asked(p.shift);
+    const R more = p.scale.data ? R(1) + told<R>(scale, p.scale.type) : R(1);
+    slope = p.weight.data ? told<R>(weight, p.weight.type) * more : more;
+    offset = p.bias.data ? told<R>(bias, p.bias.type) * more : R(0);
+    if (p.shift.data)
+        offset += told<R>(shift, p.shift.type);
 }
 
 /* Where a thread's packs are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
@@ -70,25 +86,76 @@ __device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, 
     return packs;
 }
 
+/* Which elements of a pack are its stretch's: element i is element `first` + i of the stretch, where it has that many.
+ */
+template <int V, bool ragged> struct run_elements {
+    int first, stretch;
+
+    __device__ __forceinline__ int begin() const
+    {
+        return ragged ? max(0, -first) : 0;
+    }
+    __device__ __forceinline__ int end() const
+    {
+        return ragged ? max(0, min(V, stretch - first)) : V;
+    }
+    __device__ __forceinline__ int count() const
+    {
+        return end() - begin();
+    }
+    __device__ __forceinline__ bool are_all() const
+    {
+        return count() == V;
+    }
+    /* By a bit of one mask: a comparison for each would be two instructions. */
+    __device__ __forceinline__ bool has(int i) const
+    {
+        return !ragged || (~0u << begin() & ~(~0u << end()) & 1u << i) != 0;
+    }
+};
+
 /* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next. `alike`:
  * the call's tensors have the same strides and sets below 2^31 bytes, so that one place of 32 bits is found for all of
- * them; `strides` is then the same view for each. */
-template <typename T, int V, bool alike> struct run_tensor {
+ * them; `strides` is then the same view for each.
+ *
+ * `ragged`: packs are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of others,
+ * and its very last may hold none of its own; `data` is then the pack that the set begins in, `lead` bytes into it. */
+template <typename T, int V, bool alike, bool ragged> struct run_tensor {
     char *data;
     int64_t outer, inner; /* bytes */
+    unsigned lead;
 
     __device__ __forceinline__ run_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view,
                                           const normfuse_view &strides, int n, int c)
     {
+        static_assert(!ragged || (alike && V > 1), "ragged packs are of 16 bytes, of tensors that are alike");
         /* Found again for each walk: kept from one to the next these would be more registers than the packs. */
         if (!alike)
             asm volatile("" : "+r"(n), "+r"(c));
         data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? strides.batch : strides.channel) * (int64_t)sizeof(T);
         inner = V > 1 ? (int64_t)sizeof(T) * V : strides.position * (int64_t)sizeof(T);
+        lead = 0;
+        if constexpr (ragged) {
+            lead = (unsigned)reinterpret_cast<uintptr_t>(data) % 16;
+            data -= lead;
+        }
+    }
+    /* Ragged: bytes from `data` to a pack and to the first element of a stretch. */
+    __device__ __forceinline__ unsigned place(const normfuse_cuda_geometry &g, int index, int stretch) const
+    {
+        if (!ragged)
+            return 0;
+        return (start(stretch) & ~15u) + (unsigned)(index - stretch * g.spans) * 16;
+    }
+    __device__ __forceinline__ unsigned start(int stretch) const
+    {
+        return lead + (unsigned)stretch * (unsigned)outer;
     }
     __device__ __forceinline__ char *at(const normfuse_cuda_geometry &g, int index, int stretch) const
     {
+        if constexpr (ragged)
+            return data + place(g, index, stretch);
         if (alike) {
             const unsigned gap = (unsigned)outer - (unsigned)g.spans * (unsigned)(sizeof(T) * V);
             return data + ((unsigned)index * (unsigned)(sizeof(T) * V) + (unsigned)stretch * gap);
@@ -97,5 +164,86 @@ template <typename T, int V, bool alike> struct run_tensor {
         return data + stretch * outer + (V > 1 ? (int64_t)within * (int)(sizeof(T) * V) : within * inner);
     }
 };
+
+/* Which elements of a pack are of its stretch: the same in all tensors, so x says it. */
+template <typename T, int V, bool alike, bool ragged>
+__device__ __forceinline__ run_elements<V, ragged> elements_of(const normfuse_cuda_arguments &a, const run_packs &packs,
+                                                               int index)
+{
+    if constexpr (ragged) {
+        const run_tensor<T, V, alike, ragged> x(a, a.problem.x, a.problem.x, packs.n, packs.c);
+        const int stretch = divide(index, a.geometry.by_spans);
+        const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
+        return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};
+    } else {
+        return {0, V};
+    }
+}
+
+/* Where the tensors of a call end, in bytes from run_tensor's `data` (2^32 - 1 where that is further): ragged packs may
+ * reach beyond. */
+template <typename T, bool ragged> struct run_end {
+    unsigned bytes;
+
+    __device__ __forceinline__ run_end(const normfuse_cuda_arguments &a, const run_packs &packs, unsigned lead)
+    {
+        const normfuse_problem &p = a.problem;
+        bytes = 0;
+        if constexpr (ragged) {
+            const int64_t last = (p.n - 1 - packs.n) * p.x.batch + (p.c - 1 - packs.c) * p.x.channel;
+            bytes = (unsigned)min((int64_t)lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
+        }
+    }
+    __device__ __forceinline__ bool cuts(unsigned place) const
+    {
+        return ragged && place + 16 > bytes;
+    }
+};
+
+/* A pack that the tensor's end cuts: what is before that, and nothing after. */
+template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data, unsigned place, unsigned end)
+{
+    const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
+    uint4 pack = make_uint4(0, 0, 0, 0);
+    /* From the last to the first, each pushing the others along: a pack in registers has no places to count through. */
+#pragma unroll 1
+    for (int i = elements - 1; i >= 0; i--) {
+        const raw<T, 1> value = load_pack<T, 1>(data + place, i);
+        if constexpr (sizeof(T) == 2) {
+            pack = make_uint4(pack.x << 16 | value, __funnelshift_l(pack.x, pack.y, 16),
+                              __funnelshift_l(pack.y, pack.z, 16), __funnelshift_l(pack.z, pack.w, 16));
+        } else if constexpr (sizeof(T) == 4) {
+            pack = make_uint4(__float_as_uint(value), pack.x, pack.y, pack.z);
+        } else {
+            pack = make_uint4((unsigned)__double2loint(value), (unsigned)__double2hiint(value), pack.x, pack.y);
+        }
+    }
+    return pack;
+}
+
+/* Never an element of another stretch: someone else may be writing it. */
+template <typename T, int V, bool ragged>
+__device__ __forceinline__ void store_own(char *data, const raw<T, V> &pack, const run_elements<V, ragged> &own)
+{
+    if (own.are_all()) {
+        store_pack<T, V>(data, 0, pack);
+        return;
+    }
+    if constexpr (ragged) {
+        /* One address with offsets: the compiler would find that of each element again. */
+        asm("" : "+l"(data));
+        const unsigned words[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            if (own.has(i)) {
+                if constexpr (sizeof(T) == 2)
+                    store_pack<T, 1>(data, i, (unsigned short)(words[i / 2] >> (i % 2 * 16)));
+                else if constexpr (sizeof(T) == 4)
+                    store_pack<T, 1>(data, i, __uint_as_float(words[i]));
+                else
+                    store_pack<T, 1>(data, i, __hiloint2double((int)words[2 * i + 1], (int)words[2 * i]));
+            }
+    }
+}
 
 #endif

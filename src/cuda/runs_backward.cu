@@ -34,14 +34,19 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
                 break;
             c += packs.first_outer + i;
         }
-        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-        R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
-        const R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
+        const int group = by_sample ? c : divide(c, g.by_outer);
+        bits<double> saved_mean = 0;
+        bits<R> saved_rstd = 0;
+        if (a.source == NORMFUSE_SOURCE_SAVED) {
+            saved_mean = ask<double>(p.mean, n * p.mean.batch + group * p.mean.channel);
+            saved_rstd = ask<R>(p.rstd, n * p.rstd.batch + group * p.rstd.channel);
+        }
+        R slope, offset;
+        weigh_channel(p, n, c, slope, offset);
         double mean = 0.0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            const int group = by_sample ? c : divide(c, g.by_outer);
-            mean = parameter<double>(p.mean, n, group, 0.0);
-            slope *= parameter<R>(p.rstd, n, group, R(1));
+            mean = told<double>(saved_mean, p.mean.type);
+            slope *= told<R>(saved_rstd, p.rstd.type);
         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
             mean = parameter<double>(p.running_mean, 0, c, 0.0);
             slope = scaled_by_running(p, c, slope);
@@ -57,8 +62,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, simple = tile >= TILE_WHOLE;
-    constexpr bool keeps = whole || tile == TILE_SHARED;
-    using tensor = run_tensor<T, V, simple>;
+    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED;
+    using tensor = run_tensor<T, V, simple, ragged>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -75,7 +80,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = tile == TILE_SHARED || tile == TILE_ANY;
+    const bool shares = tile == TILE_SHARED || tile == TILE_ANY || ragged;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(!keeps && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
@@ -115,28 +120,60 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         /* ---- load ---- */
         {
             const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, simple ? p.x : p.dy, packs.n, packs.c);
+            const run_end<T, ragged> end(a, packs, x.lead);
             int index = packs.index;
             if constexpr (V > 1 && !many) {
 #pragma unroll 1
                 for (int k = 0; k < shared; k++) {
                     if (index < packs.end) {
                         const int stretch = divide(index, g.by_spans);
-                        copy_ahead(&place_of_slot(k, 0), x.at(g, index, stretch), 0);
-                        copy_ahead(&place_of_slot(k, 1), dy.at(g, index, stretch), 0);
+                        const unsigned place = x.place(g, index, stretch);
+                        if (!end.cuts(place)) {
+                            copy_ahead(&place_of_slot(k, 0), x.at(g, index, stretch), 0);
+                            copy_ahead(&place_of_slot(k, 1), dy.at(g, index, stretch), 0);
+                        } else {
+                            place_of_slot(k, 0) = load_cut<T>(x.data, place, end.bytes);
+                            place_of_slot(k, 1) = load_cut<T>(dy.data, place, end.bytes);
+                        }
                     }
                     index += packs.step;
                 }
             }
+            unsigned furthest = 0;
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 if (index < packs.end) {
                     const int stretch = divide(index, g.by_spans);
-                    kept_x[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
-                    kept_dy[k] = load_pack<T, V>(dy.at(g, index, stretch), 0);
+                    furthest = max(furthest, x.place(g, index, stretch));
+                    if (!end.cuts(x.place(g, index, stretch))) {
+                        kept_x[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
+                        kept_dy[k] = load_pack<T, V>(dy.at(g, index, stretch), 0);
+                    }
                 }
                 index += packs.step;
             }
+            if constexpr (ragged) {
+                /* Once all others have been asked for: these are waited for. */
+                if (end.cuts(furthest)) {
+                    index = packs.index + shared * packs.step;
+#pragma unroll
+                    for (int k = 0; k < K; k++) {
+                        const unsigned place = x.place(g, index, divide(index, g.by_spans));
+                        if (index < packs.end && end.cuts(place)) {
+                            kept_x[k] = load_cut<T>(x.data, place, end.bytes);
+                            kept_dy[k] = load_cut<T>(dy.data, place, end.bytes);
+                        }
+                        index += packs.step;
+                    }
+                }
+            }
         }
+        bits<R> saved_rstd = 0;
+        if (centred && applies && packs.end > 0) {
+            const int group = by_sample ? packs.c : divide(packs.c, g.by_outer);
+            saved_rstd = ask<R>(p.rstd, packs.n * p.rstd.batch + group * p.rstd.channel);
+        }
+        const R portion = R(1) / (R)p.set_values;
         prepare_gradients<many>(a, packs, coefficients);
         if (V > 1 && shared > 0)
             wait_for_copies();
@@ -217,6 +254,16 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         unpack<T, V>(x_pack, x);
                         unpack<T, V>(dy_pack, dy);
                         differentiate(chosen, own[channel_here], index, stretch, x, dy);
+                        const run_elements<V, ragged> elements =
+                            elements_of<T, V, simple, ragged>(a, packs, index);
+                        if (!elements.are_all()) {
+                            /* Not by a factor of 0: what others have there may be infinite. */
+#pragma unroll
+                            for (int i = 0; i < V; i++) {
+                                x[i] = elements.has(i) ? x[i] : R(0);
+                                dy[i] = elements.has(i) ? dy[i] : R(0);
+                            }
+                        }
 #pragma unroll
                         for (int i = 0; i < V; i++) {
                             plain += dy[i];
@@ -331,8 +378,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 share = (R)a.totals[(int64_t)packs.set * PAIR + 1];
             }
             if (packs.end > 0) {
-                const int group = by_sample ? packs.c : divide(packs.c, g.by_outer);
-                const R rstd = parameter<R>(p.rstd, packs.n, group, R(1)), portion = R(1) / (R)p.set_values;
+                const R rstd = told<R>(saved_rstd, p.rstd.type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }
@@ -371,7 +417,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         for (int i = 0; i < V; i++)
                             x[i] += added[i];
                     }
-                    store_pack<T, V>(dx.at(g, index, stretch), 0, make_pack<T, V>(x));
+                    store_own<T, V, ragged>(dx.at(g, index, stretch), make_pack<T, V>(x),
+                                            elements_of<T, V, simple, ragged>(a, packs, index));
                 }
             });
         });
@@ -388,11 +435,16 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 80 : 96;
+    return tile == TILE_SHARED || tile == TILE_RAGGED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 80 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
-    return kept == 2 ? TILE_MANY : kept == 3 ? TILE_ANY : kept == 5 ? TILE_WHOLE : kept == 4 ? TILE_PASSING : TILE_SHARED;
+    return kept == 2   ? TILE_MANY
+           : kept == 3 ? TILE_ANY
+           : kept == 5 ? TILE_WHOLE
+           : kept == 4 ? TILE_PASSING
+           : kept == 6 ? TILE_RAGGED
+                       : TILE_SHARED;
 }
 
 #define RUNS_BACKWARD(picture, direction, type, pack, kept)                                                            \

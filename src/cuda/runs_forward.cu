@@ -34,6 +34,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
                 break;
             c += packs.first_outer + i;
         }
+        /* One after the other: asked for all at once, they were ahead of the packs (128x256x28x28: 61 us for 56). */
         const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
         R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
         R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
@@ -54,8 +55,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, plain = tile >= TILE_WHOLE;
-    constexpr bool keeps = whole || tile == TILE_SHARED;
-    using tensor = run_tensor<T, V, plain>;
+    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED;
+    using tensor = run_tensor<T, V, plain, ragged>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -70,7 +71,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = tile == TILE_SHARED || tile == TILE_ANY;
+    const bool shares = tile == TILE_SHARED || tile == TILE_ANY || ragged;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
     const bool backwards = !keeps && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -78,6 +79,9 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept[K];
+    const auto own_of = [&](const run_packs &packs, int index) {
+        return elements_of<T, V, plain, ragged>(a, packs, index);
+    };
 
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
         open_mail(mail, g.parts * TRIPLE * (int)sizeof(double));
@@ -93,19 +97,43 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
             /* ---- load ---- */
             {
                 const tensor x(a, p.x, p.x, packs.n, packs.c);
+                const run_end<T, ragged> end(a, packs, x.lead);
                 if constexpr (V > 1 && !many) {
 #pragma unroll 1
                     for (int k = 0; k < shared; k++) {
                         const int index = packs.index + k * packs.step;
-                        if (index < packs.end)
-                            copy_ahead(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)), 0);
+                        if (index < packs.end) {
+                            uint4 *const to = own_shared + k * (int)blockDim.x;
+                            const int stretch = divide(index, g.by_spans);
+                            if (!end.cuts(x.place(g, index, stretch)))
+                                copy_ahead(to, x.at(g, index, stretch), 0);
+                            else
+                                *to = load_cut<T>(x.data, x.place(g, index, stretch), end.bytes);
+                        }
                     }
                 }
+                unsigned furthest = 0;
 #pragma unroll
                 for (int k = 0; k < K; k++) {
                     const int index = rest + k * packs.step;
-                    if (index < packs.end)
-                        kept[k] = load_pack<T, V>(x.at(g, index, divide(index, g.by_spans)), 0);
+                    if (index < packs.end) {
+                        const int stretch = divide(index, g.by_spans);
+                        furthest = max(furthest, x.place(g, index, stretch));
+                        if (!end.cuts(x.place(g, index, stretch)))
+                            kept[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
+                    }
+                }
+                if constexpr (ragged) {
+                    /* Once all others have been asked for: these are waited for. */
+                    if (end.cuts(furthest)) {
+#pragma unroll
+                        for (int k = 0; k < K; k++) {
+                            const int index = rest + k * packs.step;
+                            const unsigned place = x.place(g, index, divide(index, g.by_spans));
+                            if (index < packs.end && end.cuts(place))
+                                kept[k] = load_cut<T>(x.data, place, end.bytes);
+                        }
+                    }
                 }
             }
             if (sums && pass == 0) {
@@ -114,8 +142,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 const int first = many ? 0 : part * g.part_rows;
                 if (first < packs.end) {
                     const int stretch = divide(first, g.by_spans);
+                    const tensor x(a, p.x, p.x, packs.n, packs.c);
                     R value[1];
-                    unpack<T, 1>(load_pack<T, 1>(tensor(a, p.x, p.x, packs.n, packs.c).at(g, first, stretch), 0),
+                    /* A ragged pack of a stretch need not have elements of it; the stretch has a first. */
+                    unpack<T, 1>(load_pack<T, 1>(ragged ? x.data + x.start(stretch) : x.at(g, first, stretch), 0),
                                  value);
                     common = value[0];
                     if (!plain && p.pre_add.data) {
@@ -186,18 +216,45 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             first = own_shared[0];
                     }
                     unpack<T, V>(first, value);
-                    shift = value[0];
+                    shift = value[ragged ? V - 1 : 0];
+                    if constexpr (ragged) {
+                        /* Of the first pack that has one; only then from memory, so that none waits for it. */
+                        int index = packs.index;
+                        run_elements<V, ragged> own = own_of(packs, index);
+#pragma unroll
+                        for (int i = V - 2; i >= 0; i--)
+                            shift = own.has(i) ? value[i] : shift;
+                        if (own.count() == 0) {
+                            for (index += packs.step; index < packs.end; index += packs.step) {
+                                own = own_of(packs, index);
+                                if (own.count() > 0) {
+                                    const tensor x(a, p.x, p.x, packs.n, packs.c);
+                                    const char *const pack = x.at(g, index, divide(index, g.by_spans));
+                                    R other[1];
+                                    unpack<T, 1>(load_pack<T, 1>(pack, own.begin()), other);
+                                    shift = other[0];
+                                    break;
+                                }
+                            }
+                        }
+                    }
                 }
-                walk([&](raw<T, V> &pack, int) {
+                walk([&](raw<T, V> &pack, int index) {
                     R value[V];
                     unpack<T, V>(pack, value);
+                    const run_elements<V, ragged> own = own_of(packs, index);
+                    if (!own.are_all()) {
+#pragma unroll
+                        for (int i = 0; i < V; i++)
+                            value[i] = own.has(i) ? value[i] : shift;
+                    }
 #pragma unroll
                     for (int i = 0; i < V; i++) {
                         const R distance = value[i] - shift;
                         sum[i % 2] += distance;
                         square[i % 2] += distance * distance;
                     }
-                    count += V;
+                    count += own.count();
                     return false;
                 });
                 if (count > 0) {
@@ -308,7 +365,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                                 z[i] += added[i];
                         }
                         activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
-                        store_pack<T, V>(to, 0, make_pack<T, V>(z));
+                        store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
                         return false;
                     });
                 });
@@ -353,7 +410,12 @@ __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
-    return kept == 4 ? TILE_MANY : kept == 6 ? TILE_ANY : kept == 7 ? TILE_WHOLE : kept == 8 ? TILE_PASSING : TILE_SHARED;
+    return kept == 4   ? TILE_MANY
+           : kept == 6 ? TILE_ANY
+           : kept == 7 ? TILE_WHOLE
+           : kept == 8 ? TILE_PASSING
+           : kept == 9 ? TILE_RAGGED
+                       : TILE_SHARED;
 }
 
 #define RUNS_FORWARD(picture, direction, type, pack, kept)                                                             \

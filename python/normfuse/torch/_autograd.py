@@ -329,3 +329,83 @@ _register_backward("group_norm_backward", _composite_group_norm)
 _register_backward("batch_norm_backward", _composite_batch_norm)
 _register_backward("batch_norm_evaluate_backward", _composite_batch_norm_evaluate)
 _register_backward("channel_affine_backward", _composite_channel_affine)
+
+
+# ---- the eager path ---------------------------------------------------------------------------------------------------
+
+
+class lean_group_norm(torch.autograd.Function):
+    """group_norm(x, weight, bias, (groups, eps, activation, act_param)) with one output."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, numbers):
+        y, mean, rstd = _lean_group_norm(x, weight, bias, *numbers)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        ctx.numbers = numbers
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
+        wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        groups, eps, activation, act_param = ctx.numbers
+        if torch.is_grad_enabled():
+            dx, dweight, dbias, _, _, _ = ops.group_norm_backward.default(
+                dy, None, x, mean, rstd, weight, bias, None, None, None, groups, eps, activation, act_param, wanted)
+        else:
+            dx, dweight, dbias = _lean_group_norm_backward(dy, x, mean, rstd, weight, bias, groups, activation,
+                                                           act_param, wanted)
+        return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+
+
+class lean_batch_norm(torch.autograd.Function):
+    """batch_norm(x, weight, bias, (running_mean, running_var, momentum, eps, activation, act_param)) with one
+    output."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, others):
+        y, mean, rstd = _lean_batch_norm(x, weight, bias, *others)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        ctx.numbers = others[3:]
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _lean_batch_norm_gradients(ctx, dy, ops.batch_norm_backward.default, _lean_batch_norm_backward)
+
+
+class lean_batch_norm_evaluate(torch.autograd.Function):
+    """batch_norm_evaluate(x, weight, bias, (running_mean, running_var, eps, activation, act_param)) with one
+    output."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, others):
+        ctx.save_for_backward(x, others[0], others[1], weight, bias)
+        ctx.numbers = others[2:]
+        return _lean_batch_norm_inference(x, weight, bias, *others)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _lean_batch_norm_gradients(ctx, dy, ops.batch_norm_evaluate_backward.default,
+                                          _lean_batch_norm_evaluate_backward)
+
+
+def _lean_batch_norm_gradients(ctx, dy, differentiable, lean):
+    x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
+    wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
+    x, mean, rstd, weight, bias = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        dx, dweight, dbias, _ = differentiable(dy, None, x, mean, rstd, weight, bias, None, *ctx.numbers, wanted)
+    else:
+        dx, dweight, dbias = lean(dy, x, mean, rstd, weight, bias, *ctx.numbers, wanted)
+    return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+
+
+# The callables of libtorch behind torch.ops: a Python call less.
+_lean_group_norm = ops.lean_group_norm.default._op
+_lean_group_norm_backward = ops.lean_group_norm_backward.default._op
+_lean_batch_norm = ops.lean_batch_norm.default._op
+_lean_batch_norm_inference = ops.lean_batch_norm_inference.default._op
+_lean_batch_norm_backward = ops.lean_batch_norm_backward.default._op
+_lean_batch_norm_evaluate_backward = ops.lean_batch_norm_evaluate_backward.default._op

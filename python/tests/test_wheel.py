@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""The wheel and the source distribution: what is in them, and that they work where nothing else of this tree is.
+Needs pip and scikit-build-core beside pytest; a fresh environment gets NumPy from the package index."""
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+RELEASE = ROOT / "build/release"
+pytest.importorskip("scikit_build_core")
+
+USE = """
+import numpy, normfuse
+x = numpy.random.default_rng(0).standard_normal((2, 6, 5, 7))
+y = normfuse.group_norm(x, 3, activation="relu")
+sets = x.reshape(2, 3, -1)
+z = (sets - sets.mean(2, keepdims=True)) / numpy.sqrt(sets.var(2, keepdims=True) + 1e-5)
+assert abs(y.reshape(sets.shape) - numpy.maximum(z, 0)).max() < 1e-12
+print(normfuse.__version__, normfuse.__file__)
+from normfuse import _library
+print(_library.library.path)
+"""
+
+
+def version():
+    lines = re.findall(r"#define NORMFUSE_VERSION_\w+ (\d+)", (ROOT / "include/normfuse.h").read_text())
+    return ".".join(lines)
+
+
+def run(command, folder, timeout=600, **environment):
+    """Runs with nothing of this tree in the environment; the output, or a failure that shows it."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("NORMFUSE", "PYTHONPATH"))}
+    done = subprocess.run([str(word) for word in command], cwd=folder, env={**clean, **environment}, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+def build(source, folder, defines):
+    """The one wheel that pip makes of `source`."""
+    words = [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
+    # Make takes the kernels that are compiled already; Ninja compiles whatever it did not make itself.
+    run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, *words, source],
+        folder, CMAKE_GENERATOR="Unix Makefiles", CMAKE_BUILD_PARALLEL_LEVEL=os.environ.get("JOBS", "2"))
+    wheels = list(folder.glob("*.whl"))
+    assert len(wheels) == 1
+    return wheels[0]
+
+
+def cached(name):
+    cache = RELEASE / "CMakeCache.txt"
+    found = re.search(rf"^{name}:\w+=(.*)$", cache.read_text(), re.M) if cache.exists() else None
+    return found.group(1) if found else ""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """`pip wheel .`, with the CUDA kernels of build/release where there are some: compiling them takes minutes."""
+    defines = {"NORMFUSE_CUDA": "OFF"}
+    if (RELEASE / "cuda/flags.txt").exists() and cached("NORMFUSE_CUDA") != "OFF":
+        defines = {"NORMFUSE_CUDA_FATBIN_DIR": RELEASE / "cuda",
+                   "NORMFUSE_CUDA_ARCHITECTURES": cached("NORMFUSE_CUDA_ARCHITECTURES")}
+    return build(ROOT, tmp_path_factory.mktemp("wheel"), defines)
+
+
+def environment(folder, python="python"):
+    """A fresh virtual environment's Python, with pip and nothing else."""
+    run([sys.executable, "-m", "venv", folder], folder.parent)
+    return folder / "bin" / python
+
+
+def test_name(wheel):
+    # One wheel for every Python: neither an extension's tag nor an ABI's.
+    assert wheel.name == f"normfuse-{version()}-py3-none-linux_{platform.machine()}.whl"
+
+
+def test_contents(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    package = {str(path.relative_to(ROOT / "python")) for path in (ROOT / "python/normfuse").rglob("*.py")}
+    assert package | {"normfuse/py.typed", "normfuse/lib/libnormfuse.so"} <= names
+    others = {name for name in names - package if not name.startswith(f"normfuse-{version()}.dist-info/")}
+    assert others == {"normfuse/py.typed", "normfuse/lib/libnormfuse.so"}
+
+
+def test_metadata(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        text = files.read(f"normfuse-{version()}.dist-info/METADATA").decode()
+        assert any(name.endswith("LICENSE") for name in files.namelist())
+    head = text.split("\n\n", 1)[0].splitlines()
+    assert f"Version: {version()}" in head and "Requires-Python: >=3.10" in head
+    needed = [line for line in head if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert len(needed) == 1 and needed[0].startswith("Requires-Dist: numpy")
+
+
+def test_fresh_environment(wheel, tmp_path):
+    """Installed as a user would, used from an empty folder: the library that runs is the wheel's."""
+    python = environment(tmp_path / "venv")
+    run([python, "-m", "pip", "install", "--quiet", wheel, f"numpy=={numpy.__version__}"], tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    first, library = run([python, "-c", USE], empty).splitlines()
+    assert first.startswith(version() + " ") and str(tmp_path / "venv") in first
+    assert library.startswith(str(tmp_path / "venv")) and library.endswith("normfuse/lib/libnormfuse.so")
+    info = run([python, "-m", "normfuse", "info"], empty)
+    assert version() in info and "torch     not installed" in info
+    built_with_cuda = cached("NORMFUSE_CUDA") != "OFF" and (RELEASE / "cuda/flags.txt").exists()
+    assert ("not built" in info) != built_with_cuda
+    run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "normfuse"], empty)
+    assert not (pathlib.Path(first.split(" ", 1)[1]).parent).exists()
+
+
+def test_source_distribution(tmp_path):
+    """It is made, and a wheel of it works. With plain C kernels only, whose compilation is short: the others are
+    compared by name."""
+    run([sys.executable, "-c", f"import scikit_build_core.build as b; b.build_sdist({str(tmp_path)!r})"], ROOT)
+    archive = tmp_path / f"normfuse-{version()}.tar.gz"
+    with tarfile.open(archive) as files:
+        names = {name.split("/", 1)[1] for name in files.getnames() if "/" in name}
+    for folder in ("include", "src", "cmake", "python/normfuse", "python/tests", "tests"):
+        wanted = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*")
+                  if path.is_file() and "__pycache__" not in path.parts}
+        assert wanted <= names, f"missing: {sorted(wanted - names)}"
+    assert not [name for name in names if name.startswith(("build/", ".git/"))]
+    made = build(archive, tmp_path, {"NORMFUSE_CUDA": "OFF", "NORMFUSE_ENABLE_AVX2": "OFF",
+                                     "NORMFUSE_ENABLE_AVX512": "OFF"})
+    with zipfile.ZipFile(made) as files:
+        files.extractall(tmp_path / "installed")
+    first, library = run([sys.executable, "-c", USE], tmp_path, PYTHONPATH=str(tmp_path / "installed")).splitlines()
+    assert str(tmp_path / "installed") in first and library.startswith(str(tmp_path / "installed"))
