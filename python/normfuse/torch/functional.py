@@ -18,6 +18,7 @@ from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _autograd, _checks
@@ -87,8 +88,9 @@ def _per_sample(input: Tensor, parameter: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def _is_plain_eager() -> bool:
-    """Neither torch.compile nor torch.func looks on: past the dispatcher's layers for them."""
-    return not (_is_compiling() or _functorch_is_active())
+    """Neither torch.compile nor torch.func nor forward-mode derivatives look on: past the dispatcher's layers for
+    them."""
+    return not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0)
 
 
 def _needs_gradient(args) -> bool:
@@ -173,7 +175,7 @@ def group_norm(
         input = _under_autocast(input)
     try:
         if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and \
-                not _is_compiling() and not _functorch_is_active():
+                not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
                                        bias is not None and bias.requires_grad):
                 return _autograd.lean_group_norm.apply(input, weight, bias, (num_groups, eps, number, parameter))
@@ -246,8 +248,8 @@ def batch_norm(
     if _autocast_to_float32:
         input = _under_autocast(input)
     try:
-        if pre_add is None and post_add is None and not return_sum and not _is_compiling() and \
-                not _functorch_is_active():
+        if pre_add is None and post_add is None and not return_sum and \
+                not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
             needs_gradient = _is_grad_enabled() and (input.requires_grad or weight is not None and
                                                      weight.requires_grad or bias is not None and bias.requires_grad)
             if training:
