@@ -205,7 +205,7 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
                                      shift=shift)
     number, parameter = functional._activation(activation, act_param)
     input, pre_add, post_add = _fitted(input, pre_add, post_add, return_sum)
-    scale, shift = functional._per_sample(input, scale), functional._per_sample(input, shift)
+    scale, shift = functional._per_sample(scale), functional._per_sample(shift)
     _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
     output = _GroupNorm.apply(input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter,
                               *_named(process_group))
