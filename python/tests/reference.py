@@ -378,8 +378,8 @@ def _running(problem, mean, variance, mean_error, variance_error):
     outputs = {}
     for name, old, new, error in (("running_mean", problem.running_mean, mean, mean_error),
                                   ("running_var", problem.running_var, variance, variance_error)):
-        steps = 4 * unit * ((1 - momentum) * abs(old) + momentum * abs(new))
-        outputs[name] = ((1 - momentum) * old + momentum * new, momentum * error + steps)
+        steps = 4 * unit * (abs(1 - momentum) * abs(old) + abs(momentum) * abs(new))
+        outputs[name] = ((1 - momentum) * old + momentum * new, abs(momentum) * error + steps)
     return outputs
 
 

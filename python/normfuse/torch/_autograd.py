@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _operators
@@ -49,13 +50,12 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param, moments):
-    """dx, dweight, dbias, dscale, dshift, dpost_add out of differentiable operations. `moments(x)` gives a function
-    that averages over a set of values that share statistics, mean and rstd, all broadcastable to [N, C, S]; None: the
-    statistics are given, or there are none."""
-    shape = u.shape
-    flat = (shape[0], shape[1], -1) if u.numel() else (shape[0], shape[1], 0)
-    x, dy = _wide(u).reshape(flat), _wide(dy).reshape(flat)
+def _composite_z(u, weight, bias, scale, shift, post_add, moments):
+    """The activation's argument [N, C, S], (u - mean)*rstd, what `moments` gives, and weight, bias, 1 + scale as they
+    multiply [N, C, S]. `moments(x)` gives a function that averages over the values that share statistics (None: they are
+    given, or there are none), mean and rstd, all to be broadcast to [N, C, S]."""
+    flat = (u.shape[0], u.shape[1], -1) if u.numel() else (u.shape[0], u.shape[1], 0)
+    x = _wide(u).reshape(flat)
 
     def per_channel(parameter, default):
         if parameter is None:
@@ -63,13 +63,21 @@ def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_
         return _wide(parameter).reshape((1, -1, 1) if parameter.dim() == 1 else (*parameter.shape, 1))
 
     w, b = per_channel(weight, 1.0), per_channel(bias, 0.0)
-    one_and_scale, shifted = 1.0 + per_channel(scale, 0.0), per_channel(shift, 0.0)
-    average, mean, rstd = moments(x)
-    normalized = (x - mean) * rstd
-    z = (normalized * w + b) * one_and_scale + shifted
+    one_and_scale = 1.0 + per_channel(scale, 0.0)
+    statistics = moments(x)
+    normalized = (x - statistics[1]) * statistics[2]
+    z = (normalized * w + b) * one_and_scale + per_channel(shift, 0.0)
     if post_add is not None:
         z = z + _wide(post_add).reshape(flat)
-    dz = _activation_backward(dy, z, activation, act_param)
+    return z, normalized, statistics, (w, b, one_and_scale)
+
+
+def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param, moments):
+    """dx, dweight, dbias, dscale, dshift, dpost_add out of differentiable operations."""
+    shape = u.shape
+    z, normalized, (average, _, rstd), (w, b, one_and_scale) = _composite_z(u, weight, bias, scale, shift, post_add,
+                                                                            moments)
+    dz = _activation_backward(_wide(dy).reshape(z.shape), z, activation, act_param)
     toward = dz * (w * one_and_scale)
     if average is not None:
         toward = toward - average(toward) - normalized * average(toward * normalized)
@@ -89,6 +97,56 @@ def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_
             None if post_add is None else dz.reshape(shape).to(u.dtype))
 
 
+def _activate(z: Tensor, activation: int, act_param: float) -> Tensor:
+    functions = torch.nn.functional
+    if activation == 0:
+        return z
+    if activation == 1:
+        return functions.relu(z)
+    if activation == 2:
+        return functions.leaky_relu(z, act_param)
+    if activation == 3:
+        return functions.silu(z)
+    if activation == 4:
+        return functions.gelu(z)
+    if activation == 5:
+        return functions.gelu(z, approximate="tanh")
+    if activation == 6:
+        return functions.hardswish(z)
+    if activation == 7:
+        return functions.elu(z, act_param)
+    return functions.mish(z)
+
+
+def _composite_forward(x, weight, bias, scale, shift, pre_add, post_add, activation, act_param, moments):
+    """y and u (or None) out of differentiable operations, for forward-mode derivatives."""
+    u = x if pre_add is None else x + pre_add
+    z, _, _, _ = _composite_z(u, weight, bias, scale, shift, post_add, moments)
+    y = _activate(z, activation, act_param).reshape(x.shape).to(x.dtype)
+    return y, None if pre_add is None else u
+
+
+def _group_average(groups):
+    def average(x):
+        n, c, s = x.shape
+        m = x.reshape(n, groups, -1).mean(2, keepdim=True) if x.numel() else x.new_zeros(n, groups, 1)
+        return m.expand(n, groups, c // groups).reshape(n, c, 1)
+
+    return average
+
+
+def _batch_average(x):
+    return x.mean((0, 2), keepdim=True)
+
+
+def _given_moments(running_mean, running_var, eps):
+    def moments(x):
+        mean, variance = (t.to(x.dtype).reshape(1, -1, 1) for t in (running_mean, running_var))
+        return None, mean, (variance + eps).rsqrt()
+
+    return moments
+
+
 def _moments_of(average, eps):
     def moments(x):
         mean = average(x)
@@ -99,35 +157,60 @@ def _moments_of(average, eps):
 
 def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, post_add, groups, eps, activation,
                           act_param, wanted):
-    def average(x):
-        n, c, s = x.shape
-        m = x.reshape(n, groups, -1).mean(2, keepdim=True) if x.numel() else x.new_zeros(n, groups, 1)
-        return m.expand(n, groups, c // groups).reshape(n, c, 1)
-
     return _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param,
-                      _moments_of(average, eps))
+                      _moments_of(_group_average(groups), eps))
 
 
 def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, post_add, eps, activation, act_param, wanted):
     gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param,
-                           _moments_of(lambda x: x.mean((0, 2), keepdim=True), eps))
+                           _moments_of(_batch_average, eps))
     return (*gradients[:3], gradients[5])
 
 
 def _composite_batch_norm_evaluate(dy, du, u, running_mean, running_var, weight, bias, post_add, eps, activation,
                                    act_param, wanted):
-    def moments(x):
-        mean, variance = (t.to(x.dtype).reshape(1, -1, 1) for t in (running_mean, running_var))
-        return None, mean, (variance + eps).rsqrt()
-
-    gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param, moments)
+    gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param,
+                           _given_moments(running_mean, running_var, eps))
     return (*gradients[:3], gradients[5])
+
+
+def _no_moments(x):
+    return None, 0.0, 1.0
 
 
 def _composite_channel_affine(dy, x, scale, bias, post_add, activation, act_param, wanted):
-    gradients = _composite(dy, None, x, scale, bias, None, None, post_add, activation, act_param,
-                           lambda _: (None, 0.0, 1.0))
+    gradients = _composite(dy, None, x, scale, bias, None, None, post_add, activation, act_param, _no_moments)
     return (*gradients[:3], gradients[5])
+
+
+# Forward-mode derivatives: y and u of each forward operator.
+
+
+def _forward_group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
+    return _composite_forward(x, weight, bias, scale, shift, pre_add, post_add, activation, act_param,
+                              _moments_of(_group_average(groups), eps))
+
+
+def _forward_instance_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
+                           act_param):
+    return _composite_forward(x, weight, bias, None, None, pre_add, post_add, activation, act_param,
+                              _moments_of(_group_average(x.shape[1]), eps))
+
+
+def _forward_batch_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
+                        act_param):
+    return _composite_forward(x, weight, bias, None, None, pre_add, post_add, activation, act_param,
+                              _moments_of(_batch_average, eps))
+
+
+def _forward_batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation,
+                                 act_param):
+    return _composite_forward(x, weight, bias, None, None, pre_add, post_add, activation, act_param,
+                              _given_moments(running_mean, running_var, eps))
+
+
+def _forward_channel_affine(x, scale, bias, post_add, activation, act_param):
+    return _composite_forward(x, scale, bias, None, None, None, post_add, activation, act_param, _no_moments)[:1]
 
 
 # ---- first derivatives ------------------------------------------------------------------------------------------------
@@ -135,7 +218,7 @@ def _composite_channel_affine(dy, x, scale, bias, post_add, activation, act_para
 
 def _call(op, *args):
     """Run `op`; its own derivative is only of interest where this backward is being recorded."""
-    if torch.is_grad_enabled() or _functorch_is_active():
+    if torch.is_grad_enabled() or _functorch_is_active() or forward_ad._current_level >= 0:
         return op(*args)
     with _below_autograd():
         return op(*args)
@@ -260,8 +343,13 @@ class _ChannelAffineBackward:
 
 def _function(op, backward):
     def forward(ctx, *args):
-        with _below_autograd():
-            outputs = op(*args)
+        if _functorch_is_active():
+            # The levels below take derivatives of their own, which a Function's forward has switched off.
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _below_autograd():
+                outputs = op(*args)
+        else:
+            with _below_autograd():
+                outputs = op(*args)
         backward.save(ctx, args, outputs)
         return outputs
 
@@ -275,11 +363,24 @@ def _requires_grad(args) -> bool:
     return torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
 
 
-def _register_forward(name: str, backward):
+def _has_tangent(args) -> bool:
+    """Whether a forward-mode derivative is being taken of any of them."""
+    return forward_ad._current_level >= 0 and any(
+        isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in args)
+
+
+def _register_forward(name: str, backward, composite):
     op = getattr(ops, name).default
     function = _function(op, backward)
 
     def kernel(*args):
+        if _has_tangent(args):
+            with _below_autograd():  # for what has no derivative, running statistics among it
+                outputs = op(*(value.detach() if isinstance(value, Tensor) else value for value in args))
+            if isinstance(outputs, Tensor):
+                return composite(*args)[0]
+            y, u = composite(*args)
+            return (y, outputs[1] if u is None else u, *outputs[2:])
         if _requires_grad(args):
             if _functorch_is_active():
                 with enable_single_level_autograd_function():
@@ -293,11 +394,11 @@ def _register_forward(name: str, backward):
 
 
 def _register_inference(name: str, differentiable: str) -> None:
-    """An operator that saves nothing: where a gradient is asked for it is another one's first output."""
+    """An operator that saves nothing: where a derivative is asked for it is another one's first output."""
     op, other = getattr(ops, name).default, getattr(ops, differentiable).default
 
     def kernel(*args):
-        if _requires_grad(args):
+        if _requires_grad(args) or _has_tangent(args):
             return other(*args)[0]
         with _below_autograd():
             return op(*args)
@@ -309,7 +410,7 @@ def _register_backward(name: str, composite) -> None:
     op = getattr(ops, name).default
 
     def kernel(*args):
-        if not _requires_grad(args):
+        if not _requires_grad(args) and not _has_tangent(args):
             with _below_autograd():
                 return op(*args)
         like = args[2] if name != "channel_affine_backward" else args[1]
@@ -318,14 +419,94 @@ def _register_backward(name: str, composite) -> None:
     _operators._library.impl(name, kernel, "Autograd")
 
 
-group_norm = _register_forward("group_norm", _GroupNormBackward)
-instance_norm = _register_forward("instance_norm", _InstanceNormBackward)
-batch_norm = _register_forward("batch_norm", _BatchNormBackward)
-batch_norm_evaluate = _register_forward("batch_norm_evaluate", _BatchNormEvaluateBackward)
-channel_affine = _register_forward("channel_affine", _ChannelAffineBackward)
+group_norm = _register_forward("group_norm", _GroupNormBackward, _forward_group_norm)
+instance_norm = _register_forward("instance_norm", _InstanceNormBackward, _forward_instance_norm)
+batch_norm = _register_forward("batch_norm", _BatchNormBackward, _forward_batch_norm)
+batch_norm_evaluate = _register_forward("batch_norm_evaluate", _BatchNormEvaluateBackward, _forward_batch_norm_evaluate)
+channel_affine = _register_forward("channel_affine", _ChannelAffineBackward, _forward_channel_affine)
 _register_inference("group_norm_inference", "group_norm")
 _register_inference("batch_norm_inference", "batch_norm_evaluate")
 _register_backward("group_norm_backward", _composite_group_norm)
 _register_backward("batch_norm_backward", _composite_batch_norm)
 _register_backward("batch_norm_evaluate_backward", _composite_batch_norm_evaluate)
 _register_backward("channel_affine_backward", _composite_channel_affine)
+
+
+# ---- the eager path ---------------------------------------------------------------------------------------------------
+
+
+class lean_group_norm(torch.autograd.Function):
+    """group_norm(x, weight, bias, (groups, eps, activation, act_param)) with one output."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, numbers):
+        y, mean, rstd = _lean_group_norm(x, weight, bias, *numbers)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        ctx.numbers = numbers
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
+        wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        groups, eps, activation, act_param = ctx.numbers
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            dx, dweight, dbias, _, _, _ = ops.group_norm_backward.default(
+                dy, None, x, mean, rstd, weight, bias, None, None, None, groups, eps, activation, act_param, wanted)
+        else:
+            dx, dweight, dbias = _lean_group_norm_backward(dy, x, mean, rstd, weight, bias, groups, activation,
+                                                           act_param, wanted)
+        return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+
+
+class lean_batch_norm(torch.autograd.Function):
+    """batch_norm(x, weight, bias, (running_mean, running_var, momentum, eps, activation, act_param)) with one
+    output."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, others):
+        y, mean, rstd = _lean_batch_norm(x, weight, bias, *others)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        ctx.numbers = others[3:]
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _lean_batch_norm_gradients(ctx, dy, ops.batch_norm_backward.default, _lean_batch_norm_backward)
+
+
+class lean_batch_norm_evaluate(torch.autograd.Function):
+    """batch_norm_evaluate(x, weight, bias, (running_mean, running_var, eps, activation, act_param)) with one
+    output."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, others):
+        ctx.save_for_backward(x, others[0], others[1], weight, bias)
+        ctx.numbers = others[2:]
+        return _lean_batch_norm_inference(x, weight, bias, *others)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _lean_batch_norm_gradients(ctx, dy, ops.batch_norm_evaluate_backward.default,
+                                          _lean_batch_norm_evaluate_backward)
+
+
+def _lean_batch_norm_gradients(ctx, dy, differentiable, lean):
+    x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
+    wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
+    x, mean, rstd, weight, bias = ctx.saved_tensors
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        dx, dweight, dbias, _ = differentiable(dy, None, x, mean, rstd, weight, bias, None, *ctx.numbers, wanted)
+    else:
+        dx, dweight, dbias = lean(dy, x, mean, rstd, weight, bias, *ctx.numbers, wanted)
+    return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+
+
+# The callables of libtorch behind torch.ops: a Python call less.
+_lean_group_norm = ops.lean_group_norm.default._op
+_lean_group_norm_backward = ops.lean_group_norm_backward.default._op
+_lean_batch_norm = ops.lean_batch_norm.default._op
+_lean_batch_norm_inference = ops.lean_batch_norm_inference.default._op
+_lean_batch_norm_backward = ops.lean_batch_norm_backward.default._op
+_lean_batch_norm_evaluate_backward = ops.lean_batch_norm_evaluate_backward.default._op

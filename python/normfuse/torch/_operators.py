@@ -13,14 +13,13 @@ large beside the standard deviation.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from . import _native
+from . import _checks, _native
 
 # The bits of `wanted` that the backward operators take.
 WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4, 8, 16, 32
@@ -85,6 +84,21 @@ SCHEMAS = {
     "batch_norm_backward_apply":
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, Tensor? post_add, "
         f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
+    # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
+    # pays for every argument, output and layer of the dispatcher.
+    "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+    "lean_group_norm_inference": f"({_NORM}, int groups, float eps, {_ACT}) -> Tensor",
+    "lean_group_norm_backward":
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, int groups, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm": f"({_NORM}, {_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm_inference": f"({_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
+    "lean_batch_norm_backward":
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, float eps, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm_evaluate_backward":
+        "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor? weight, Tensor? bias, float eps, "
+        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
     "stats_merge": "(Tensor stats) -> Tensor",
     "sums_merge": "(Tensor sums) -> Tensor",
 }  # fmt: skip
@@ -275,6 +289,32 @@ class _Outputs:
 
     sums_merge = stats_merge
 
+    @staticmethod
+    def lean_group_norm(x, weight, bias, groups, eps, activation, act_param):
+        return (like(x), *_saved(x, x.shape[0], groups))
+
+    @staticmethod
+    def lean_group_norm_inference(x, weight, bias, groups, eps, activation, act_param):
+        return like(x)
+
+    @staticmethod
+    def lean_group_norm_backward(dy, u, mean, rstd, weight, bias, groups, activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
+
+    @staticmethod
+    def lean_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
+        return (like(x), *_saved(x, x.shape[1]))
+
+    @staticmethod
+    def lean_batch_norm_inference(x, weight, bias, running_mean, running_var, eps, activation, act_param):
+        return like(x)
+
+    @staticmethod
+    def lean_batch_norm_backward(dy, u, mean, rstd, weight, bias, eps, activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
+
+    lean_batch_norm_evaluate_backward = lean_batch_norm_backward
+
 
 # What the library calls each output, in order.
 _OUTPUT_NAMES = {
@@ -296,32 +336,39 @@ _OUTPUT_NAMES = {
     "batch_norm_stats": ("stats", "u"),
     "batch_norm_apply": ("y", "mean", "rstd"),
     "batch_norm_backward_sums": ("sums", "dpost_add"),
+    "lean_group_norm": ("y", "mean", "rstd"),
+    "lean_group_norm_inference": ("y",),
+    "lean_group_norm_backward": ("dx", "dweight", "dbias"),
+    "lean_batch_norm": ("y", "mean", "rstd"),
+    "lean_batch_norm_inference": ("y",),
+    "lean_batch_norm_backward": ("dx", "dweight", "dbias"),
+    "lean_batch_norm_evaluate_backward": ("dx", "dweight", "dbias"),
     "batch_norm_backward_apply": ("dx", "dweight", "dbias"),
 }
 # The outputs that are not written where the other inputs do not ask for them; all others always are.
 _OPTIONAL_OUTPUTS = {"u", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add"}
 
-# Operator -> the library's function and the flags of its options.
+# Operator -> the library's operator, the direction whose scratch memory it takes, its function, the options' flags.
 _FUNCTIONS = {
-    "group_norm": ("normfuse_group_norm_forward", 0),
-    "group_norm_inference": ("normfuse_group_norm_forward", 0),
-    "group_norm_backward": ("normfuse_group_norm_backward", 0),
-    "instance_norm": ("normfuse_group_norm_forward", 0),
-    "batch_norm": ("normfuse_batch_norm_forward", 0),
-    "batch_norm_backward": ("normfuse_batch_norm_backward", 0),
-    "batch_norm_evaluate": ("normfuse_batch_norm_forward", _native.EVALUATE),
-    "batch_norm_inference": ("normfuse_batch_norm_forward", _native.EVALUATE),
-    "batch_norm_evaluate_backward": ("normfuse_batch_norm_backward", _native.EVALUATE),
-    "channel_affine": ("normfuse_affine_forward", 0),
-    "channel_affine_backward": ("normfuse_affine_backward", 0),
-    "group_norm_stats": ("normfuse_group_norm_stats", 0),
-    "group_norm_apply": ("normfuse_group_norm_apply", 0),
-    "group_norm_backward_sums": ("normfuse_group_norm_backward_sums", 0),
-    "group_norm_backward_apply": ("normfuse_group_norm_backward_apply", 0),
-    "batch_norm_stats": ("normfuse_batch_norm_stats", 0),
-    "batch_norm_apply": ("normfuse_batch_norm_apply", 0),
-    "batch_norm_backward_sums": ("normfuse_batch_norm_backward_sums", 0),
-    "batch_norm_backward_apply": ("normfuse_batch_norm_backward_apply", 0),
+    "group_norm": ("group_norm", "forward", "forward", 0),
+    "group_norm_inference": ("group_norm", "forward", "forward", 0),
+    "group_norm_backward": ("group_norm", "backward", "backward", 0),
+    "instance_norm": ("group_norm", "forward", "forward", 0),
+    "batch_norm": ("batch_norm", "forward", "forward", 0),
+    "batch_norm_backward": ("batch_norm", "backward", "backward", 0),
+    "batch_norm_evaluate": ("batch_norm", "forward", "forward", _native.EVALUATE),
+    "batch_norm_inference": ("batch_norm", "forward", "forward", _native.EVALUATE),
+    "batch_norm_evaluate_backward": ("batch_norm", "backward", "backward", _native.EVALUATE),
+    "channel_affine": ("affine", "forward", "forward", 0),
+    "channel_affine_backward": ("affine", "backward", "backward", 0),
+    "group_norm_stats": ("group_norm", "forward", "stats", 0),
+    "group_norm_apply": ("group_norm", "forward", "apply", 0),
+    "group_norm_backward_sums": ("group_norm", "backward", "backward_sums", 0),
+    "group_norm_backward_apply": ("group_norm", "backward", "backward_apply", 0),
+    "batch_norm_stats": ("batch_norm", "forward", "stats", 0),
+    "batch_norm_apply": ("batch_norm", "forward", "apply", 0),
+    "batch_norm_backward_sums": ("batch_norm", "backward", "backward_sums", 0),
+    "batch_norm_backward_apply": ("batch_norm", "backward", "backward_apply", 0),
 }
 _BIG_INPUTS = {"x", "pre_add", "post_add", "dy", "du"}
 # Of x and what has its shape the library asks whether x alone is given; u is x with pre_add already added.
@@ -333,7 +380,7 @@ def _ctypes_kernel(name: str):
     arguments = [argument.name for argument in schema.arguments]
     outputs_of = getattr(_Outputs, name)
     output_names = _OUTPUT_NAMES[name]
-    function_name, flags = _FUNCTIONS[name]
+    operator, direction, function, flags = _FUNCTIONS[name.removeprefix("lean_")]
     is_affine = name.startswith("channel_affine")
     renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
 
@@ -352,7 +399,7 @@ def _ctypes_kernel(name: str):
         for slot, tensor in zip(output_names, outputs if isinstance(outputs, tuple) else (outputs,)):
             if slot not in _OPTIONAL_OUTPUTS or tensor.dim() > 1 or tensor.numel() > 0:
                 tensors[slot] = tensor
-        _native.call(function_name, flags, numbers, tensors, x.shape[0], x.shape[1])
+        _native.call(operator, direction, function, flags, numbers, tensors)
         return outputs
 
     return kernel
@@ -361,31 +408,74 @@ def _ctypes_kernel(name: str):
 def _ctypes_merge(name: str):
     def kernel(parts):
         out = _Outputs.stats_merge(parts)
-        _native.merge("normfuse_" + name, parts.contiguous(), out)
+        _native.merge(name, parts.contiguous(), out)
         return out
 
     return kernel
 
 
+def _with_checks(name: str):
+    """The fake kernel: what the library would refuse, then the outputs."""
+    outputs_of = getattr(_Outputs, name)
+    lean = name.removeprefix("lean_")
+    if name in ("lean_group_norm", "lean_group_norm_inference"):
+        def check(x, weight, bias, groups, *numbers):
+            _checks.group_norm(x, weight, bias, None, None, None, None, groups)
+    elif name in ("group_norm", "group_norm_inference"):
+        def check(*args):
+            _checks.group_norm(*args[:8])
+    elif name in ("lean_batch_norm", "lean_batch_norm_inference"):
+        def check(*args):
+            _checks.batch_norm("batch_norm", *args[:5], None, None)
+    elif lean in ("instance_norm", "batch_norm", "batch_norm_evaluate", "batch_norm_inference"):
+        def check(*args):
+            _checks.batch_norm(lean, *args[:7])
+    elif name == "channel_affine":
+        def check(*args):
+            _checks.channel_affine(*args[:4])
+    else:
+        return outputs_of
+
+    def fake(*args):
+        check(*args)
+        return outputs_of(*args)
+
+    return fake
+
+
 _library = torch.library.Library("normfuse", "DEF")
 for _name, _schema in SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake("normfuse::" + _name, getattr(_Outputs, _name), lib=_library)
+    torch.library.register_fake("normfuse::" + _name, _with_checks(_name), lib=_library)
+    if _name.startswith("lean_"):
+        _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
-def _register_ctypes() -> None:
+def _register() -> Tuple[str, str]:
+    """The kernels: registered once, when this module is first imported."""
+    asked_for = os.environ.get("NORMFUSE_TORCH_BINDING", "")
+    if asked_for not in ("", "shim", "ctypes"):
+        raise ImportError(f"NORMFUSE_TORCH_BINDING is {asked_for!r}; it may be 'shim' or 'ctypes'")
+    if asked_for == "ctypes":
+        why = "NORMFUSE_TORCH_BINDING asks for it"
+    else:
+        why = _native.register_shim()
+        if why is None:
+            return "shim", "libtorch has the stable C interface"
+        if asked_for == "shim":
+            raise ImportError(f"NORMFUSE_TORCH_BINDING is 'shim', but {why}")
     for name in SCHEMAS:
         kernel = _ctypes_merge(name) if name.endswith("_merge") else _ctypes_kernel(name)
         for key in ("CPU", "CUDA"):
             _library.impl(name, kernel, key)
+    return "ctypes", why
 
 
-_register_ctypes()
-_binding = ("ctypes", "the C registration is not built yet")
+_binding = _register()
 
 
 def binding() -> Tuple[str, str]:
-    """("shim" or "ctypes", why)."""
+    """Which kernels the operators have, "shim" or "ctypes", and why."""
     return _binding
 
 

@@ -14,13 +14,14 @@ channels-last results. ``activation`` is None, "relu", "leaky_relu" (``act_param
 
 from __future__ import annotations
 
-from typing import Optional, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _autograd
+from . import _autograd, _checks
 from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, ops
 
 __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autocast_to_float32"]
@@ -28,6 +29,8 @@ __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autoc
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_any_requires_grad = torch._C._any_requires_grad
 _autocast_to_float32 = False
 
 
@@ -41,72 +44,53 @@ def autocast_to_float32(enabled: bool = True) -> bool:
     return before
 
 
+# ---- arguments --------------------------------------------------------------------------------------------------------
+
+_NUMBERS = {name: (number, DEFAULT_ACT_PARAM.get(number, 0.0)) for name, number in ACTIVATIONS.items()}
+
+
 def _activation(activation: Optional[str], act_param: Optional[float]) -> Tuple[int, float]:
     try:
-        number = ACTIVATIONS[activation]
+        number, parameter = _NUMBERS[activation]
     except (KeyError, TypeError):
         names = ", ".join(name for name in ACTIVATIONS if name)
         raise ValueError(f"activation must be None or one of {names}, but got {activation!r}") from None
-    return number, DEFAULT_ACT_PARAM.get(number, 0.0) if act_param is None else float(act_param)
-
-
-def _verify_batch_size(size) -> None:
-    values = size[0]
-    for extent in size[2:]:
-        values *= extent
-    if values == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
-
-
-def _check_channels(channels: int, size, **parameters: Optional[Tensor]) -> None:
-    for name, parameter in parameters.items():
-        if parameter is not None and (parameter.dim() != 1 or parameter.shape[0] != channels):
-            raise RuntimeError(
-                f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of "
-                f"shape {list(parameter.shape)} and input of shape {list(size)}"
-            )
-
-
-def _check_elements(channels: int, **parameters: Optional[Tensor]) -> None:
-    for name, parameter in parameters.items():
-        if parameter is not None and parameter.numel() != channels:
-            raise RuntimeError(f"{name} should contain {channels} elements not {parameter.numel()}")
-
-
-def _check_big(input: Tensor, **others: Optional[Tensor]) -> None:
-    for name, other in others.items():
-        if other is not None and other.shape != input.shape:
-            raise RuntimeError(
-                f"Expected {name} to have the shape of input, but got {list(other.shape)} and {list(input.shape)}"
-            )
-
-
-def _same_dtype(input: Tensor, other: Optional[Tensor]) -> Optional[Tensor]:
-    """An addition under autocast may arrive in f32 where the input is 16 bits wide, or the other way round."""
-    return other if other is None or other.dtype == input.dtype else other.to(input.dtype)
-
-
-def _per_sample(input: Tensor, name: str, parameter: Optional[Tensor]) -> Optional[Tensor]:
-    """[N, C], or [N, C, 1, ...]."""
-    if parameter is None:
-        return None
-    shape = parameter.shape
-    if shape[:2] != input.shape[:2] or any(extent != 1 for extent in shape[2:]):
-        raise RuntimeError(
-            f"Expected {name} to be of shape [N, C] = {list(input.shape[:2])}, but got {list(shape)}"
-        )
-    return parameter if len(shape) == 2 else parameter.reshape(shape[:2])
+    return number, parameter if act_param is None else float(act_param)
 
 
 def _under_autocast(input: Tensor) -> Tensor:
-    if _autocast_to_float32 and torch.is_autocast_enabled(input.device.type) and input.dtype in (
-            torch.float16, torch.bfloat16):
+    if torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.float16, torch.bfloat16):
         return input.float()
     return input
 
 
-_is_grad_enabled = torch.is_grad_enabled
-_any_requires_grad = torch._C._any_requires_grad
+def _additions(input: Tensor, pre_add: Optional[Tensor], return_sum: bool,
+               post_add: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """In input's dtype: under autocast an addition may arrive in f32 where input is 16 bits wide, or the other way
+    round."""
+    if return_sum and pre_add is None:
+        raise ValueError("return_sum needs pre_add")
+    if pre_add is not None and pre_add.dtype != input.dtype:
+        pre_add = pre_add.to(input.dtype)
+    if post_add is not None and post_add.dtype != input.dtype:
+        post_add = post_add.to(input.dtype)
+    return pre_add, post_add
+
+
+def _per_sample(input: Tensor, parameter: Optional[Tensor]) -> Optional[Tensor]:
+    """[N, C] of what may be [N, C, 1, ...]."""
+    if parameter is not None and parameter.dim() > 2 and parameter.shape[2:].numel() == 1:
+        return parameter.reshape(parameter.shape[:2])
+    return parameter
+
+
+# ---- how a call runs --------------------------------------------------------------------------------------------------
+
+
+def _is_plain_eager() -> bool:
+    """Neither torch.compile nor torch.func nor forward-mode derivatives look on: past the dispatcher's layers for
+    them."""
+    return not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0)
 
 
 def _needs_gradient(args) -> bool:
@@ -117,22 +101,30 @@ def _needs_gradient(args) -> bool:
     return _any_requires_grad(*args)
 
 
-def _run(name: str, *args):
-    """The operator `name` with gradients, past the dispatcher's autograd layer where nothing but eager execution is
-    going on."""
-    if _is_compiling() or _functorch_is_active():
-        return getattr(ops, name).default(*args)
+def _run(name: str, args: Tuple[Any, ...]):
+    op = getattr(ops, name).default
+    if not _is_plain_eager():
+        return op(*args)
     if _needs_gradient(args):
         return getattr(_autograd, name).apply(*args)
     with _below_autograd():
-        return getattr(ops, name).default(*args)
+        return op(*args)
 
 
-def _infer(op, *args):
-    if _is_compiling() or _functorch_is_active():
-        return op(*args)
-    with _below_autograd():
-        return op(*args)
+def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, ...]):
+    """The operator that saves what a backward needs, where there is to be one, or the one that does not."""
+    if return_sum or _needs_gradient(args):
+        outputs = _run(name, args)
+        return (outputs[0], outputs[1]) if return_sum else outputs[0]
+    return _run(inference, args)
+
+
+_lean_group_norm_inference = ops.lean_group_norm_inference.default._op
+_lean_batch_norm_inference = ops.lean_batch_norm_inference.default._op
+_lean_batch_norm = ops.lean_batch_norm.default._op
+
+
+# ---- the layers -------------------------------------------------------------------------------------------------------
 
 
 def group_norm(
@@ -175,41 +167,26 @@ def group_norm(
             group_norm, (input, weight, bias, pre_add, post_add, scale, shift), input, num_groups, weight=weight,
             bias=bias, eps=eps, activation=activation, act_param=act_param, pre_add=pre_add, return_sum=return_sum,
             post_add=post_add, scale=scale, shift=shift)
-    size = input.shape
-    if len(size) < 2:
-        raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {len(size)}")
-    channels = size[1]
-    _verify_batch_size([size[0] * channels // num_groups, num_groups, *size[2:]])
-    if num_groups <= 0:
-        raise RuntimeError(f"Expected num groups to be greater than 0, got {num_groups}")
-    if channels % num_groups != 0:
-        raise RuntimeError(
-            "Expected number of channels in input to be divisible by num_groups, but got input of shape "
-            f"{list(size)} and num_groups={num_groups}"
-        )
-    if weight is not None or bias is not None:
-        _check_channels(channels, size, weight=weight, bias=bias)
+    if input.numel() < 2 * num_groups and input.dim() >= 2:  # or else a group has two values or more
+        size = input.shape
+        _checks.values_per_channel([size[0] * size[1] // num_groups, num_groups, *size[2:]])
     number, parameter = _activation(activation, act_param)
     if _autocast_to_float32:
         input = _under_autocast(input)
-    if pre_add is not None or post_add is not None:
-        _check_big(input, pre_add=pre_add, post_add=post_add)
-        pre_add, post_add = _same_dtype(input, pre_add), _same_dtype(input, post_add)
-    elif return_sum:
-        raise ValueError("return_sum needs pre_add")
-    if scale is not None or shift is not None:
-        scale, shift = _per_sample(input, "scale", scale), _per_sample(input, "shift", shift)
-    args = (input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter)
-    if return_sum or _needs_gradient(args):
-        y, u, _, _ = _run("group_norm", *args)
-        return (y, u) if return_sum else y
-    return _infer(ops.group_norm_inference.default, *args)
-
-
-def _check_batch_norm_input(input: Tensor, name: str) -> int:
-    if input.dim() < 2:
-        raise RuntimeError(f"{name}: expected at least 2 dimensions for input tensor but received {input.dim()}")
-    return input.shape[1]
+    try:
+        if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and \
+                not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
+            if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
+                                       bias is not None and bias.requires_grad):
+                return _autograd.lean_group_norm.apply(input, weight, bias, (num_groups, eps, number, parameter))
+            return _lean_group_norm_inference(input, weight, bias, num_groups, eps, number, parameter)
+        pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
+        scale, shift = _per_sample(input, scale), _per_sample(input, shift)
+        return _run_or_infer("group_norm", "group_norm_inference", return_sum,
+                             (input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter))
+    except (RuntimeError, TypeError, ValueError):
+        _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
+        raise
 
 
 def batch_norm(
@@ -252,41 +229,59 @@ def batch_norm(
             batch_norm, (input, running_mean, running_var, weight, bias, pre_add, post_add), input, running_mean,
             running_var, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps,
             activation=activation, act_param=act_param, pre_add=pre_add, return_sum=return_sum, post_add=post_add)
-    channels = _check_batch_norm_input(input, "batch_norm")
+    if input.dim() < 2:
+        return _of_no_channels(input, running_mean, running_var)
     if training:
-        _verify_batch_size(input.shape)
+        if input.numel() == input.shape[1]:
+            _checks.values_per_channel(input.shape)
         if eps <= 0.0:
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         if (running_mean is None) != (running_var is None):
-            raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
+            raise ValueError("running_mean and running_var must either both be None or neither be None")
     else:
         if eps < 0.0:
             raise ValueError(f"batch_norm eps must be non-negative, but got {eps}")
         if running_mean is None or running_var is None:
-            raise RuntimeError(f"Expected running_{'mean' if running_mean is None else 'var'} to be defined in "
-                               "evaluation mode")
-    _check_elements(channels, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+            raise RuntimeError(f"running_{'mean' if running_mean is None else 'var'} must be defined in evaluation "
+                               "mode")
     number, parameter = _activation(activation, act_param)
     if _autocast_to_float32:
         input = _under_autocast(input)
-    if pre_add is not None or post_add is not None:
-        _check_big(input, pre_add=pre_add, post_add=post_add)
-        pre_add, post_add = _same_dtype(input, pre_add), _same_dtype(input, post_add)
-    elif return_sum:
-        raise ValueError("return_sum needs pre_add")
-    if training:
-        y, u, _, _ = _run("batch_norm", input, weight, bias, running_mean, running_var, pre_add, post_add, momentum,
-                          eps, number, parameter)
-        return (y, u) if return_sum else y
-    return _evaluate(return_sum, input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
-                     parameter)
+    try:
+        if pre_add is None and post_add is None and not return_sum and \
+                not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
+            needs_gradient = _is_grad_enabled() and (input.requires_grad or weight is not None and
+                                                     weight.requires_grad or bias is not None and bias.requires_grad)
+            if training:
+                if needs_gradient:
+                    return _autograd.lean_batch_norm.apply(
+                        input, weight, bias, (running_mean, running_var, momentum, eps, number, parameter))
+                return _lean_batch_norm(input, weight, bias, running_mean, running_var, momentum, eps, number,
+                                        parameter)[0]
+            if needs_gradient:
+                return _autograd.lean_batch_norm_evaluate.apply(
+                    input, weight, bias, (running_mean, running_var, eps, number, parameter))
+            return _lean_batch_norm_inference(input, weight, bias, running_mean, running_var, eps, number, parameter)
+        pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
+        if training:
+            outputs = _run("batch_norm", (input, weight, bias, running_mean, running_var, pre_add, post_add, momentum,
+                                          eps, number, parameter))
+            return (outputs[0], outputs[1]) if return_sum else outputs[0]
+        return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
+                             (input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
+                              parameter))
+    except (RuntimeError, TypeError, ValueError):
+        _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
+        raise
 
 
-def _evaluate(return_sum: bool, *args) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-    if return_sum or _needs_gradient(args):
-        y, u = _run("batch_norm_evaluate", *args)
-        return (y, u) if return_sum else y
-    return _infer(ops.batch_norm_inference.default, *args)
+def _of_no_channels(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor]) -> Tensor:
+    """torch gives a copy of an empty vector back, and takes no other."""
+    if input.dim() == 1 and input.numel() == 0:
+        return input.clone()
+    _checks.elements(0, running_mean=running_mean, running_var=running_var)
+    _checks.dimensions(input)
+    return input
 
 
 def instance_norm(
@@ -330,38 +325,38 @@ def instance_norm(
             running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
             use_input_stats=use_input_stats, momentum=momentum, eps=eps, activation=activation, act_param=act_param,
             pre_add=pre_add, return_sum=return_sum, post_add=post_add)
-    channels = _check_batch_norm_input(input, "instance_norm")
-    if use_input_stats:
-        positions = 1
-        for extent in input.shape[2:]:
-            positions *= extent
-        if positions == 1:
-            raise ValueError(f"Expected more than 1 spatial element when training, got input size {input.shape}")
-    if (running_mean is None or running_var is None) and not use_input_stats:
-        raise RuntimeError("Expected running_mean and running_var to be defined when use_input_stats is false")
+    if use_input_stats and input.shape[2:].numel() == 1:
+        raise ValueError(f"Expected more than 1 spatial element when training, got input size {input.shape}")
     if (running_mean is None) != (running_var is None):
-        raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
-    _check_elements(channels, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+        raise ValueError("running_mean and running_var must either both be None or neither be None")
+    if running_mean is None and not use_input_stats:
+        raise RuntimeError("Expected running_mean and running_var to be defined when use_input_stats is false")
+    _checks.dimensions(input)
     number, parameter = _activation(activation, act_param)
     if _autocast_to_float32:
         input = _under_autocast(input)
-    if pre_add is not None or post_add is not None:
-        _check_big(input, pre_add=pre_add, post_add=post_add)
-        pre_add, post_add = _same_dtype(input, pre_add), _same_dtype(input, post_add)
-    elif return_sum:
-        raise ValueError("return_sum needs pre_add")
-    if not use_input_stats:
-        return _evaluate(return_sum, input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
-                         parameter)
-    if running_mean is not None:
-        y, u, _, _ = _run("instance_norm", input, weight, bias, running_mean, running_var, pre_add, post_add, momentum,
-                          eps, number, parameter)
-        return (y, u) if return_sum else y
-    args = (input, weight, bias, None, None, pre_add, post_add, channels, eps, number, parameter)
-    if return_sum or _needs_gradient(args):
-        y, u, _, _ = _run("group_norm", *args)
-        return (y, u) if return_sum else y
-    return _infer(ops.group_norm_inference.default, *args)
+    try:
+        pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
+        if not use_input_stats:
+            return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
+                                 (input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
+                                  parameter))
+        if running_mean is not None:
+            outputs = _run("instance_norm", (input, weight, bias, running_mean, running_var, pre_add, post_add,
+                                             momentum, eps, number, parameter))
+            return (outputs[0], outputs[1]) if return_sum else outputs[0]
+        channels = input.shape[1]
+        if channels == 0:
+            return (input.clone(), input.clone()) if return_sum else input.clone()
+        if pre_add is None and post_add is None and _is_plain_eager():
+            if _needs_gradient((input, weight, bias)):
+                return _autograd.lean_group_norm.apply(input, weight, bias, (channels, eps, number, parameter))
+            return _lean_group_norm_inference(input, weight, bias, channels, eps, number, parameter)
+        return _run_or_infer("group_norm", "group_norm_inference", return_sum,
+                             (input, weight, bias, None, None, pre_add, post_add, channels, eps, number, parameter))
+    except (RuntimeError, TypeError, ValueError):
+        _checks.batch_norm("instance_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
+        raise
 
 
 def channel_affine(
@@ -391,20 +386,12 @@ def channel_affine(
         return handle_torch_function(
             channel_affine, (input, scale, bias, post_add), input, scale, bias, activation=activation,
             act_param=act_param, post_add=post_add)
-    _check_batch_norm_input(input, "channel_affine")
-    for name, parameter in (("scale", scale), ("bias", bias)):
-        if parameter is not None and parameter.shape not in (input.shape[1:2], input.shape[:2]):
-            raise RuntimeError(
-                f"Expected {name} to be of shape [C] or [N, C], but got {list(parameter.shape)} and input of shape "
-                f"{list(input.shape)}"
-            )
-    if scale is not None and bias is not None and scale.dim() != bias.dim():
-        raise RuntimeError("Expected scale and bias to be both [C] or both [N, C], but got "
-                           f"{list(scale.shape)} and {list(bias.shape)}")
     number, parameter = _activation(activation, act_param)
     if _autocast_to_float32:
         input = _under_autocast(input)
-    if post_add is not None:
-        _check_big(input, post_add=post_add)
-        post_add = _same_dtype(input, post_add)
-    return _run("channel_affine", input, scale, bias, post_add, number, parameter)
+    try:
+        _, post_add = _additions(input, None, False, post_add)
+        return _run("channel_affine", (input, scale, bias, post_add, number, parameter))
+    except (RuntimeError, TypeError, ValueError):
+        _checks.channel_affine(input, scale, bias, post_add)
+        raise

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""What the layers refuse, with torch's kind of exception and message.
+
+The library checks every argument itself. So that a call that is in order does not pay for checks in Python, the eager
+path makes these when a kernel has refused; fake kernels, which no library checks, make them each time.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+_DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+
+
+def dtype(name: str, **tensors: Optional[Tensor]) -> None:
+    for tensor in tensors.values():
+        if tensor is not None and tensor.dtype not in _DTYPES:
+            raise NotImplementedError(f'"{name}" not implemented for \'{str(tensor.dtype).replace("torch.", "")}\'')
+
+
+def values_per_channel(size) -> None:
+    values = size[0]
+    for extent in size[2:]:
+        values *= extent
+    if values == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
+
+
+def dimensions(input: Tensor) -> None:
+    if input.dim() < 2:
+        raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {input.dim()}")
+
+
+def like_input(input: Tensor, **others: Optional[Tensor]) -> None:
+    for name, other in others.items():
+        if other is not None and other.shape != input.shape:
+            raise RuntimeError(
+                f"Expected {name} to have the shape of input, but got {list(other.shape)} and {list(input.shape)}")
+        if other is not None and other.dtype != input.dtype:
+            raise RuntimeError(f"Expected {name} to have the dtype of input, but got {other.dtype} and {input.dtype}")
+
+
+def elements(channels: int, **parameters: Optional[Tensor]) -> None:
+    for name, parameter in parameters.items():
+        if parameter is not None and (parameter.numel() != channels or parameter.dim() != 1):
+            raise RuntimeError(f"{name} should contain {channels} elements not {parameter.numel()}")
+
+
+def group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups) -> None:
+    dimensions(x)
+    if isinstance(groups, float):
+        raise TypeError("group_norm(): argument 'num_groups' (position 2) must be int, not float")
+    size, channels = x.shape, x.shape[1]
+    if groups <= 0:
+        raise RuntimeError(f"Expected num groups to be greater than 0, got {groups}")
+    if channels % groups != 0:
+        raise RuntimeError("Expected number of channels in input to be divisible by num_groups, but got input of "
+                           f"shape {list(size)} and num_groups={groups}")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and (parameter.dim() != 1 or parameter.shape[0] != channels):
+            raise RuntimeError(f"Expected {name} to be a vector of size equal to the number of channels in input, but "
+                               f"got {name} of shape {list(parameter.shape)} and input of shape {list(size)}")
+    for name, parameter in (("scale", scale), ("shift", shift)):
+        if parameter is not None and parameter.shape != size[:2]:
+            raise RuntimeError(f"Expected {name} to be of shape [N, C] = {list(size[:2])}, but got "
+                               f"{list(parameter.shape)}")
+    like_input(x, pre_add=pre_add, post_add=post_add)
+    dtype("group_norm", input=x, weight=weight, bias=bias, scale=scale, shift=shift)
+
+
+def batch_norm(name, x, weight, bias, running_mean, running_var, pre_add, post_add) -> None:
+    dimensions(x)
+    elements(x.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    like_input(x, pre_add=pre_add, post_add=post_add)
+    dtype(name, input=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+
+
+def channel_affine(x, scale, bias, post_add) -> None:
+    dimensions(x)
+    for name, parameter in (("scale", scale), ("bias", bias)):
+        if parameter is not None and parameter.shape != x.shape[1:2] and parameter.shape != x.shape[:2]:
+            raise RuntimeError(f"Expected {name} to be of shape [C] or [N, C], but got {list(parameter.shape)} and "
+                               f"input of shape {list(x.shape)}")
+    if scale is not None and bias is not None and scale.dim() != bias.dim():
+        raise RuntimeError("Expected scale and bias to be both [C] or both [N, C], but got "
+                           f"{list(scale.shape)} and {list(bias.shape)}")
+    like_input(x, post_add=post_add)
+    dtype("channel_affine", input=x, scale=scale, bias=bias)

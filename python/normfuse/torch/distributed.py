@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""Normalization whose statistics are spread over processes: batch norm over the batches of all of them, group norm of
+images that are cut in strips. SyncBatchNorm and GroupNorm(sharded_dim=) call these functions.
+
+Each process makes (count, mean, M2) of what it has, in f64; all of them are gathered, and every process merges them in
+rank order with the formula of Chan et al. (1979), so that all have the same statistics to the bit. The backward gathers
+its two sums in the same way. One gather of 24 bytes for each channel (or group of a sample) in the forward and one of
+16 bytes for each channel (of a sample) in the backward are all that is sent.
+
+A process may have an empty batch or strip; it takes part in the gathers like the others. All processes of the group
+must make the same calls, so gradients of the input must be asked for in all of them or in none. Counts stay on the
+device, nothing waits for it. There are first derivatives only.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import functional
+from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops
+
+__all__ = ["batch_norm", "group_norm", "spans_processes"]
+
+
+def spans_processes(process_group: Optional[Any] = None) -> bool:
+    """Whether `process_group` (None: all processes) is more than this process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
+
+
+def _gather(part: Tensor, group: tuple[str, int]) -> Tensor:
+    """[processes, ...]: the parts of all processes in rank order."""
+    gathered = torch.ops._c10d_functional.all_gather_into_tensor(part.unsqueeze(0), group[1], group[0])
+    return torch.ops._c10d_functional.wait_tensor(gathered)
+
+
+def _named(process_group: Optional[Any]) -> tuple[str, int]:
+    group = dist.group.WORLD if process_group is None else process_group
+    return group.group_name, dist.get_world_size(group)
+
+
+# What the library is told that a set counts: its real count, on the device, is not known to the host, so `_per_value`
+# divides by it first and multiplies by this one, which changes no digit. (1 is refused, as it should be elsewhere.)
+_SET_VALUES = 2
+
+
+def _per_value(sums: Tensor, counts: Tensor) -> Tensor:
+    """Merged sums for backward_apply with set_values=_SET_VALUES. An empty set has sums of 0."""
+    return sums * _SET_VALUES / counts.clamp(min=1.0)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
+                act_param, group_name, processes):
+        group = (group_name, processes)
+        stats, u = ops.batch_norm_stats(input, pre_add)
+        merged = ops.stats_merge(_gather(stats, group))
+        x = input if pre_add is None else u
+        y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, momentum, eps,
+                                             activation, act_param)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, post_add if activation else None)
+        ctx.rest = activation, act_param, group
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(merged)
+        return (y, merged) if pre_add is None else (y, merged, u)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy, _, du=None):
+        x, mean, rstd, merged, weight, bias, post_add = ctx.saved_tensors
+        activation, act_param, group = ctx.rest
+        if dy is None:
+            dy = torch.zeros_like(x)
+        needs = ctx.needs_input_grad
+        asks_x = needs[0] or needs[5]
+        through = needs[6] and activation != 0
+        sums, dpost_add = ops.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation, act_param,
+                                                       WANT_POST_ADD if through else 0)
+        dx = dweight = dbias = None
+        wanted = WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
+        if wanted:
+            _, dweight, dbias = ops.batch_norm_backward_apply(dy, None, x, mean, rstd, sums, weight, bias, post_add,
+                                                              _SET_VALUES, activation, act_param, wanted)
+        if asks_x:
+            shared = _per_value(ops.sums_merge(_gather(sums, group)), merged[:, :1])
+            dx, _, _ = ops.batch_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, post_add,
+                                                     _SET_VALUES, activation, act_param, WANT_X)
+        return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None, None, None,
+                dx if needs[5] else None, (dpost_add if through else dy) if needs[6] else None,
+                None, None, None, None, None, None)
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param,
+                group_name, processes):
+        group = (group_name, processes)
+        stats, u = ops.group_norm_stats(input, pre_add, groups)
+        merged = ops.stats_merge(_gather(stats, group))
+        x = input if pre_add is None else u
+        y, mean, rstd = ops.group_norm_apply(x, merged, weight, bias, scale, shift, post_add, groups, eps, activation,
+                                             act_param)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, post_add if activation else None)
+        ctx.rest = groups, activation, act_param, group
+        ctx.set_materialize_grads(False)
+        return y if pre_add is None else (y, u)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy, du=None):
+        x, mean, rstd, merged, weight, bias, scale, shift, post_add = ctx.saved_tensors
+        groups, activation, act_param, group = ctx.rest
+        if dy is None:
+            dy = torch.zeros_like(x)
+        needs = ctx.needs_input_grad
+        asks_x = needs[0] or needs[5]
+        through = needs[6] and activation != 0
+        sums, dpost_add = ops.group_norm_backward_sums(dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups,
+                                                       activation, act_param, WANT_POST_ADD if through else 0)
+        dx = dweight = dbias = dscale = dshift = None
+        wanted = (WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
+                  + WANT_SCALE * (scale is not None and needs[3]) + WANT_SHIFT * (shift is not None and needs[4]))
+        if wanted:
+            _, dweight, dbias, dscale, dshift = ops.group_norm_backward_apply(
+                dy, None, x, mean, rstd, sums, weight, bias, scale, shift, post_add, groups, _SET_VALUES, activation,
+                act_param, wanted)
+        if asks_x:
+            counts = merged[:, :, :1].repeat_interleave(x.shape[1] // groups, 1)
+            shared = _per_value(ops.sums_merge(_gather(sums, group)), counts)
+            dx = ops.group_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, scale, shift, post_add,
+                                               groups, _SET_VALUES, activation, act_param, WANT_X)[0]
+        return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None,
+                dscale if needs[3] else None, dshift if needs[4] else None, dx if needs[5] else None,
+                (dpost_add if through else dy) if needs[6] else None, None, None, None, None, None, None)
+
+
+def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
+               weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, momentum: float = 0.1,
+               eps: float = 1e-5, *, batches_tracked: Optional[Tensor] = None, process_group: Optional[Any] = None,
+               activation: Optional[str] = None, act_param: Optional[float] = None, pre_add: Optional[Tensor] = None,
+               return_sum: bool = False, post_add: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
+    """Training batch norm with the statistics of the batches of all processes.
+
+    input: [N, C, ...], this process's batch; N may be 0. C is the same in all processes.
+    running_mean, running_var: [C], both or neither; updated in place, to the same bits in all processes.
+    momentum: the new statistics' weight. batches_tracked: a tensor, how many batches there were with this one: the
+        running statistics become the average over all of them, and momentum is not used. It is not read by the host.
+    process_group: None for all processes.
+    The others, and what is returned, as of normfuse.torch.batch_norm. Gradients of weight and bias are those of this
+    process's batch.
+    """
+    if not spans_processes(process_group) and batches_tracked is None:
+        return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
+                                     activation=activation, act_param=act_param, pre_add=pre_add,
+                                     return_sum=return_sum, post_add=post_add)
+    channels = functional._check_batch_norm_input(input, "batch_norm")
+    if eps <= 0.0:
+        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
+    if (running_mean is None) != (running_var is None):
+        raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
+    functional._check_elements(channels, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    number, parameter = functional._activation(activation, act_param)
+    input, pre_add, post_add = _additions(input, pre_add, post_add, return_sum)
+    cumulative = batches_tracked is not None and running_mean is not None
+    output = _BatchNorm.apply(input, weight, bias, None if cumulative else running_mean,
+                              None if cumulative else running_var, pre_add, post_add, momentum, eps, number, parameter,
+                              *_named(process_group))
+    if cumulative:
+        _average(running_mean, running_var, output[1], batches_tracked)
+    return (output[0], output[2]) if return_sum else output[0]
+
+
+@torch.no_grad()
+def _average(running_mean: Tensor, running_var: Tensor, stats: Tensor, batches: Tensor) -> None:
+    count, mean, m2 = stats.unbind(1)
+    factor = 1.0 / batches.double()
+    for running, new in ((running_mean, mean), (running_var, m2 / (count - 1.0))):
+        running.copy_(running.double() * (1.0 - factor) + new * factor)
+
+
+def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None,
+               eps: float = 1e-5, *, sharded_dim: int, process_group: Optional[Any] = None,
+               activation: Optional[str] = None, act_param: Optional[float] = None, pre_add: Optional[Tensor] = None,
+               return_sum: bool = False, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
+               shift: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
+    """Group norm of images that the processes hold in strips.
+
+    input: [N, C, ...], this process's strip of the N images; its size along sharded_dim may be 0 and may differ from
+        the other processes', the other sizes may not.
+    sharded_dim: the axis that is cut, a spatial one (2 or more, or negative).
+    process_group: None for all processes.
+    The others, and what is returned, as of normfuse.torch.group_norm. Gradients of weight, bias, scale and shift are
+    those of this process's strips: their sum over the processes is the whole.
+    """
+    axis = sharded_dim if sharded_dim >= 0 else sharded_dim + input.dim()
+    if not 2 <= axis < input.dim():
+        raise IndexError(f"sharded_dim must be a spatial axis of the input, but got {sharded_dim} for input of shape "
+                         f"{list(input.shape)}")
+    if not spans_processes(process_group):
+        return functional.group_norm(input, num_groups, weight, bias, eps, activation=activation, act_param=act_param,
+                                     pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
+                                     shift=shift)
+    channels = input.shape[1]
+    if num_groups <= 0 or channels % num_groups != 0:
+        raise RuntimeError("Expected number of channels in input to be divisible by num_groups, but got input of shape "
+                           f"{list(input.shape)} and num_groups={num_groups}")
+    functional._check_channels(channels, input.shape, weight=weight, bias=bias)
+    number, parameter = functional._activation(activation, act_param)
+    input, pre_add, post_add = _additions(input, pre_add, post_add, return_sum)
+    output = _GroupNorm.apply(input, weight, bias, functional._per_sample(input, "scale", scale),
+                              functional._per_sample(input, "shift", shift), pre_add, post_add, num_groups, eps, number,
+                              parameter, *_named(process_group))
+    return output if pre_add is None or return_sum else output[0]
+
+
+def _additions(input: Tensor, pre_add: Optional[Tensor], post_add: Optional[Tensor],
+               return_sum: bool) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+    if return_sum and pre_add is None:
+        raise ValueError("return_sum needs pre_add")
+    input = functional._under_autocast(input)
+    functional._check_big(input, pre_add=pre_add, post_add=post_add)
+    return input, functional._same_dtype(input, pre_add), functional._same_dtype(input, post_add)

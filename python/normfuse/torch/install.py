@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: MIT
+"""install and uninstall: every stock group norm, batch norm and instance norm of the process runs on normfuse, without
+a change to any model.
+
+The CPU and CUDA kernels of aten's native_group_norm, native_batch_norm and cudnn_batch_norm and of their backwards are
+overridden, below autograd and autocast: PyTorch's own autograd formulas drive them, and what they are given and give
+back has the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.) Saved statistics
+are f32, or f64 for f64 input, where stock's are of 16 bits too.
+
+Nothing is fused this way, since stock's operators have no place for an activation: convert does that.
+"""
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ._operators import WANT_BIAS, WANT_WEIGHT, WANT_X, ops
+
+__all__ = ["install", "uninstall"]
+
+_Three = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+def _statistics_type(input: Tensor) -> torch.dtype:
+    return torch.float64 if input.dtype == torch.float64 else torch.float32
+
+
+def _image(x: Tensor, n: int, c: int, positions: int) -> Tensor:
+    """native_group_norm may be called with any shape of n * c * positions values, row-major."""
+    return x if x.dim() >= 2 and x.shape[0] == n and x.shape[1] == c else x.contiguous().view(n, c, positions)
+
+
+def _asked(output_mask: list[bool], weight: Optional[Tensor], c: int, input: Tensor) -> tuple[int, Optional[Tensor]]:
+    """`wanted`, and what the gradient of bias is to look like: aten's backwards are not told bias."""
+    wanted = (WANT_X * output_mask[0] + WANT_WEIGHT * (output_mask[1] and weight is not None)
+              + WANT_BIAS * output_mask[2])
+    return wanted, weight if weight is not None or not output_mask[2] else input.new_zeros(c)
+
+
+def _picked(gradients: tuple[Tensor, ...], wanted: int) -> _Three:
+    return tuple(gradients[i] if wanted & bit else None  # type: ignore[return-value]
+                 for i, bit in enumerate((WANT_X, WANT_WEIGHT, WANT_BIAS)))
+
+
+def _native_group_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], n: int, c: int, positions: int,
+                       groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, _, mean, rstd = ops.group_norm(_image(input, n, c, positions), weight, bias, None, None, None, None, groups, eps,
+                                      0, 0.0)
+    return y.view_as(input) if y.shape != input.shape else y, mean.to(_statistics_type(input)), rstd
+
+
+def _native_group_norm_backward(grad_out: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Optional[Tensor],
+                                n: int, c: int, positions: int, groups: int, output_mask: list[bool]) -> _Three:
+    wanted, bias_like = _asked(output_mask, weight, c, input)
+    gradients = ops.group_norm_backward(
+        _image(grad_out, n, c, positions), None, _image(input, n, c, positions), mean, rstd, weight, bias_like, None,
+        None, None, groups, 1.0, 0, 0.0, wanted)
+    dx, dweight, dbias = _picked(gradients, wanted)
+    return None if dx is None else dx.view(input.shape) if dx.shape != input.shape else dx, dweight, dbias
+
+
+def _given(running: Optional[Tensor]) -> Optional[Tensor]:
+    """aten says "none" by an empty tensor, too."""
+    return None if running is None or running.numel() == 0 else running
+
+
+def _native_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], running_mean: Optional[Tensor],
+                       running_var: Optional[Tensor], training: bool, momentum: float,
+                       eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    running_mean, running_var = _given(running_mean), _given(running_var)
+    statistics = _statistics_type(input)
+    if not training:
+        y = ops.batch_norm_inference(input, weight, bias, running_mean, running_var, None, None, eps, 0, 0.0)
+        return y, input.new_empty(0, dtype=statistics), input.new_empty(0, dtype=statistics)
+    if eps <= 0.0 or input.numel() == input.shape[1]:
+        return _unusual_batch_norm(input, weight, bias, running_mean, running_var, momentum, eps)
+    y, _, mean, rstd = ops.batch_norm(input, weight, bias, running_mean, running_var, None, None, momentum, eps, 0, 0.0)
+    return y, mean.to(statistics), rstd
+
+
+def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                        running_mean: Optional[Tensor], running_var: Optional[Tensor], momentum: float,
+                        eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """What normfuse's batch norm refuses and stock's kernels do not, as instance norm does: eps <= 0, and one value a
+    channel. As group norm of one sample, with a group for each channel."""
+    swapped = input.transpose(0, 1)
+    c = input.shape[1]
+    one = swapped.reshape(1, c, -1)
+    y, _, mean, rstd = ops.group_norm(one, weight, bias, None, None, None, None, c, eps, 0, 0.0)
+    if running_mean is not None and running_var is not None:
+        values = one.double() if one.dtype == torch.float64 else one.float()
+        for running, new in ((running_mean, mean.view(c)), (running_var, values.var(2).view(c))):
+            running.copy_((1.0 - momentum) * running + momentum * new)
+    result = torch.empty_like(input)
+    result.copy_(y.view(swapped.shape).transpose(0, 1))
+    return result, mean.view(c).to(_statistics_type(input)), rstd.view(c)
+
+
+def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optional[Tensor],
+                                running_mean: Optional[Tensor], running_var: Optional[Tensor],
+                                save_mean: Optional[Tensor], save_invstd: Optional[Tensor], train: bool, eps: float,
+                                output_mask: list[bool]) -> _Three:
+    wanted, bias_like = _asked(output_mask, weight, input.shape[1], input)
+    if not train:
+        return _picked(ops.batch_norm_evaluate_backward(grad_out, None, input, running_mean, running_var, weight,
+                                                        bias_like, None, eps, 0, 0.0, wanted), wanted)
+    if input.numel() == input.shape[1]:
+        c = input.shape[1]
+        gradients = ops.group_norm_backward(
+            grad_out.reshape(1, c, 1), None, input.reshape(1, c, 1), save_mean, save_invstd, weight, bias_like, None,
+            None, None, c, 1.0, 0, 0.0, wanted)
+        return _picked((gradients[0].view(input.shape) if output_mask[0] else None, *gradients[1:3]), wanted)
+    # rstd is given, so eps plays no part; the library asks that it be above 0 all the same.
+    return _picked(ops.batch_norm_backward(grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, 1.0,
+                                           0, 0.0, wanted), wanted)
+
+
+def _cudnn_batch_norm(input: Tensor, weight: Tensor, bias: Optional[Tensor], running_mean: Optional[Tensor],
+                      running_var: Optional[Tensor], training: bool, exponential_average_factor: float,
+                      epsilon: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (*_native_batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor,
+                                epsilon), input.new_empty(0, dtype=torch.uint8))
+
+
+def _cudnn_batch_norm_backward(input: Tensor, grad_output: Tensor, weight: Tensor, running_mean: Optional[Tensor],
+                               running_var: Optional[Tensor], save_mean: Optional[Tensor], save_var: Optional[Tensor],
+                               epsilon: float, reserve: Tensor) -> _Three:
+    return _native_batch_norm_backward(grad_output, input, weight, running_mean, running_var, save_mean, save_var, True,
+                                       epsilon, [True, True, True])
+
+
+_KERNELS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "native_group_norm": (_native_group_norm, ("CPU", "CUDA")),
+    "native_group_norm_backward": (_native_group_norm_backward, ("CPU", "CUDA")),
+    "native_batch_norm": (_native_batch_norm, ("CPU", "CUDA")),
+    "native_batch_norm_backward": (_native_batch_norm_backward, ("CPU", "CUDA")),
+    "cudnn_batch_norm": (_cudnn_batch_norm, ("CUDA",)),
+    "cudnn_batch_norm_backward": (_cudnn_batch_norm_backward, ("CUDA",)),
+}
+
+# ---- registration ---------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_library: Optional[torch.library.Library] = None
+_depth = 0
+
+
+class _Installed:
+    """What install() returns: as a context manager it takes back, at its end, the install() that it came from."""
+
+    def __enter__(self) -> "_Installed":
+        return self
+
+    def __exit__(self, kind: Optional[type], value: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        _leave(all_of_them=False)
+
+
+def install() -> _Installed:
+    """Sends every stock group norm, batch norm and instance norm of this process, on the CPU and on CUDA, to normfuse,
+    from now until uninstall(), or inside `with install():`. Applies to all threads. Installing once more is counted:
+    only the outermost `with` ends it.
+
+    PyTorch warns, once in a process, that a kernel was overridden ("Overriding a previously registered kernel for the
+    same operator and the same dispatch key"): that is meant.
+
+    Not reached: code that torch.compile's inductor made, which has norms of its own; autocast, which makes f32 of the
+    input before the kernel sees it; torch.nn.SyncBatchNorm over several processes.
+    """
+    global _library, _depth
+    with _lock:
+        if _depth == 0:
+            library = torch.library.Library("aten", "IMPL")
+            for name, (kernel, keys) in _KERNELS.items():
+                for key in keys:
+                    library.impl(name, kernel, key)
+            _library = library
+        _depth += 1
+    return _Installed()
+
+
+def uninstall() -> None:
+    """Gives aten its own kernels back, however often install() was called. Does nothing where nothing is installed."""
+    _leave(all_of_them=True)
+
+
+def _leave(all_of_them: bool) -> None:
+    global _library, _depth
+    with _lock:
+        _depth = 0 if all_of_them else max(_depth - 1, 0)
+        if _depth == 0 and _library is not None:
+            _library._destroy()
+            _library = None

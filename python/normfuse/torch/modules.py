@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: MIT
+"""Layers: PyTorch's normalization modules with normfuse underneath.
+
+Each class is a subclass of the stock class of its name: the same constructor, parameters, buffers and `state_dict`, so
+that checkpoints load both ways, and `isinstance` holds. Two keywords are added, `activation` and `act_param`, for the
+activation that the layer applies to its own output; `repr` shows them where they are set.
+
+A layer is called as its stock class is, and takes the tensors that can be fused into the call as further keywords:
+
+    u = input [+ pre_add]
+    z = normalized(u) * weight + bias [* (1 + scale) + shift] [+ post_add]
+    y = activation(z)
+
+    input, pre_add, post_add   [N, C, spatial...], all of one shape and dtype
+    scale, shift               [N, C]                                              (GroupNorm)
+    return_sum=True            gives (y, u); needs pre_add
+    activation, act_param      those of this call, where the layer has none of its own
+
+What stock rejects is rejected with stock's message: the checks are stock's own.
+"""
+from __future__ import annotations
+
+import warnings
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+from . import functional
+from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d",
+           "InstanceNorm3d", "SyncBatchNorm"]
+
+_Output = Union[Tensor, tuple[Tensor, Tensor]]
+
+
+class _Activated:
+    """The two attributes that every layer has beyond its stock class.
+
+    The defaults stand in the class so that a stock object whose `__class__` becomes one of these (as convert does, and
+    as a pickle of an older model may) has them without an entry in its `__dict__`.
+    """
+
+    activation: Optional[str] = None
+    act_param: Optional[float] = None
+
+    def _set_activation(self, activation: Optional[str], act_param: Optional[float]) -> None:
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be None or one of {', '.join(filter(None, ACTIVATIONS))}, but got "
+                             f"{activation!r}")
+        if act_param is not None and ACTIVATIONS[activation] not in DEFAULT_ACT_PARAM:
+            raise ValueError(f"act_param is leaky_relu's slope or elu's alpha, but activation is {activation!r}")
+        if activation is not None:
+            self.activation = activation
+        if act_param is not None:
+            self.act_param = float(act_param)
+
+    def _of_this_call(self, activation: Optional[str], act_param: Optional[float]) -> dict[str, Any]:
+        if activation is None:
+            return {"activation": self.activation, "act_param": self.act_param}
+        if self.activation is not None:
+            raise ValueError(f"activation={activation!r} was given to a layer that has its own, {self.activation!r}")
+        return {"activation": activation, "act_param": act_param}
+
+    def _activation_repr(self) -> str:
+        text = "" if self.activation is None else f", activation={self.activation!r}"
+        return text + ("" if self.act_param is None else f", act_param={self.act_param}")
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + self._activation_repr()  # type: ignore[misc]
+
+
+class GroupNorm(_Activated, torch.nn.GroupNorm):
+    """torch.nn.GroupNorm (Wu and He 2018, arXiv:1803.08494) with a fused activation, residuals and AdaGN's scale and
+    shift, and statistics over the strips of an image that is cut over processes.
+
+    num_groups, num_channels, eps, affine, device, dtype, bias: as torch.nn.GroupNorm's.
+    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+    process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
+        hold together, cut along axis `sharded_dim` (2 or more, or negative) in rank order; strips may differ in size
+        and be empty, the other sizes are equal. Every process gets the same mean and rstd, to the bit, and the output
+        of its strip. Gradients of weight, bias, scale and shift are this strip's: sum them over the processes.
+        sharded_dim=None (the default): the input is whole, and process_group must be None.
+    """
+
+    process_group: Optional[Any] = None
+    sharded_dim: Optional[int] = None
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
+                 dtype: Any = None, *, activation: Optional[str] = None, act_param: Optional[float] = None,
+                 process_group: Optional[Any] = None, sharded_dim: Optional[int] = None, **stock: Any) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **stock)
+        self._set_activation(activation, act_param)
+        if sharded_dim is None and process_group is not None:
+            raise ValueError("process_group without sharded_dim: say which axis of the input is cut over the processes")
+        if sharded_dim is not None:
+            if sharded_dim in (0, 1):
+                raise ValueError(f"sharded_dim must be a spatial axis, 2 or more, but got {sharded_dim}")
+            self.sharded_dim = sharded_dim
+            self.process_group = process_group
+
+    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
+                post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None, shift: Optional[Tensor] = None,
+                activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
+        fused = dict(self._of_this_call(activation, act_param), pre_add=pre_add, return_sum=return_sum,
+                     post_add=post_add, scale=scale, shift=shift)
+        if self.sharded_dim is not None:
+            from . import distributed
+            return distributed.group_norm(input, self.num_groups, self.weight, self.bias, self.eps,
+                                          sharded_dim=self.sharded_dim, process_group=self.process_group, **fused)
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, **fused)
+
+    def _activation_repr(self) -> str:
+        return super()._activation_repr() + ("" if self.sharded_dim is None else f", sharded_dim={self.sharded_dim}")
+
+
+class _BatchNorm(_Activated):
+    """What BatchNorm1d, 2d, 3d and SyncBatchNorm share: constructor, the statistics' bookkeeping, forward."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
+                 activation: Optional[str] = None, act_param: Optional[float] = None, **stock: Any) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **stock)
+        self._set_activation(activation, act_param)
+
+    def _batch_statistics(self) -> bool:
+        return self.training or (self.running_mean is None and self.running_var is None)
+
+    def _running_statistics(self) -> tuple[Optional[Tensor], Optional[Tensor]]:
+        """Those that the call reads or updates: none where they are not to be touched."""
+        if self.training and not self.track_running_stats:
+            return None, None
+        return self.running_mean, self.running_var
+
+    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
+                post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+                act_param: Optional[float] = None) -> _Output:
+        self._check_input_dim(input)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        running_mean, running_var = self._running_statistics()
+        return functional.batch_norm(input, running_mean, running_var, self.weight, self.bias,
+                                     self._batch_statistics(), momentum, self.eps, pre_add=pre_add,
+                                     return_sum=return_sum, post_add=post_add,
+                                     **self._of_this_call(activation, act_param))
+
+
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
+    """torch.nn.BatchNorm1d (Ioffe and Szegedy 2015, arXiv:1502.03167): input [N, C] or [N, C, L].
+
+    The constructor is the stock class's, with activation=None (the name of an activation) and act_param=None
+    (leaky_relu's slope, elu's alpha) added."""
+
+
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
+    """torch.nn.BatchNorm2d: input [N, C, H, W]; constructor as BatchNorm1d's."""
+
+
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
+    """torch.nn.BatchNorm3d: input [N, C, D, H, W]; constructor as BatchNorm1d's."""
+
+
+class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
+    """torch.nn.SyncBatchNorm: while training, the statistics are those of the batches of all processes of
+    `process_group` (None: all), on the CPU as well as on CUDA.
+
+    Counts, means and sums of squares of all processes are gathered in double and merged in rank order, so every process
+    has the same statistics to the bit. Batches may differ in size and be empty. Nothing waits for the device, with
+    momentum=None neither. Gradients of weight and bias are those of this process's batch, as stock's are: what averages
+    gradients over processes (DistributedDataParallel) averages them too.
+
+    The constructor is the stock class's, with activation=None and act_param=None added.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, process_group: Optional[Any] = None, device: Any = None,
+                 dtype: Any = None, *, activation: Optional[str] = None, act_param: Optional[float] = None,
+                 **stock: Any) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype,
+                         activation=activation, act_param=act_param, process_group=process_group, **stock)
+
+    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
+                post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+                act_param: Optional[float] = None) -> _Output:
+        from . import distributed
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
+        if not (self.training and distributed.spans_processes(self.process_group)):
+            return super().forward(input, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
+                                   activation=activation, act_param=act_param)
+        running_mean, running_var = self._running_statistics()
+        batches = None
+        if self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                batches = self.num_batches_tracked
+        return distributed.batch_norm(input, running_mean, running_var, self.weight, self.bias,
+                                      0.0 if self.momentum is None else self.momentum, self.eps,
+                                      batches_tracked=batches, process_group=self.process_group, pre_add=pre_add,
+                                      return_sum=return_sum, post_add=post_add,
+                                      **self._of_this_call(activation, act_param))
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Optional[Any] = None) -> torch.nn.Module:
+        """As torch.nn.SyncBatchNorm.convert_sync_batchnorm: every batch norm in `module`, stock's or ours, becomes a
+        layer of this class with the same parameters and buffers (and activation); gives the module, or what took its
+        place."""
+        result = module
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            result = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
+                         process_group, activation=getattr(module, "activation", None),
+                         act_param=getattr(module, "act_param", None))
+            for name in ("weight", "bias"):
+                result.register_parameter(name, getattr(module, name))
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                result.register_buffer(name, getattr(module, name))
+            result.training = module.training
+        for name, child in module.named_children():
+            result.add_module(name, cls.convert_sync_batchnorm(child, process_group))
+        return result
+
+
+class _InstanceNorm(_Activated):
+    """What InstanceNorm1d, 2d and 3d share. Input without a batch axis is taken as a batch of one."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = False,
+                 track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
+                 activation: Optional[str] = None, act_param: Optional[float] = None, **stock: Any) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **stock)
+        self._set_activation(activation, act_param)
+
+    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
+                post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+                act_param: Optional[float] = None) -> _Output:
+        self._check_input_dim(input)
+        unbatched = input.dim() == self._get_no_batch_dim()
+        self._check_channels(input, 0 if unbatched else 1)
+        if unbatched:
+            input, pre_add, post_add = (None if t is None else t.unsqueeze(0) for t in (input, pre_add, post_add))
+        output = functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias,
+                                          self.training or not self.track_running_stats,
+                                          0.0 if self.momentum is None else self.momentum, self.eps, pre_add=pre_add,
+                                          return_sum=return_sum, post_add=post_add,
+                                          **self._of_this_call(activation, act_param))
+        if not unbatched:
+            return output
+        return tuple(t.squeeze(0) for t in output) if return_sum else output.squeeze(0)
+
+    def _check_channels(self, input: Tensor, axis: int) -> None:
+        if input.size(axis) == self.num_features:
+            return
+        if self.affine:
+            raise ValueError(f"expected input's size at dim={axis} to match num_features ({self.num_features}), "
+                             f"but got: {input.size(axis)}.")
+        warnings.warn(f"input's size at dim={axis} does not match num_features. You can silence this warning by not "
+                      "passing in num_features, which is not used because affine=False", stacklevel=3)
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    """torch.nn.InstanceNorm1d (Ulyanov et al. 2016, arXiv:1607.08022): input [N, C, L] or [C, L].
+
+    The constructor is the stock class's, with activation=None (the name of an activation) and act_param=None
+    (leaky_relu's slope, elu's alpha) added."""
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    """torch.nn.InstanceNorm2d: input [N, C, H, W] or [C, H, W]; constructor as InstanceNorm1d's."""
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    """torch.nn.InstanceNorm3d: input [N, C, D, H, W] or [C, D, H, W]; constructor as InstanceNorm1d's."""
+
+
+class ChannelAffine(_Activated, torch.nn.Module):
+    """y = activation(weight * x + bias [+ post_add]) per channel: a batch norm whose statistics never change, or FiLM's
+    last step with learned constants. input [N, C, spatial...].
+
+    num_channels: C. bias=False: no bias. device, dtype: of the parameters, weight [C] of ones and bias [C] of zeros.
+    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+    """
+
+    def __init__(self, num_channels: int, *, bias: bool = True, activation: Optional[str] = None,
+                 act_param: Optional[float] = None, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.num_channels = num_channels
+        self.weight = torch.nn.Parameter(torch.empty(num_channels, device=device, dtype=dtype))
+        self.register_parameter("bias", torch.nn.Parameter(torch.empty(num_channels, device=device, dtype=dtype))
+                                if bias else None)
+        self._set_activation(activation, act_param)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.ones_(self.weight)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+                act_param: Optional[float] = None) -> Tensor:
+        return functional.channel_affine(input, self.weight, self.bias, post_add=post_add,
+                                         **self._of_this_call(activation, act_param))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_channels}, bias={self.bias is not None}{self._activation_repr()}"

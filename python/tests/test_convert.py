@@ -1,0 +1,630 @@
+# SPDX-License-Identifier: MIT
+"""convert, revert, fold_batch_norm: what is folded and what must not be, on models that compute the same before and
+after. Models are f64: what convert does to the sums' order is then some 1e-14, what a wrong graph does is not."""
+import copy
+import gc
+import pickle
+import warnings
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import normfuse.torch as nft  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from normfuse.torch.convert import FoldedActivation, FoldedBatchNorm  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def shuffled(model):
+    """With parameters and running statistics that show where they are."""
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_floating_point() and tensor.dim() == 1:
+                tensor.copy_(torch.rand_like(tensor) + 0.5)
+    return model
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def check_same(model, stock, *inputs):
+    """Outputs, gradients of input and parameters, and buffers, training and evaluating."""
+    for training in (True, False):
+        model.train(training), stock.train(training)
+        results = []
+        for m in (model, stock):
+            m.zero_grad()
+            x = [t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in inputs]
+            torch.manual_seed(1)
+            y = m(*x)
+            y.square().sum().backward()
+            results.append([y, *(t.grad for t in x if isinstance(t, torch.Tensor)),
+                            *(p.grad for _, p in m.named_parameters()), *(b.double() for b in m.buffers())])
+        for a, b in zip(*results):
+            assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-10, atol=1e-10))
+
+
+def reasons(report):
+    return {layer.name: layer.reason for layer in report.layers}
+
+
+def folded(report):
+    return {layer.name: layer.folded for layer in report.layers if layer.folded}
+
+
+X = (2, 4, 5, 5)
+
+
+class Block(nn.Module):
+    """A Bottleneck with the activation shared, as torchvision has it."""
+
+    def __init__(self, norm=nn.BatchNorm2d, inplace=True, down=False):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 4, 1), norm(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), norm(4)
+        self.relu = nn.ReLU(inplace)
+        self.down = nn.Sequential(nn.Conv2d(4, 4, 1), norm(4)) if down else None
+
+    def forward(self, x):
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.down is not None:
+            identity = self.down(x)
+        out += identity
+        return self.relu(out)
+
+
+class Of(nn.Module):
+    """One layer, and code given by a test."""
+
+    def __init__(self, code, **children):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()
+        for name, child in children.items():
+            setattr(self, name, child)
+        object.__setattr__(self, "code", code)
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+# ---- layers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind,arguments", [
+    ("GroupNorm", (2, 4)), ("BatchNorm1d", (4,)), ("BatchNorm2d", (4,)), ("BatchNorm3d", (4,)),
+    ("InstanceNorm1d", (4,)), ("InstanceNorm2d", (4,)), ("InstanceNorm3d", (4,)), ("SyncBatchNorm", (4,))])
+def test_a_layer_stays_the_same_object(kind, arguments):
+    layer = getattr(nn, kind)(*arguments)
+    model = nn.Sequential(layer)
+    parameters, text, state = list(layer.parameters()), repr(model), layer.state_dict()
+    report = nft.convert(model)
+    assert model[0] is layer and type(layer) is getattr(nft, kind)
+    assert all(a is b for a, b in zip(layer.parameters(), parameters))
+    assert layer.state_dict().keys() == state.keys() and repr(model) == text
+    assert [(r.name, r.kind, r.done) for r in report.layers] == [("0", kind, True)]
+    nft.revert(model)
+    assert type(layer) is getattr(nn, kind) and vars(layer).keys() == vars(getattr(nn, kind)(*arguments)).keys()
+
+
+def test_the_model_may_be_a_layer():
+    layer = nn.GroupNorm(2, 4)
+    assert str(nft.convert(layer).layers[0]).startswith("(the model) (GroupNorm): done")
+    assert type(layer) is nft.GroupNorm
+
+
+def test_what_is_left_and_why():
+    class Mine(nn.BatchNorm2d):
+        pass
+
+    replaced = nn.GroupNorm(2, 4)
+    replaced.forward = lambda x: x
+    parametrized = nn.utils.parametrizations.weight_norm(nn.GroupNorm(2, 4))
+    model = nn.ModuleDict({"mine": Mine(4), "lazy": nn.LazyBatchNorm2d(), "replaced": replaced, "other": nn.LayerNorm(4),
+                           "parametrized": parametrized})
+    report = nft.convert(model)
+    why = reasons(report)
+    assert len(report.left) == 4 and not report.converted
+    assert "Mine is a subclass" in why["mine"] and "lazy" in why["lazy"] and "forward was replaced" in why["replaced"]
+    assert "is a subclass" in why["parametrized"]
+    assert "4 layers: 0 done, 0 of them with what follows, 4 left" in str(report)
+
+
+# ---- Sequential -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation,name,parameter", [
+    (nn.ReLU(True), "relu", None), (nn.LeakyReLU(0.3), "leaky_relu", 0.3), (nn.SiLU(), "silu", None),
+    (nn.GELU(), "gelu", None), (nn.GELU("tanh"), "gelu_tanh", None), (nn.Hardswish(), "hardswish", None),
+    (nn.ELU(0.4), "elu", 0.4), (nn.Mish(), "mish", None)], ids=str)
+def test_neighbours_in_a_sequential(activation, name, parameter):
+    model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Identity(), activation))
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert folded(report) == {"1": (name,)}
+    assert model[1].activation == name and model[1].act_param == parameter
+    assert type(model[3]) is FoldedActivation and repr(activation) in repr(model)
+    check_same(model, stock, torch.randn(X))
+    nft.revert(model)
+    assert model[3] is activation and repr(model) == repr(stock) and model[1].__dict__.keys() == stock[1].__dict__.keys()
+
+
+@pytest.mark.parametrize("follower", [nn.PReLU(), nn.Dropout(), nn.Sigmoid(), nn.ReLU6()], ids=str)
+def test_other_neighbours_are_left(follower):
+    model = nn.Sequential(nn.GroupNorm(2, 4), follower, nn.ReLU())
+    report = nft.convert(model)
+    assert not folded(report) and model[1] is follower and "nothing that can be folded" in reasons(report)["0"]
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+@pytest.mark.parametrize("where", [0, 1])
+def test_hooks_are_left_alone(hook, where):
+    model = nn.Sequential(nn.GroupNorm(2, 4), nn.ReLU())
+    seen = []
+    getattr(model[where], hook)(lambda *a: seen.append(a) or None)
+    report = nft.convert(model)
+    assert type(model[0]) is nft.GroupNorm and not folded(report) and "hooks" in reasons(report)["0"]
+    model(torch.randn(X).requires_grad_()).sum().backward()
+    assert len(seen) == 1
+
+
+def test_a_shared_layer_is_not_folded():
+    layer = nn.GroupNorm(2, 4)
+    model = nn.Sequential(nn.Sequential(layer, nn.ReLU()), nn.Sequential(layer, nn.SiLU()), layer)
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert len(report.layers) == 1 and "stands in 3 places" in report.layers[0].reason
+    check_same(model, stock, torch.randn(X))
+
+
+def test_a_shared_activation_is_taken_out_of_its_sequential_only():
+    act = nn.SiLU()
+    model = nn.Sequential(nn.GroupNorm(2, 4), act, nn.Conv2d(4, 4, 1), act)
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"0": ("silu",)} and model[3] is act
+    check_same(model, stock, torch.randn(X))
+
+
+# ---- code -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda c: nn.GroupNorm(2, c), lambda c: nn.InstanceNorm2d(c,
+                                                                                                         affine=True)])
+@pytest.mark.parametrize("inplace", [True, False])
+@pytest.mark.parametrize("down", [True, False])
+def test_residual_blocks(norm, inplace, down):
+    model = shuffled(nn.Sequential(Block(norm, inplace, down), Block(norm, inplace)))
+    stock = copy.deepcopy(model)
+    keys = list(model.state_dict())
+    report = nft.convert(model)
+    assert folded(report) == {f"{i}.{n}": (w,) for i in (0, 1) for n, w in (("bn1", "relu"), ("bn2", "add + relu"))}
+    assert isinstance(model[0], Block) and type(model[0]).__name__ == "Block" and list(model.state_dict()) == keys
+    check_same(model, stock, torch.randn(X))
+    nft.revert(model)
+    assert type(model[0]) is Block and repr(model) == repr(stock)
+    check_same(model, stock, torch.randn(X))
+
+
+def test_one_call_does_it_all(monkeypatch):
+    """The fused call is really made: nothing is added or activated outside it."""
+    model = Block()
+    nft.convert(model)
+    for name in ("relu", "relu_"):
+        monkeypatch.setattr(F, name, None)
+    monkeypatch.setattr(model.relu, "forward", None)
+    with torch.no_grad():
+        assert (model(torch.randn(X)) >= 0).all()
+
+
+FUNCTIONS = {
+    "F.silu": (lambda s, x: F.silu(s.norm(x)), "silu"),
+    "inplace": (lambda s, x: F.relu(s.norm(x), inplace=True), "relu"),
+    "relu_": (lambda s, x: torch.relu_(s.norm(x)), "relu"),
+    "method": (lambda s, x: s.norm(x).relu(), "relu"),
+    "slope": (lambda s, x: F.leaky_relu(s.norm(x), 0.2), "leaky_relu"),
+    "slope by name": (lambda s, x: F.leaky_relu(s.norm(x), negative_slope=0.2, inplace=True), "leaky_relu"),
+    "default slope": (lambda s, x: F.leaky_relu(s.norm(x)), "leaky_relu"),
+    "alpha": (lambda s, x: F.elu(s.norm(x), 0.3), "elu"),
+    "tanh": (lambda s, x: F.gelu(s.norm(x), approximate="tanh"), "gelu_tanh"),
+    "module": (lambda s, x: s.act(s.norm(x)), "silu"),
+    "between": (lambda s, x: (s.conv(x), s.act(s.norm(x)))[1], "silu"),
+    "add": (lambda s, x: s.act(s.norm(x) + x), "add + silu"),
+    "add before": (lambda s, x: s.act(x + s.norm(s.conv(x))), "add + silu"),
+    "torch.add": (lambda s, x: s.act(torch.add(s.norm(x), x)), "add + silu"),
+    "add_": (lambda s, x: s.act(s.norm(x).add_(x)), "add + silu"),
+    "broadcast": (lambda s, x: s.act(s.norm(x) + x[:1, :, :1]), "add + silu"),
+    "promotion": (lambda s, x: s.act(s.norm(x.float()) + x), "add + silu"),
+    "other name": (lambda s, x: other_name(s, x), "relu"),
+    "identity": (lambda s, x: s.act(s.nothing(s.norm(x))), "silu"),
+    "sum of norms": (lambda s, x: s.act(s.norm(x) + s.norm2(x)), "add + silu"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_code_folds(name):
+    code, what = FUNCTIONS[name]
+    model = Of(code, nothing=nn.Identity(), norm2=nn.GroupNorm(1, 4))
+    if name == "promotion":
+        model.norm.float()
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert folded(report) == {"norm": (what,)}
+    x = torch.randn(X)
+    if name == "promotion":
+        assert model(x).dtype == torch.float64 and torch.allclose(model(x), stock(x), atol=1e-5)
+        return
+    check_same(model, stock, x)
+
+
+def escape(s, x):
+    s.__dict__["seen"] = y = s.norm(x)
+    return s.act(y)
+
+
+def overwritten(s, x):
+    c = s.conv(x)
+    y = s.norm(c)
+    c.add_(1)
+    return s.act(y + c)
+
+
+def identity_overwritten(s, x):
+    c = s.conv(x)
+    c += s.norm(x)
+    return s.act(c)
+
+
+def other_name(s, x):
+    c = s.conv(x)
+    same = c
+    c *= 2
+    return F.relu(s.norm(x)) + same
+
+
+LEFT = {
+    "read twice": (lambda s, x: (lambda y: s.act(y) + y)(s.norm(x)), "read more than once"),
+    "sum read twice": (lambda s, x: (lambda y: s.act(y) + y)(s.norm(x) + x), "sum after it is read more than once"),
+    "in place, then read": (lambda s, x: (lambda y: F.relu(y, inplace=True) + y)(s.norm(x)), "read more than once"),
+    "returned": (lambda s, x: s.norm(x), "nothing that can be folded"),
+    "scaled sum": (lambda s, x: s.act(torch.add(s.norm(x), x, alpha=2)), "nothing that can be folded"),
+    "scalar": (lambda s, x: s.act(s.norm(x) + 1), "nothing that can be folded"),
+    "doubled": (lambda s, x: s.act((lambda y: y + y)(s.norm(x))), "nothing that can be folded"),
+    "overwritten": (overwritten, "may overwrite"),
+    "identity overwritten": (identity_overwritten, "nothing that can be folded"),
+    "shape": (lambda s, x: s.act(s.norm(x)) if x.shape[0] > 1 else s.norm(x), "torch.fx cannot trace"),
+    "other activation": (lambda s, x: torch.sigmoid(s.norm(x)), "nothing that can be folded"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_code_must_not_fold(name):
+    code, why = LEFT[name]
+    model = Of(code)
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert not folded(report) and type(model) is Of and type(model.norm) is nft.GroupNorm
+    assert why in reasons(report)["norm"], reasons(report)
+    if name == "overwritten":  # not even stock has a backward of it
+        with torch.no_grad():
+            x = torch.randn(X)
+            assert close(model(x), stock(x))
+        return
+    check_same(model, stock, torch.randn(X))
+
+
+def test_tracing_leaves_no_marks():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.calls = nn.GroupNorm(2, 4), 0
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen.add_(1)
+            self.calls += 1
+            return F.relu(self.norm(x))
+
+    model = Counts()
+    report = nft.convert(model)
+    assert "sets its attribute 'calls'" in report.layers[0].reason and model.calls == 0 and model.seen == 0
+    assert "calls" in vars(model) and type(model) is Counts and model.training
+
+
+class Optional(nn.Module):
+    """As diffusers' ResnetBlock2D: what it does depends on what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2, self.act = nn.GroupNorm(2, 4), nn.GroupNorm(2, 4), nn.SiLU()
+        self.scale = 2.0
+
+    def forward(self, x, temb, skip=None, double=False, *args, **kwargs):
+        if args or kwargs:
+            raise TypeError("no more")
+        y = self.act(self.norm1(x))
+        if temb is not None:
+            y = y + self.act(temb)
+        if skip is not None:
+            return self.norm2(y), skip
+        z = self.norm2(y)
+        if not torch.is_tensor(temb):
+            return z
+        return self.act(z) * (self.scale if double else 1)
+
+
+def test_kinds_of_call():
+    model = Optional()
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert folded(report) == {"norm1": ("silu",), "norm2": ("silu",)}
+    x, t, skip = torch.randn(X), torch.randn(X), torch.randn(X)
+    for call in (lambda m: m(x, t), lambda m: m(x, None), lambda m: m(x, temb=t), lambda m: m(temb=t, x=x),
+                 lambda m: m(x, t, None), lambda m: m(x, t, None, True), lambda m: m(x, t, double=True)):
+        for training in (True, False):
+            assert close(call(model.train(training)), call(stock.train(training)))
+    for a, b in zip(model(x, t, skip), stock(x, t, skip)):
+        assert close(a, b)
+    for bad in (lambda m: m(x), lambda m: m(x, t, None, False, 1), lambda m: m(x, t, more=1)):
+        with pytest.raises(TypeError):
+            bad(model)
+
+
+def test_training_is_looked_up_in_each_call():
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return F.dropout(F.relu(self.norm(x)), 0.5, self.training)
+
+    model = Drops()
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model))
+    check_same(model, stock, torch.randn(X))
+
+
+def test_changed_attributes_undo_a_block():
+    model, x, t = Optional(), torch.randn(X), torch.randn(X)
+    stock = copy.deepcopy(model)
+    nft.convert(model)
+    model.scale = 2.0  # as it was
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train(), model.eval(), model.to(torch.float64), model.requires_grad_(False)
+    with pytest.warns(UserWarning, match="Optional.scale changed after convert"):
+        model.scale = stock.scale = 3.0
+    assert close(model(x, t, double=True), stock(x, t, double=True))
+    assert folded(nft.convert(model)) == {"norm1": ("silu",), "norm2": ("silu",)}
+    assert close(model(x, t, double=True), stock(x, t, double=True))
+    with pytest.warns(UserWarning, match="Optional.act changed"):
+        model.act = stock.act = nn.ReLU()
+    assert close(model(x, t), stock(x, t))
+
+
+def test_hooks_that_come_later_are_called():
+    model = Of(lambda s, x: s.act(s.norm(x)))
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model))
+    seen = {id(model): [], id(stock): []}
+    for m in (model, stock):
+        for child in (m.norm, m.act):
+            child.register_forward_hook(lambda module, args, y, m=m: seen[id(m)].append(y.clone()))
+    x = torch.randn(X)
+    model(x), stock(x)
+    assert len(seen[id(model)]) == 2 and all(close(a, b) for a, b in zip(*seen.values()))
+
+
+def test_a_layer_in_a_list_is_of_the_code_above():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norms = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(1, 4)])
+
+        def forward(self, x):
+            for norm in self.norms:
+                x = F.mish(norm(x))
+            return x
+
+    model = Listed()
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"norms.0": ("mish",), "norms.1": ("mish",)}
+    check_same(model, stock, torch.randn(X))
+
+
+def test_a_layer_called_twice():
+    model = Of(lambda s, x: s.norm(F.relu(s.norm(x))))
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"norm": ("relu",)}
+    check_same(model, stock, torch.randn(X))
+
+
+def test_other_code_may_use_the_layers_of_a_block():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x):
+            return self.block(x) + self.block.bn1(x)
+
+    model = shuffled(Outer())
+    stock = copy.deepcopy(model)
+    assert "block.bn1" in folded(nft.convert(model))
+    check_same(model, stock, torch.randn(X))
+
+
+# ---- copies, compilers ------------------------------------------------------------------------------------------------
+
+
+def test_copies_of_a_converted_model():
+    model = nn.Sequential(Block(), Block(), nn.GroupNorm(2, 4), nn.ELU(0.2))
+    stock = copy.deepcopy(model)
+    nft.convert(model)
+    x = torch.randn(X)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        check_same(other, copy.deepcopy(stock), x)
+        assert other[0] is not model[0] and type(other[0]) is type(model[0]) is type(model[1])
+        nft.revert(other)
+        assert type(other[0]) is Block and repr(other) == repr(stock)
+    assert "Block" not in repr(type(model[1])) or isinstance(model[1], Block)
+    reference = weakref.ref(model[0])
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_converting_again():
+    model = nn.Sequential(Block(), nn.GroupNorm(2, 4), nn.ReLU())
+    stock = copy.deepcopy(model)
+    first = nft.convert(model)
+    again = nft.convert(model)
+    assert len(again.converted) == 3 and folded(again) == {k: v for k, v in folded(first).items() if k != "1"}
+    check_same(model, stock, torch.randn(X))
+    nft.revert(model), nft.revert(model)
+    assert repr(model) == repr(stock)
+
+
+def test_layers_made_as_ours_stay_ours():
+    model = nn.Sequential(nft.GroupNorm(2, 4), nn.SiLU(), nft.GroupNorm(2, 4, activation="relu"), nn.ReLU())
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"0": ("silu",)}
+    check_same(model, stock, torch.randn(X))
+    nft.revert(model)
+    assert type(model[0]) is nft.GroupNorm and model[0].activation is None and model[2].activation == "relu"
+
+
+def test_a_converted_model_compiles_whole():
+    model = nn.Sequential(Block(), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU())
+    nft.convert(model)
+    x = torch.randn(X)
+    torch._dynamo.reset()
+    assert close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
+
+
+def test_an_optimizer_made_before_goes_on():
+    model = Block()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nft.convert(model)
+    before = model.bn1.weight.clone()
+    model(torch.randn(X)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model.bn1.weight)
+
+
+# ---- fold_batch_norm --------------------------------------------------------------------------------------------------
+
+CONVOLUTIONS = {
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 2, bias=False), nn.BatchNorm1d, (2, 4, 5)),
+    "Conv2d": (lambda: nn.Conv2d(4, 6, 2, groups=2), nn.BatchNorm2d, (2, 4, 5, 5)),
+    "Conv3d": (lambda: nn.Conv3d(4, 6, 2), nn.BatchNorm3d, (2, 4, 3, 3, 3)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 2, bias=False), nn.BatchNorm1d, (2, 4, 5)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 2, groups=2), nn.BatchNorm2d, (2, 4, 5, 5)),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(4, 6, 2, groups=2), nn.SyncBatchNorm, (2, 4, 3, 3, 3)),
+    "Linear": (lambda: nn.Linear(4, 6), nn.BatchNorm1d, (5, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("converted", [True, False])
+def test_batch_norm_folds_into(kind, affine, converted):
+    make, norm, shape = CONVOLUTIONS[kind]
+    model = shuffled(nn.Sequential(make(), norm(6, affine=affine), nn.LeakyReLU(0.3))).eval()
+    x = torch.randn(shape)
+    want = model(x)
+    if converted:
+        nft.convert(model)
+    report = nft.fold_batch_norm(model)
+    assert [layer.done for layer in report.layers] == [True] and type(model[1]) is FoldedBatchNorm
+    assert not list(model[1].parameters()) and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+    nft.revert(model)
+    assert torch.allclose(model(x), want, rtol=1e-12, atol=1e-12) and model[2].negative_slope == 0.3
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_batch_norms_of_blocks_fold(converted):
+    model = shuffled(nn.Sequential(Block(down=True), Block())).eval()
+    x = torch.randn(X)
+    want = model(x)
+    if converted:
+        nft.convert(model)
+    report = nft.fold_batch_norm(model)
+    assert len(report.converted) == 5 and not report.left
+    assert torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+
+
+def test_folding_rounds_once():
+    model = shuffled(nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, eps=1e-3))).float().eval()
+    exact = copy.deepcopy(model).double()
+    nft.fold_batch_norm(model), nft.fold_batch_norm(exact)
+    for a, b in zip(model.parameters(), exact.parameters()):
+        assert torch.equal(a, b.float())
+
+
+def test_linear_with_positions_is_refused():
+    """BatchNorm1d of [N, C, L] has its channels where a linear layer has positions: only a call can tell."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval()
+    nft.fold_batch_norm(model)
+    with pytest.raises(ValueError, match="input of 2 axes; this one has 3"):
+        model(torch.randn(2, 6, 4))
+
+
+
+FOLD_LEFT = {
+    "training": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)).train(), "it is training"),
+    "no statistics": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)).eval(),
+                      "no running statistics"),
+    "activation between": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.BatchNorm2d(4)).eval(), "not proved"),
+    "first": (lambda: nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)).eval(), "not proved"),
+    "read twice": (lambda: Of(lambda s, x: (lambda c: s.bn(c) + c)(s.conv(x)), bn=nn.BatchNorm2d(4)).eval(),
+                   "not proved"),
+    "two convolutions": (lambda: Of(lambda s, x: s.bn(s.conv(x)) + s.bn(s.conv2(x)), bn=nn.BatchNorm2d(4),
+                                    conv2=nn.Conv2d(4, 4, 1)).eval(), "not proved"),
+    "called twice": (lambda: Of(lambda s, x: s.conv(s.bn(s.conv(x))), bn=nn.BatchNorm2d(4)).eval(), "not proved"),
+    "untraceable": (lambda: Of(lambda s, x: s.bn(s.conv(x)) if x.sum() > 0 else x, bn=nn.BatchNorm2d(4)).eval(),
+                    "torch.fx cannot trace"),
+    "alone": (lambda: nn.BatchNorm2d(4).eval(), "stands alone"),
+}
+
+
+@pytest.mark.parametrize("name", FOLD_LEFT)
+def test_batch_norms_that_must_stay(name):
+    make, why = FOLD_LEFT[name]
+    model = shuffled(make())
+    stock = copy.deepcopy(model)
+    report = nft.fold_batch_norm(model)
+    assert all(why in layer.reason for layer in report.left) and report.left and not report.converted
+    x = torch.randn(X)
+    assert torch.equal(model(x), stock(x))
+
+
+def test_shared_convolutions_stay():
+    conv, norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+    other = nn.Conv2d(4, 4, 1)
+    other.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
+    last = nn.Conv2d(4, 4, 1)
+    last.weight = other.weight
+    hooked = nn.Conv2d(4, 4, 1)
+    hooked.register_forward_hook(lambda *a: None)
+    model = shuffled(nn.Sequential(
+        nn.Sequential(conv, nn.BatchNorm2d(4)), nn.Sequential(conv), nn.Sequential(nn.Conv2d(4, 4, 1), norm),
+        nn.Sequential(nn.Conv2d(4, 4, 1), norm), nn.Sequential(other, nn.BatchNorm2d(4)), last,
+        nn.Sequential(hooked, nn.BatchNorm2d(4)))).eval()
+    stock = copy.deepcopy(model)
+    why = reasons(nft.fold_batch_norm(model))
+    assert "convolution before it stands in 2 places" in why["0.1"] and "it stands in 2 places" in why["2.1"]
+    assert "shares its parameters" in why["4.1"] and "hooks" in why["6.1"]
+    x = torch.randn(X)
+    assert torch.equal(model(x), stock(x))

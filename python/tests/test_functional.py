@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: MIT
+"""normfuse.torch.functional: torch's own samples for its norms, with errors bounded by docs/numerics.md; what torch
+refuses; torch.compile, export, torch.func, autocast, meta tensors; additions, running statistics, layouts."""
+
+import copy
+import inspect
+import warnings
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import reference  # noqa: E402
+from normfuse.torch import functional as nft  # noqa: E402
+from normfuse.torch._operators import ops  # noqa: E402
+
+stock = torch.nn.functional
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+NAMES = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def tensor(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def wide(value):
+    return value.detach().double().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def big(value):
+    return None if value is None else wide(value).reshape(*value.shape[:2], value.shape[2:].numel())
+
+
+def problem_of(name, input, running_mean=None, running_var=None, weight=None, bias=None, training=None, momentum=0.1,
+               eps=1e-5, num_groups=0, use_input_stats=True, activation=None, act_param=None, pre_add=None,
+               post_add=None, scale=None, shift=None):
+    """A call of one of the three norms in the words of reference.py."""
+    evaluate = not training if name == "batch_norm" else not use_input_stats
+    return reference.Problem(
+        "batch" if name == "batch_norm" or evaluate else "group", NAMES[input.dtype], big(input),
+        groups=num_groups or input.shape[1], columns=input.dim() > 2 and not input.is_contiguous(), weight=wide(weight),
+        bias=wide(bias), scale=wide(scale), shift=wide(shift), pre_add=big(pre_add), post_add=big(post_add),
+        running_mean=wide(running_mean), running_var=wide(running_var), evaluate=evaluate, momentum=momentum, eps=eps,
+        activation=activation or "identity", act_param=act_param)
+
+
+def check(name, output, want, dtype):
+    values, error = want
+    reference.compare(name, wide(output).reshape(numpy.shape(values)), values, error, NAMES[dtype])
+
+
+def bound_call(function, input, *args, **kwargs):
+    bound = inspect.signature(function).bind(input, *args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def check_call(name, input, *args, **kwargs):
+    """One call, its running statistics and its gradients, beside float64."""
+    function = getattr(nft, name)
+    call = bound_call(getattr(stock, name), input, *args, **kwargs)
+    call.pop("training" if name != "batch_norm" else "", None)
+    problem = problem_of(name, **call)
+    running = [call.get("running_mean"), call.get("running_var")]
+    leaves = {key: call[key].detach().clone().requires_grad_() for key in ("input", "weight", "bias")
+              if call.get(key) is not None}
+    call.update(leaves, **{key: value.clone() for key, value in zip(("running_mean", "running_var"), running)
+                           if value is not None})
+    y = function(**call)
+    assert y.dtype == input.dtype and y.shape == input.shape and y.stride() == input.stride()
+    if not input.numel():
+        y.sum().backward()
+        assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves.values())
+        return
+    with numpy.errstate(all="ignore"):
+        want = reference.forward(problem)
+    if not numpy.isfinite(want["y"][1]).all():  # eps cancels the variance or turns it negative
+        theirs = getattr(stock, name)(**{key: value.double() if isinstance(value, torch.Tensor) else value
+                                         for key, value in call.items()})
+        assert torch.equal(y.isnan(), theirs.isnan())
+        return
+    check("y", y, want["y"], input.dtype)
+    for key in ("running_mean", "running_var"):
+        if call.get(key) is not None and key in want:
+            check(key, call[key], want[key], call[key].dtype)
+    dy = tensor(*input.shape, dtype=input.dtype, seed=9)
+    gradients = dict(zip(leaves, torch.autograd.grad(y, tuple(leaves.values()), dy)))
+    mean = rstd = None
+    if problem.has_statistics:
+        if problem.kind == "group":
+            _, _, mean, rstd = ops.group_norm(input, *[None] * 6, problem.groups, problem.eps, 0, 0.0)
+        else:
+            _, _, mean, rstd = ops.batch_norm(input, *[None] * 6, 0.1, problem.eps, 0, 0.0)
+    wants = reference.backward(problem, big(dy), wide(mean), wide(rstd))
+    for key, output in (("input", "dx"), ("weight", "dweight"), ("bias", "dbias")):
+        if key in leaves:
+            assert gradients[key].dtype == leaves[key].dtype
+            check(output, gradients[key], wants[output], leaves[key].dtype)
+
+
+def op_infos():
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    except Exception:  # needs packages that torch does not install
+        return []
+    return [op for op in op_db if op.name in ("nn.functional.group_norm", "nn.functional.batch_norm",
+                                              "nn.functional.instance_norm")]
+
+
+OP_INFOS = op_infos()
+needs_op_infos = pytest.mark.skipif(not OP_INFOS, reason="torch.testing._internal cannot be imported")
+
+
+@needs_op_infos
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("op", OP_INFOS, ids=lambda op: op.name.split(".")[-1] + op.variant_test_name)
+def test_torchs_samples(op, dtype):
+    name = op.name.split(".")[-1]
+    count = 0
+    for sample in op.sample_inputs("cpu", dtype):
+        if sample.input.dim() > 1:
+            check_call(name, sample.input, *sample.args, **sample.kwargs)
+        else:
+            got, want = (f(sample.input, *sample.args, **sample.kwargs) for f in (getattr(nft, name), op.op))
+            assert torch.equal(got, want)
+        count += 1
+    assert count >= 8
+
+
+@needs_op_infos
+@pytest.mark.parametrize("op", OP_INFOS, ids=lambda op: op.name.split(".")[-1] + op.variant_test_name)
+def test_torchs_error_inputs(op):
+    for error in op.error_inputs("cpu") if op.error_inputs_func else ():
+        sample = error.sample_input
+        with pytest.raises(error.error_type, match=error.error_regex):
+            getattr(nft, op.name.split(".")[-1])(sample.input, *sample.args, **sample.kwargs)
+
+
+@pytest.mark.parametrize("name", ["group_norm", "batch_norm", "instance_norm"])
+@pytest.mark.parametrize("rank", range(2, 7))
+def test_ranks(name, rank):
+    if name == "instance_norm" and rank == 2:
+        pytest.skip("torch's instance norm has positions")
+    shape = (3, 4, 5, 2, 3, 2)[:rank]
+    weight, bias = tensor(4, dtype=torch.float32, seed=1), tensor(4, dtype=torch.float32, seed=2)
+    x = tensor(*shape, dtype=torch.float32)
+    if name == "group_norm":
+        check_call(name, x, 2, weight, bias)
+    else:
+        running = tensor(4, dtype=torch.float32, seed=3), tensor(4, dtype=torch.float32, seed=4).abs()
+        check_call(name, x, *running, weight, bias, True)
+        check_call(name, x, *running, weight, bias, False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+def test_running_statistics_in_the_dtype_of_x(dtype):
+    """A .half() model: everything 16 bits wide."""
+    running = tensor(6, dtype=dtype, seed=3), tensor(6, dtype=dtype, seed=4).abs()
+    weight, bias = tensor(6, dtype=dtype, seed=1), tensor(6, dtype=dtype, seed=2)
+    for name, on in (("batch_norm", True), ("batch_norm", False), ("instance_norm", True), ("instance_norm", False)):
+        check_call(name, tensor(4, 6, 3, 3, dtype=dtype), *running, weight, bias, on, 0.3)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=NAMES.get)
+def test_parameters_in_f32_beside_16_bits(dtype):
+    running = tensor(6, dtype=torch.float32, seed=3), tensor(6, dtype=torch.float32, seed=4).abs()
+    weight, bias = tensor(6, dtype=torch.float32, seed=1), tensor(6, dtype=torch.float32, seed=2)
+    check_call("group_norm", tensor(2, 6, 4, dtype=dtype), 3, weight, bias)
+    check_call("batch_norm", tensor(2, 6, 4, dtype=dtype), *running, weight, bias, True)
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+def test_everything_at_once(dtype, activation):
+    """Activation, additions, the sum, scale and shift, channels-last; forward and every gradient."""
+    shape = (2, 6, 4, 5)
+    call = {"input": tensor(*shape, dtype=dtype, seed=1).to(memory_format=torch.channels_last),
+            "weight": tensor(6, dtype=dtype, seed=2), "bias": tensor(6, dtype=dtype, seed=3),
+            "scale": tensor(2, 6, dtype=dtype, seed=4), "shift": tensor(2, 6, dtype=dtype, seed=5),
+            "pre_add": tensor(*shape, dtype=dtype, seed=6), "post_add": tensor(*shape, dtype=dtype, seed=7)}
+    problem = problem_of("group_norm", num_groups=3, activation=activation, **call)
+    for value in call.values():
+        value.requires_grad_()
+    y, u = nft.group_norm(num_groups=3, activation=activation, return_sum=True, **call)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    want = reference.forward(problem)
+    check("y", y, want["y"], dtype)
+    check("u", u, want["u"], dtype)
+    dy, du = tensor(*shape, dtype=dtype, seed=8), tensor(*shape, dtype=dtype, seed=9)
+    _, _, mean, rstd = ops.group_norm(*[call[key].detach() for key in ("input", "weight", "bias", "scale", "shift",
+                                                                      "pre_add", "post_add")], 3, 1e-5, 0, 0.0)
+    wants = reference.backward(problem, big(dy), wide(mean), wide(rstd), big(du))
+    gradients = dict(zip(call, torch.autograd.grad((y, u), tuple(call.values()), (dy, du))))
+    for key, output in (("input", "dx"), ("pre_add", "dx"), ("weight", "dweight"), ("bias", "dbias"),
+                        ("scale", "dscale"), ("shift", "dshift"), ("post_add", "dpost_add")):
+        check(f"{output} ({key})", gradients[key], wants[output], dtype)
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------------------
+
+
+X = tensor(2, 6, 3)
+ONE = tensor(6).abs()
+REFUSED = [
+    ("group_norm", (tensor(6), 2)),
+    ("group_norm", (X, 4)),
+    ("group_norm", (X, -2)),
+    ("group_norm", (X, 2.0)),
+    ("group_norm", (X, 2, ONE[:5])),
+    ("group_norm", (X, 2, ONE, ONE[None])),
+    ("group_norm", (tensor(1, 6), 6)),
+    ("group_norm", (X.int(), 2)),
+    ("batch_norm", (X, ONE[:5], ONE)),
+    ("batch_norm", (X, ONE, ONE[:4])),
+    ("batch_norm", (X, ONE, ONE, ONE[:3])),
+    ("batch_norm", (X, ONE, ONE, ONE, ONE[:3])),
+    ("batch_norm", (X, None, None)),
+    ("batch_norm", (X, ONE, None)),
+    ("batch_norm", (X, ONE, None, None, None, True)),
+    ("batch_norm", (X[:1, :, 0], None, None, None, None, True)),
+    ("batch_norm", (X, None, None, None, None, True, 0.1, 0.0)),
+    ("batch_norm", (X, ONE, ONE, None, None, False, 0.1, -1e-5)),
+    ("batch_norm", (tensor(5), ONE, ONE)),
+    ("batch_norm", (X.int(), None, None, None, None, True)),
+    ("instance_norm", (X[..., :1],)),
+    ("instance_norm", (X[..., 0],)),
+    ("instance_norm", (X, ONE, None)),
+    ("instance_norm", (X, None, None, None, None, False)),
+]
+
+
+@pytest.mark.parametrize("name, args", REFUSED)
+def test_refuses_what_torch_refuses(name, args):
+    with pytest.raises(Exception) as theirs:
+        getattr(stock, name)(*args)
+    with pytest.raises(type(theirs.value)) as ours:
+        getattr(nft, name)(*args)
+    # The same words, but for the names of dtypes and kernels.
+    if theirs.type is not NotImplementedError:
+        # Nor is what was given compared: torch gives weight's shape where bias is wrong.
+        assert str(ours.value).split(", but got")[0] == str(theirs.value).split(", but got")[0]
+
+
+@pytest.mark.parametrize("call, exception, words", [
+    (lambda: nft.group_norm(X, 2, activation="swish"), ValueError, "activation must be None or one of"),
+    (lambda: nft.group_norm(X, 2, return_sum=True), ValueError, "return_sum needs pre_add"),
+    (lambda: nft.group_norm(X, 2, pre_add=X[:1]), RuntimeError, "Expected pre_add to have the shape of input"),
+    (lambda: nft.group_norm(X, 2, scale=ONE), RuntimeError, "Expected scale to be of shape"),
+    (lambda: nft.batch_norm(X, ONE, ONE, post_add=X[..., :2]), RuntimeError, "Expected post_add to have the shape"),
+    (lambda: nft.instance_norm(X, weight=ONE[:5]), RuntimeError, "weight should contain 6 elements not 5"),
+    (lambda: nft.channel_affine(X, ONE[:5], ONE), RuntimeError, "Expected scale to be of shape"),
+    (lambda: nft.channel_affine(X, ONE, tensor(2, 6)), RuntimeError, "both"),
+])
+def test_refuses_what_torch_does_not_have(call, exception, words):
+    with pytest.raises(exception, match=words):
+        call()
+
+
+def test_a_refusal_changes_no_running_statistics():
+    running = ONE.clone(), ONE.clone()
+    with pytest.raises(RuntimeError):
+        nft.batch_norm(X, *running, ONE[:5], None, True)
+    assert torch.equal(running[0], ONE) and torch.equal(running[1], ONE)
+
+
+@pytest.mark.parametrize("name, args", [case for case in REFUSED if isinstance(case[1][0], torch.Tensor)])
+def test_refuses_meta_tensors_alike(name, args):
+    """Where there is no data the fake kernels refuse."""
+    meta = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in args]
+    with pytest.raises((RuntimeError, ValueError, TypeError)):
+        getattr(nft, name)(*meta)
+
+
+# ---- layouts of gradients, sharing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["expanded", "channels-last", "transposed", "every second", "one row"])
+def test_gradients_of_any_layout(layout):
+    x = tensor(3, 4, 6, 6, dtype=torch.float32).requires_grad_()
+    dy = {"expanded": torch.ones(()).expand(3, 4, 6, 6),
+          "channels-last": tensor(3, 4, 6, 6, dtype=torch.float32).to(memory_format=torch.channels_last),
+          "transposed": tensor(3, 4, 6, 6, dtype=torch.float32).transpose(2, 3),
+          "every second": tensor(3, 4, 6, 12, dtype=torch.float32)[..., ::2],
+          "one row": tensor(3, 4, 1, 6, dtype=torch.float32).expand(3, 4, 6, 6)}[layout]
+    for inputs in (x, x.detach().to(memory_format=torch.channels_last).requires_grad_()):
+        y = nft.group_norm(inputs, 2, activation="silu")
+        got, = torch.autograd.grad(y, inputs, dy)
+        want, = torch.autograd.grad(nft.group_norm(inputs, 2, activation="silu"), inputs, dy.contiguous())
+        assert got.stride() == inputs.stride()
+        # The same formula in the two pictures of memory: f32 sums of 72 values below 4 in another order.
+        assert (got - want).abs().max() <= 128 * 2.0**-24 * 4
+
+
+def test_saves_one_tensor_of_the_inputs_size():
+    """norm + activation keeps x (or the sum) and statistics; torch keeps x and the norm's result."""
+    x, pre_add = tensor(2, 8, 16, 16).requires_grad_(), tensor(2, 8, 16, 16, seed=1).requires_grad_()
+    weight, bias = tensor(8).requires_grad_(), tensor(8).requires_grad_()
+    for call in (lambda: nft.group_norm(x, 2, weight, bias, activation="silu"),
+                 lambda: nft.group_norm(x, 2, weight, bias, activation="silu", pre_add=pre_add),
+                 lambda: nft.batch_norm(x, None, None, weight, bias, True, activation="relu"),
+                 lambda: nft.batch_norm(x, weight.detach().abs(), weight.detach().abs(), weight, bias, False)):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            call()
+        assert sum(t.numel() >= x.numel() for t in saved) == 1
+        assert sum(t.numel() for t in saved) <= x.numel() + 64
+
+
+def test_an_input_changed_in_place_is_noticed():
+    x = tensor(2, 4, 3).requires_grad_()
+    u = x * 1
+    y = nft.group_norm(u, 2)
+    u.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_deterministic_mode():
+    torch.use_deterministic_algorithms(True)
+    try:
+        x = tensor(4, 8, 5, dtype=torch.float32).requires_grad_()
+        results = [torch.autograd.grad(nft.batch_norm(x, None, None, training=True, activation="gelu").sum(), x)[0]
+                   for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(*results)
+
+
+# ---- torch.compile, export, torch.func, autocast ---------------------------------------------------------------------------
+
+
+def layers(x, weight, bias, running_mean, running_var, pre_add):
+    """Every layer once; gradients flow through all of them."""
+    y, u = nft.group_norm(x, 2, weight, bias, activation="silu", pre_add=pre_add, return_sum=True)
+    y = nft.batch_norm(y, running_mean, running_var, weight, bias, True, activation="relu", post_add=u)
+    y = nft.instance_norm(y, running_mean, running_var, weight, bias, activation="leaky_relu", act_param=0.2)
+    y = nft.batch_norm(y, running_mean, running_var, weight, bias, False)
+    return nft.channel_affine(y, weight, bias, activation="gelu")
+
+
+def layers_inputs(n=2, positions=5, seed=0):
+    big = [tensor(n, 4, positions, dtype=torch.float32, seed=seed + i).requires_grad_() for i in range(2)]
+    small = [tensor(4, dtype=torch.float32, seed=10 + i).requires_grad_() for i in range(2)]
+    running = [tensor(4, dtype=torch.float32, seed=20), tensor(4, dtype=torch.float32, seed=21).abs()]
+    return big[0], *small, *running, big[1]
+
+
+def run_layers(function, *sizes):
+    inputs = layers_inputs(*sizes)
+    y = function(*inputs)
+    leaves = [t for t in inputs if t.requires_grad]
+    return (y.detach(), *torch.autograd.grad(y, leaves, tensor(*y.shape, dtype=y.dtype, seed=7)), *inputs[3:5])
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_compile(backend):
+    """fullgraph, forward and backward, running statistics: the bits of eager execution, whose kernels these are."""
+    torch._dynamo.reset()
+    got = run_layers(torch.compile(layers, fullgraph=True, backend=backend))
+    for a, b in zip(got, run_layers(layers)):
+        # Inductor adds the gradients of shared parameters in an order of its own.
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6)
+
+
+def test_compile_dynamic_shapes():
+    """One graph for all sizes, and right for each: of other sizes, one sample, one position."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    counted = torch.compile(layers, fullgraph=True, dynamic=True, backend=backend)
+    compiled = torch.compile(layers, fullgraph=True, dynamic=True, backend="aot_eager")
+    for sizes in ((2, 5), (3, 7), (6, 64), (5, 2)):
+        for a, b in zip(run_layers(compiled, *sizes), run_layers(layers, *sizes)):
+            torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6)
+        counted(*layers_inputs(*sizes))
+    assert len(graphs) == 1
+    with pytest.raises(Exception, match="more than 1 spatial element"):
+        compiled(*layers_inputs(2, 1))
+
+
+def test_compile_channels_last():
+    torch._dynamo.reset()
+    function = lambda x: nft.group_norm(x, 2, activation="silu")  # noqa: E731
+    x = tensor(2, 4, 5, 3, dtype=torch.float32).to(memory_format=torch.channels_last)
+    got = torch.compile(function, fullgraph=True)(x)
+    assert got.is_contiguous(memory_format=torch.channels_last) and torch.equal(got, function(x))
+
+
+class Layers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(tensor(4, dtype=torch.float32))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x):
+        y = nft.group_norm(x, 2, self.weight, activation="silu", pre_add=x)
+        return nft.batch_norm(y, self.mean, self.var, self.weight, None, self.training, post_add=x, activation="relu")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_export(training):
+    module = Layers().train(training)
+    x = tensor(3, 4, 5, dtype=torch.float32)
+    program = torch.export.export(copy.deepcopy(module), (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=2)}})
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert any("normfuse.group_norm" in t for t in targets) and any("normfuse.batch_norm" in t for t in targets)
+    x = tensor(6, 4, 5, dtype=torch.float32, seed=1)
+    torch.testing.assert_close(program.module()(x), module(x), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_torch_func():
+    x, weight = tensor(3, 2, 4, 5), tensor(4, seed=1)
+    loss = lambda x, weight: nft.group_norm(x, 2, weight, activation="silu").square().sum()  # noqa: E731
+    want = torch.stack([loss(x[i], weight) for i in range(3)])
+    torch.testing.assert_close(torch.func.vmap(loss, (0, None))(x, weight), want)
+    stock_loss = lambda x, weight: stock.silu(stock.group_norm(x, 2, weight)).square().sum()  # noqa: E731
+    for transform in (lambda f: torch.func.grad(f, (0, 1)), lambda f: torch.func.hessian(f, 1)):
+        torch.testing.assert_close(transform(loss)(x[0], weight), transform(stock_loss)(x[0], weight))
+        torch.testing.assert_close(torch.func.vmap(transform(loss), (0, None))(x, weight),
+                                   torch.func.vmap(transform(stock_loss), (0, None))(x, weight))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=NAMES.get)
+def test_autocast(dtype):
+    """A 16-bit input stays one, beside f32 parameters and an f32 addition; the flag gives torch's f32 result."""
+    x, weight = tensor(2, 4, 5, dtype=dtype).requires_grad_(), tensor(4, dtype=torch.float32, seed=1).requires_grad_()
+    post_add = tensor(2, 4, 5, dtype=torch.float32, seed=2)
+    with torch.autocast("cpu", dtype):
+        y = nft.group_norm(x, 2, weight, post_add=post_add)
+        assert y.dtype == dtype
+        assert [g.dtype for g in torch.autograd.grad(y.sum(), (x, weight))] == [dtype, torch.float32]
+        before = nft.autocast_to_float32(True)
+        try:
+            assert before is False
+            assert nft.group_norm(x, 2, weight).dtype == torch.float32
+            assert nft.batch_norm(x, None, None, weight, training=True).dtype == torch.float32
+        finally:
+            assert nft.autocast_to_float32(before) is True
+    assert nft.group_norm(x, 2, weight).dtype == dtype
+
+
+def test_under_a_fake_tensor_mode():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode():
+        x, weight = torch.empty(2, 4, 5, requires_grad=True), torch.empty(4, requires_grad=True)
+        y = nft.group_norm(x, 2, weight, activation="silu")
+        y.sum().backward()
+        assert y.shape == x.shape and weight.grad.shape == (4,)
+        with pytest.raises(RuntimeError, match="Expected weight to be a vector"):
+            nft.group_norm(x, 2, torch.empty(3))
+
+
+def test_torch_function_is_asked():
+    class Logged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            called.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    called = []
+    x = tensor(2, 4, 5).as_subclass(Logged)
+    y = nft.group_norm(x, 2, activation="silu")
+    assert called[0] is nft.group_norm and isinstance(y, Logged)
+    torch.testing.assert_close(y.as_subclass(torch.Tensor), nft.group_norm(x.as_subclass(torch.Tensor), 2,
+                                                                           activation="silu"), rtol=0, atol=0)
+
+
+def test_no_warnings():
+    x = tensor(2, 4, 5).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nft.group_norm(x, 2, activation="silu").sum().backward(create_graph=False)
+        with torch.no_grad():
+            nft.group_norm(x, 2)
+
+
+@pytest.mark.parametrize("name", ["group_norm", "batch_norm", "batch_norm_evaluate", "instance_norm", "channel_affine"])
+def test_forward_mode(name):
+    """Directional derivatives are the backward's, by <J v, w> = <v, J' w>; and so where the backward is differentiated."""
+    x, v, w = tensor(3, 4, 5), tensor(3, 4, 5, seed=1), tensor(3, 4, 5, seed=2)
+    weight, running = tensor(4, seed=3), (tensor(4, seed=4), tensor(4, seed=5).abs())
+    function = {
+        "group_norm": lambda x: nft.group_norm(x, 2, weight, activation="silu", pre_add=x * x, post_add=x),
+        "batch_norm": lambda x: nft.batch_norm(x, None, None, weight, training=True, activation="gelu"),
+        "batch_norm_evaluate": lambda x: nft.batch_norm(x, *running, weight, activation="mish"),
+        "instance_norm": lambda x: nft.instance_norm(x, running[0].clone(), running[1].clone(), weight),
+        "channel_affine": lambda x: nft.channel_affine(x, weight, weight, activation="elu"),
+    }[name]
+    y, tangent = torch.func.jvp(function, (x,), (v,))
+    torch.testing.assert_close(y, function(x))
+    _, pullback = torch.func.vjp(function, x)
+    torch.testing.assert_close((tangent * w).sum(), (v * pullback(w)[0]).sum())
+    with torch.autograd.forward_ad.dual_level():
+        dual = function(torch.autograd.forward_ad.make_dual(x, v))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: MIT
+"""The layers: numbers against float64 with the bounds of docs/numerics.md, on random configurations; beside stock's
+layers everything else that a layer is (state, copies, messages)."""
+import copy
+import io
+import pickle
+import warnings
+
+import numpy
+import pytest
+import reference
+
+torch = pytest.importorskip("torch")
+hypothesis = pytest.importorskip("hypothesis")
+import normfuse.torch as nft  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+
+NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+RANKS = {"1d": 3, "2d": 4, "3d": 5}
+STOCK_ACTIVATIONS = {"relu": nn.ReLU(), "leaky_relu": nn.LeakyReLU(0.25), "silu": nn.SiLU(), "gelu": nn.GELU(),
+                     "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": nn.Hardswish(), "elu": nn.ELU(0.75),
+                     "mish": nn.Mish(), None: nn.Identity()}
+PARAMETERS = {"leaky_relu": 0.25, "elu": 0.75}  # exact in f32, in which they are used
+settings = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def array(tensor):
+    return None if tensor is None else tensor.detach().double().numpy().copy()
+
+
+def flat(tensor):
+    """As [N, C, S]."""
+    return None if tensor is None else array(tensor).reshape(tensor.shape[0], tensor.shape[1], -1)
+
+
+@st.composite
+def calls(draw):
+    """A layer of any kind with random state, and an input."""
+    kind = draw(st.sampled_from(["GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d",
+                                 "InstanceNorm2d", "InstanceNorm3d"]))
+    dtype = draw(st.sampled_from(list(NAMES)))
+    rank = RANKS.get(kind[-2:], draw(st.integers(3, 5)))
+    groups = draw(st.integers(1, 3))
+    channels = groups * draw(st.integers(1, 3))
+    shape = (draw(st.integers(1, 3)), channels, *(draw(st.integers(2, 4)) for _ in range(rank - 2)))
+    activation = draw(st.sampled_from(list(STOCK_ACTIVATIONS)))
+    stock_arguments = {"eps": draw(st.sampled_from([1e-5, 1e-3])), "affine": draw(st.booleans()), "dtype": dtype}
+    fused = {"activation": activation, "act_param": PARAMETERS.get(activation)}
+    if kind == "GroupNorm":
+        arguments = (groups, channels)
+    else:
+        arguments = (channels,)
+        stock_arguments["momentum"] = draw(st.sampled_from([0.1, 1.0, 0.0, None] if kind[0] == "B" else [0.1, None]))
+        stock_arguments["track_running_stats"] = draw(st.booleans())
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    stock = getattr(nn, kind)(*arguments, **stock_arguments)
+    ours = getattr(nft, kind)(*arguments, **stock_arguments, **fused)
+    with torch.no_grad():
+        for p in stock.parameters():
+            p.copy_(torch.randn_like(p))
+    ours.load_state_dict(stock.state_dict())
+    channels_last = draw(st.booleans())
+    offset = draw(st.sampled_from([0.0, 30.0]))
+    x = [(torch.randn(shape) + offset).to(dtype) for _ in range(3)]
+    if channels_last:
+        x = [t.to(memory_format={3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}[rank])
+             for t in x]
+    training = [draw(st.booleans()) for _ in x]
+    added = {name: torch.randn(shape).to(dtype) for name in ("pre_add", "post_add") if draw(st.booleans())}
+    return kind, stock, ours, groups, x, training, added
+
+
+@settings
+@hypothesis.given(calls())
+def test_numbers_of_random_layers(call):
+    """Three calls, each training or not: results, running statistics and their counter."""
+    kind, stock, ours, groups, inputs, training, added = call
+    dtype, exact = inputs[0].dtype, copy.deepcopy(stock).double()
+    activation = STOCK_ACTIVATIONS[ours.activation]
+    batches = 0
+    for x, mode in zip(inputs, training):
+        ours.train(mode)
+        # The reference begins where the layer is: what is asked of each call is that call's.
+        if getattr(stock, "running_mean", None) is not None:
+            exact.load_state_dict({k: v.double() for k, v in ours.state_dict().items()})
+        exact.train(mode)
+        tracks = getattr(stock, "track_running_stats", False)
+        momentum = getattr(stock, "momentum", None)
+        if kind[0] == "B" and mode and tracks:
+            batches += 1
+            momentum = 1 / batches if momentum is None else momentum
+        evaluate = tracks and not mode
+        problem = reference.Problem(
+            "batch" if kind[0] == "B" else "group", NAMES[dtype], flat(x), activation=ours.activation or "identity",
+            act_param=ours.act_param, groups=groups if kind == "GroupNorm" else x.shape[1],
+            columns=x.shape[1] > 1 and not x.is_contiguous(), weight=array(ours.weight), bias=array(ours.bias),
+            running_mean=array(ours.running_mean) if tracks else None,
+            running_var=array(ours.running_var) if tracks else None, evaluate=evaluate, momentum=momentum or 0.0,
+            eps=stock.eps, pre_add=flat(added.get("pre_add")), post_add=flat(added.get("post_add")))
+        if kind[0] == "B" and not evaluate and x.numel() == x.shape[1]:
+            continue
+        want = reference.forward(problem)
+        u = torch.from_numpy(problem.u.reshape(x.shape))
+        z = exact(u) + (added["post_add"].double() if "post_add" in added else 0)
+        numpy.testing.assert_allclose(array(activation(z)), want["y"][0].reshape(x.shape), rtol=1e-9, atol=1e-9)
+        y = ours(x, **added)
+        assert y.dtype == dtype and y.stride() == x.stride()
+        reference.compare("y", flat(y), *want["y"], NAMES[dtype])
+        if tracks and mode:
+            for name in ("running_mean", "running_var"):
+                numpy.testing.assert_allclose(array(getattr(exact, name)), want[name][0], rtol=1e-9, atol=1e-9)
+                reference.compare(name, array(getattr(ours, name)), *want[name], NAMES[dtype])
+        if tracks and kind[0] == "B":
+            assert ours.num_batches_tracked == exact.num_batches_tracked == batches
+
+
+@settings
+@hypothesis.given(calls(), st.booleans())
+def test_gradients_are_the_functional_layers(call, return_sum):
+    """A layer adds nothing to the functional form: the same bits, gradients included."""
+    kind, stock, ours, groups, inputs, _, added = call
+    if return_sum and "pre_add" not in added:
+        return
+    x = inputs[0]
+    ours.train()
+    running = [None if getattr(ours, n, None) is None else getattr(ours, n).clone()
+               for n in ("running_mean", "running_var")]
+    parameters = [None if p is None else p.detach().clone().requires_grad_() for p in (ours.weight, ours.bias)]
+    fused = {"activation": ours.activation, "act_param": ours.act_param, "return_sum": return_sum}
+    mine, theirs = ({name: t.clone().requires_grad_() for name, t in {"x": x, **added}.items()} for _ in range(2))
+    y = ours(mine["x"], return_sum=return_sum, **{k: v for k, v in mine.items() if k != "x"})
+    rest = {k: v for k, v in theirs.items() if k != "x"}
+    if kind == "GroupNorm":
+        z = nft.group_norm(theirs["x"], groups, *parameters, ours.eps, **fused, **rest)
+    else:
+        function = nft.batch_norm if kind[0] == "B" else nft.instance_norm
+        momentum = ours.momentum if ours.momentum is not None else 1.0 if kind[0] == "B" else 0.0
+        z = function(theirs["x"], *running, *parameters, True, momentum, ours.eps, **fused, **rest)
+    y, z = (y, z) if return_sum else ((y,), (z,))
+    for a, b in zip(y, z):
+        assert torch.equal(a, b)
+        gradient = torch.randn_like(a)
+        a.backward(gradient, retain_graph=True)
+        b.backward(gradient, retain_graph=True)
+    for name in mine:
+        assert torch.equal(mine[name].grad, theirs[name].grad), name
+    for a, b in zip((ours.weight, ours.bias), parameters):
+        assert a is None or torch.equal(a.grad, b.grad)
+
+
+LAYERS = [("GroupNorm", (2, 4), (2, 4, 3, 3)), ("BatchNorm1d", (4,), (2, 4, 3)), ("BatchNorm2d", (4,), (2, 4, 3, 3)),
+          ("BatchNorm3d", (4,), (2, 4, 3, 3, 2)), ("InstanceNorm1d", (4,), (2, 4, 3)),
+          ("InstanceNorm2d", (4,), (2, 4, 3, 3)), ("InstanceNorm3d", (4,), (2, 4, 3, 3, 2)),
+          ("SyncBatchNorm", (4,), (2, 4, 3, 3))]
+each_layer = pytest.mark.parametrize("kind,arguments,shape", LAYERS, ids=[layer[0] for layer in LAYERS])
+
+
+@each_layer
+@pytest.mark.parametrize("more", [{}, {"affine": True}, {"affine": False}, {"bias": False, "affine": True},
+                                  {"track_running_stats": True}, {"track_running_stats": False}, {"eps": 1e-3},
+                                  {"momentum": None}, {"dtype": torch.float64}, {"device": "meta"}], ids=str)
+def test_same_constructor_state_and_repr(kind, arguments, shape, more):
+    if kind == "GroupNorm" and {"momentum", "track_running_stats"} & set(more):
+        return
+    stock, ours = getattr(nn, kind)(*arguments, **more), getattr(nft, kind)(*arguments, **more)
+    assert isinstance(ours, getattr(nn, kind))
+    assert repr(ours) == repr(stock)
+    assert repr(getattr(nft, kind)(*arguments, **more, activation="elu", act_param=2)) == repr(stock)[:-1] + (
+        ", activation='elu', act_param=2.0)")
+    for ours_state, stock_state in ((ours.state_dict(), stock.state_dict()),
+                                    (dict(ours.named_buffers()), dict(stock.named_buffers()))):
+        assert list(ours_state) == list(stock_state)
+        for name, tensor in stock_state.items():
+            mine = ours_state[name]
+            assert (mine.shape, mine.dtype, mine.device) == (tensor.shape, tensor.dtype, tensor.device)
+            assert tensor.is_meta or torch.equal(mine, tensor)
+
+
+@each_layer
+def test_checkpoints_load_both_ways(kind, arguments, shape):
+    stock, ours = getattr(nn, kind)(*arguments), getattr(nft, kind)(*arguments, activation="silu")
+    for source, target in ((stock, ours), (ours, stock)):
+        with torch.no_grad():
+            for tensor in source.state_dict().values():
+                tensor.copy_(torch.randint(1, 9, tensor.shape))
+        file = io.BytesIO()
+        torch.save(source.state_dict(), file)
+        file.seek(0)
+        assert not any(target.load_state_dict(torch.load(file)))
+        assert all(torch.equal(a, b) for a, b in zip(source.state_dict().values(), target.state_dict().values()))
+
+
+def test_checkpoint_from_before_the_counter():
+    ours = nft.BatchNorm2d(3)
+    ours.num_batches_tracked += 5
+    state = {k: v for k, v in nn.BatchNorm2d(3).state_dict().items() if k != "num_batches_tracked"}
+    ours.load_state_dict(state)
+    assert ours.num_batches_tracked == 5
+
+
+@each_layer
+def test_copies(kind, arguments, shape):
+    layer = getattr(nft, kind)(*arguments, activation="leaky_relu", act_param=0.3)
+    x = torch.randn(shape)
+    layer(x)
+    layer.eval()
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert type(other) is type(layer) and repr(other) == repr(layer)
+        assert torch.equal(other(x), layer(x))
+        for a, b in zip(other.parameters(), layer.parameters()):
+            assert a is not b and torch.equal(a, b)
+
+
+@each_layer
+def test_a_stock_layer_that_changes_class_works(kind, arguments, shape):
+    """As pickles of layers do that were made by an older version, and as convert does."""
+    layer = getattr(nn, kind)(*arguments)
+    layer.__class__ = getattr(nft, kind)
+    assert layer.activation is None and layer(torch.randn(shape)).shape == shape
+
+
+def test_layers_are_cast_and_moved():
+    layer = nft.BatchNorm2d(4, activation="relu").half()
+    assert layer.running_mean.dtype == torch.float16 == layer(torch.randn(2, 4, 3, 3).half()).dtype
+    assert layer.to("meta").weight.is_meta
+
+
+BAD_INPUTS = [("BatchNorm1d", (4,), (2, 4, 3, 3)), ("BatchNorm2d", (4,), (2, 4, 3)), ("BatchNorm3d", (4,), (2, 4)),
+              ("BatchNorm2d", (4,), (2, 5, 3, 3)), ("BatchNorm1d", (4,), (1, 4)), ("GroupNorm", (2, 4), (2, 5, 3)),
+              ("GroupNorm", (2, 4), (2, 6, 3)), ("GroupNorm", (2, 4), (4,)), ("GroupNorm", (2, 2), (1, 2)),
+              ("InstanceNorm2d", (4,), (2, 4)), ("InstanceNorm1d", (4,), (2, 4, 1)),
+              ("SyncBatchNorm", (4,), (4,)), ("SyncBatchNorm", (0,), (2, 0, 3))]
+
+
+@pytest.mark.parametrize("kind,arguments,shape", BAD_INPUTS, ids=str)
+def test_what_stock_rejects_is_rejected(kind, arguments, shape):
+    x = torch.randn(shape)
+    stock, ours = getattr(nn, kind)(*arguments), getattr(nft, kind)(*arguments)
+    try:
+        stock(x)
+    except (RuntimeError, ValueError) as error:
+        expected = error
+    else:
+        ours(x)
+        return
+    with pytest.raises(type(expected)) as raised:
+        ours(x)
+    if isinstance(expected, ValueError):
+        assert str(raised.value) == str(expected)
+
+
+def test_messages_of_instance_norm_with_other_channels():
+    x = torch.randn(2, 5, 3, 3)
+    for affine in (True, False):
+        messages = []
+        for package in (nn, nft):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    package.InstanceNorm2d(4, affine=affine)(x)
+                    messages.append(str(caught[0].message))
+                except ValueError as error:
+                    messages.append(str(error))
+        assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("kind,shape", [("InstanceNorm1d", (4, 5)), ("InstanceNorm2d", (4, 5, 3)),
+                                        ("InstanceNorm3d", (4, 5, 3, 2))])
+def test_instance_norm_without_a_batch_axis(kind, shape):
+    x, more = torch.randn(shape), torch.randn(shape)
+    layer = getattr(nft, kind)(4)
+    y, u = layer(x, pre_add=more, return_sum=True)
+    want, sums = layer(x[None], pre_add=more[None], return_sum=True)
+    assert y.shape == u.shape == shape and torch.equal(y, want[0]) and torch.equal(u, sums[0])
+
+
+@pytest.mark.parametrize("arguments,message", [
+    ({"activation": "swish"}, "activation must be None or one of identity, relu"),
+    ({"act_param": 0.1}, "act_param is leaky_relu's slope or elu's alpha"),
+    ({"activation": "silu", "act_param": 0.1}, "act_param is leaky_relu's slope or elu's alpha"),
+    ({"process_group": 1}, "process_group without sharded_dim"),
+    ({"sharded_dim": 1}, "sharded_dim must be a spatial axis")], ids=str)
+def test_bad_arguments_of_the_constructor(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        nft.GroupNorm(2, 4, **arguments)
+
+
+def test_activation_of_one_call():
+    layer, x = nft.GroupNorm(2, 4), torch.randn(2, 4, 3)
+    assert torch.equal(layer(x, activation="elu", act_param=0.5), nft.GroupNorm(2, 4, activation="elu",
+                                                                              act_param=0.5)(x))
+    with pytest.raises(ValueError, match="has its own, 'elu'"):
+        nft.GroupNorm(2, 4, activation="elu")(x, activation="silu")
+
+
+def test_adaptive_group_norm():
+    layer, x = nft.GroupNorm(2, 4, activation="silu"), torch.randn(3, 4, 5)
+    scale, shift = torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(layer(x, scale=scale, shift=shift),
+                       nft.group_norm(x, 2, layer.weight, layer.bias, scale=scale, shift=shift, activation="silu"))
+
+
+def test_group_norm_without_processes_has_no_strips():
+    layer = nft.GroupNorm(2, 4, sharded_dim=-1)
+    x = torch.randn(2, 4, 6)
+    assert torch.equal(layer(x), nft.GroupNorm(2, 4)(x)) and "sharded_dim=-1" in repr(layer)
+    with pytest.raises(IndexError, match="sharded_dim must be a spatial axis of the input"):
+        nft.GroupNorm(2, 4, sharded_dim=3)(x)
+
+
+def test_channel_affine():
+    layer = nft.ChannelAffine(4, activation="hardswish", dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.normal_()
+        layer.bias.normal_()
+    x, more = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
+    problem = reference.Problem("affine", "float64", array(x), weight=array(layer.weight), bias=array(layer.bias),
+                                post_add=array(more), activation="hardswish")
+    reference.compare("y", array(layer(x, post_add=more)), *reference.forward(problem)["y"], "float64")
+    assert repr(layer) == "ChannelAffine(4, bias=True, activation='hardswish')"
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    assert nft.ChannelAffine(4, bias=False)(x.float()).equal(x.float())
+
+
+def test_convert_sync_batchnorm():
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Sequential(nft.BatchNorm1d(4, momentum=None, activation="relu")),
+                          nn.Linear(2, 2)).eval()
+    first, second = model[0], model[1][0]
+    made = nft.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert made is model and type(model[0]) is type(model[1][0]) is nft.SyncBatchNorm
+    assert model[0].weight is first.weight and model[0].running_var is first.running_var and not model[0].training
+    assert model[1][0].activation == "relu" and model[1][0].momentum is None
+    assert type(nft.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(2))) is nft.SyncBatchNorm
+    assert second.num_batches_tracked is model[1][0].num_batches_tracked
+
+
+@pytest.mark.parametrize("kind,arguments,shape", [layer for layer in LAYERS if layer[0] != "SyncBatchNorm"])
+def test_compiles_whole(kind, arguments, shape):
+    layer = getattr(nft, kind)(*arguments, activation="silu")
+    x = torch.randn(shape)
+    want = copy.deepcopy(layer)(x)
+    torch._dynamo.reset()
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind,rank", [("BatchNorm2d", 4), ("InstanceNorm2d", 4), ("SyncBatchNorm", 4)])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("switch", [None, "off", "removed"])
+def test_running_statistics_over_a_life(kind, rank, momentum, switch):
+    """Training, evaluation and training again; tracking switched off, or the statistics removed, on the way."""
+    if switch == "removed" and kind[0] == "I":
+        return  # stock's own instance norm has no evaluation without them
+    arguments = {"momentum": momentum, "track_running_stats": True, "dtype": torch.float64}
+    stock, ours = getattr(nn, kind)(3, **arguments), getattr(nft, kind)(3, **arguments)
+    for step, training in enumerate([True, True, False, True, True, False]):
+        if step == 3:
+            for layer in (stock, ours):
+                if switch == "off":
+                    layer.track_running_stats = False
+                elif switch == "removed":
+                    layer.running_mean = layer.running_var = None
+        x = torch.randn(4, 3, 5, 5, dtype=torch.float64) * 3 + 1
+        a, b = stock.train(training)(x), ours.train(training)(x)
+        # Both in double over 100 values of a size near 3: some hundred roundings of 2^-53 each.
+        assert torch.allclose(a, b, rtol=0, atol=1e-13)
+        for name, tensor in stock.state_dict().items():
+            assert torch.allclose(tensor.double(), ours.state_dict()[name].double(), rtol=1e-13), name

@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: MIT
+"""The operators torch.ops.normfuse.*: that each is registered as torch wants it (opcheck), what it computes beside
+formulas in f64, its gradients, layouts, memory, threads."""
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from normfuse.torch import _operators  # noqa: E402
+from normfuse.torch._operators import ACTIVATIONS, SCHEMAS, ops  # noqa: E402
+
+F64, F32 = torch.float64, torch.float32
+SILU, RELU = ACTIVATIONS["silu"], ACTIVATIONS["relu"]
+
+
+def tensor(*shape, dtype=F64, seed=0):
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_grad=False):
+    """A call of each operator with every tensor that it takes."""
+    n, c, groups = 2, 8, 4
+    x = tensor(n, c, 3, 5, dtype=dtype, seed=1).to(memory_format=memory_format)
+    big = lambda seed: tensor(n, c, 3, 5, dtype=dtype, seed=seed).to(memory_format=memory_format)  # noqa: E731
+    weight, bias = tensor(c, dtype=dtype, seed=2), tensor(c, dtype=dtype, seed=3)
+    scale, shift = tensor(n, c, dtype=dtype, seed=4), tensor(n, c, dtype=dtype, seed=5)
+    running = (tensor(c, dtype=dtype, seed=6), tensor(c, dtype=dtype, seed=7).abs() + 0.5)
+    pre_add, post_add, dy, du = big(8), big(9), big(10), big(11)
+    saved_dtype = F64 if dtype == F64 else F32
+    wide = x.to(F64)
+    by_group = wide.reshape(n, groups, -1)
+    group_saved = (by_group.mean(2), (by_group.var(2, correction=0) + 1e-5).rsqrt().to(saved_dtype))
+    channel_saved = (wide.mean((0, 2, 3)), (wide.var((0, 2, 3), correction=0) + 1e-5).rsqrt().to(saved_dtype))
+
+    def triples(mean, rstd, count):
+        return torch.stack([torch.full_like(mean, count), mean, count * (rstd.double() ** -2 - 1e-5)], -1).contiguous()
+
+    group_stats, channel_stats = triples(*group_saved, by_group.shape[2]), triples(*channel_saved, n * 15)
+    if requires_grad:
+        for value in (x, weight, bias, scale, shift, pre_add, post_add, dy, du):
+            value.requires_grad_()
+    act = (SILU, 0.0)
+    return {
+        "group_norm": (x, weight, bias, scale, shift, pre_add, post_add, groups, 1e-5, *act),
+        "group_norm_inference": (x, weight, bias, scale, shift, pre_add, post_add, groups, 1e-5, *act),
+        "group_norm_backward": (dy, du, x, *group_saved, weight, bias, scale, shift, post_add, groups, 1e-5, *act, 63),
+        "instance_norm": (x, weight, bias, *running, pre_add, post_add, 0.1, 1e-5, *act),
+        "batch_norm": (x, weight, bias, *running, pre_add, post_add, 0.1, 1e-5, *act),
+        "batch_norm_backward": (dy, du, x, *channel_saved, weight, bias, post_add, 1e-5, *act, 63),
+        "batch_norm_evaluate": (x, weight, bias, *running, pre_add, post_add, 1e-5, *act),
+        "batch_norm_inference": (x, weight, bias, *running, pre_add, post_add, 1e-5, *act),
+        "batch_norm_evaluate_backward": (dy, du, x, *running, weight, bias, post_add, 1e-5, *act, 63),
+        "channel_affine": (x, weight, bias, post_add, *act),
+        "channel_affine_backward": (dy, x, weight, bias, post_add, *act, 63),
+        "group_norm_stats": (x, pre_add, groups),
+        "group_norm_apply": (x, group_stats, weight, bias, scale, shift, post_add, groups, 1e-5, *act),
+        "group_norm_backward_sums": (dy, x, *group_saved, weight, bias, scale, shift, post_add, groups, *act, 63),
+        "group_norm_backward_apply": (dy, du, x, *group_saved, tensor(n, c, 2), weight, bias, scale, shift, post_add,
+                                      groups, 0, *act, 63),
+        "batch_norm_stats": (x, pre_add),
+        "batch_norm_apply": (x, channel_stats, weight, bias, *running, post_add, 0.1, 1e-5, *act),
+        "batch_norm_backward_sums": (dy, x, *channel_saved, weight, bias, post_add, *act, 63),
+        "batch_norm_backward_apply": (dy, du, x, *channel_saved, tensor(c, 2), weight, bias, post_add, 0, *act, 63),
+        "lean_group_norm": (x, weight, bias, groups, 1e-5, *act),
+        "lean_group_norm_inference": (x, weight, bias, groups, 1e-5, *act),
+        "lean_group_norm_backward": (dy, x, *group_saved, weight, bias, groups, *act, 7),
+        "lean_batch_norm": (x, weight, bias, *running, 0.1, 1e-5, *act),
+        "lean_batch_norm_inference": (x, weight, bias, *running, 1e-5, *act),
+        "lean_batch_norm_backward": (dy, x, *channel_saved, weight, bias, 1e-5, *act, 7),
+        "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),
+        "stats_merge": (torch.stack([group_stats, group_stats]),),
+        "sums_merge": (tensor(3, c, 2),),
+    }[name]
+
+
+DIFFERENTIABLE = ("group_norm", "group_norm_inference", "group_norm_backward", "instance_norm", "batch_norm",
+                  "batch_norm_backward", "batch_norm_evaluate", "batch_norm_inference", "batch_norm_evaluate_backward",
+                  "channel_affine", "channel_affine_backward")
+
+
+# ---- registration ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_opcheck(name):
+    torch.library.opcheck(getattr(ops, name).default, arguments(name))
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_opcheck_with_gradients(name):
+    torch.library.opcheck(getattr(ops, name).default, arguments(name, F64, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_opcheck_channels_last_and_16_bits(name):
+    torch.library.opcheck(getattr(ops, name).default,
+                          arguments(name, torch.bfloat16, torch.channels_last),
+                          test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_opcheck_with_nothing_optional(name):
+    schema = getattr(ops, name).default._schema
+    args = [None if str(argument.type).startswith("Optional") else 0 if argument.name == "wanted" else value
+            for argument, value in zip(schema.arguments, arguments(name))]
+    torch.library.opcheck(getattr(ops, name).default, tuple(args), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_meta(name):
+    """Meta tensors give the shapes, dtypes and strides that the kernel gives."""
+    args = arguments(name, F32, torch.channels_last)
+    meta = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in args]
+    got, want = getattr(ops, name)(*meta), getattr(ops, name)(*args)
+    for g, w in zip((got,) if isinstance(got, torch.Tensor) else got, (want,) if isinstance(want, torch.Tensor) else
+                    want):
+        assert g.is_meta and (g.shape, g.dtype, g.stride()) == (w.shape, w.dtype, w.stride())
+
+
+# ---- both bindings, the same bits ----------------------------------------------------------------------------------------
+
+_BITS = """
+import sys, torch
+sys.path.insert(0, {here!r})
+from test_operators import SCHEMAS, arguments, ops, layouts
+from normfuse.torch import _operators
+results = {{}}
+for name in SCHEMAS:
+    for dtype in (torch.float32, torch.float16):
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            outputs = getattr(ops, name)(*arguments(name, dtype, memory_format))
+            outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            results[name, str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
+for label, x in layouts().items():
+    results[label] = [(o.clone(), o.stride()) for o in ops.group_norm(x, *[None] * 6, 2, 1e-5, 3, 0.0)]
+torch.save((_operators.binding()[0], results), sys.argv[1])
+"""
+
+
+def layouts():
+    x = tensor(4, 8, 6, 5, dtype=F32)
+    return {
+        "contiguous": x,
+        "channels-last": x.to(memory_format=torch.channels_last),
+        "rows": x[1:3],
+        "channels": x[:, 2:6],
+        "channels of channels-last": x.to(memory_format=torch.channels_last)[:, 2:6],
+        "transposed": x.transpose(2, 3),
+        "every second": x[..., ::2],
+        "expanded": x[:1].expand(4, 8, 6, 5),
+        "expanded positions": x[..., :1].expand(4, 8, 6, 5),
+        "vectors": x[:, :, 0, 0],
+        "sequence, channels last": x.reshape(4, 8, 30).transpose(1, 2).contiguous().transpose(1, 2),
+        "volume, channels last": x.reshape(4, 8, 2, 3, 5).to(memory_format=torch.channels_last_3d),
+        "six axes": x.reshape(4, 8, 2, 3, 5, 1),
+        "one channel": x.reshape(32, 1, 6, 5).expand(32, 2, 6, 5),
+        "empty": x[:0],
+        "no positions": x[..., :0],
+    }
+
+
+def test_bindings_agree(tmp_path):
+    """The kernels in C and those over ctypes are the same to the bit, strides included."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    found = {}
+    for binding in ("shim", "ctypes"):
+        path = str(tmp_path / binding)
+        done = subprocess.run([sys.executable, "-c", _BITS.format(here=here), path], capture_output=True, text=True,
+                              env={**os.environ, "NORMFUSE_TORCH_BINDING": binding,
+                                   "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        if binding == "shim" and "NORMFUSE_TORCH_BINDING is 'shim', but" in done.stderr:
+            pytest.skip(done.stderr.strip().splitlines()[-1])
+        assert done.returncode == 0, done.stderr
+        active, found[binding] = torch.load(path, weights_only=False)
+        assert active == binding
+    for key, outputs in found["shim"].items():
+        for (a, a_strides), (b, b_strides) in zip(outputs, found["ctypes"][key]):
+            assert a_strides == b_strides and a.dtype == b.dtype, key
+            assert torch.equal(a.nan_to_num(7), b.nan_to_num(7)), key
+
+
+@pytest.mark.parametrize("label", layouts())
+def test_layouts(label):
+    """Any strides: the result is the contiguous tensor's, and dense in the order of x's axes."""
+    x = layouts()[label]
+    y = ops.group_norm_inference(x, *[None] * 6, 2, 1e-5, SILU, 0.0)
+    want = ops.group_norm_inference(x.double().contiguous(), *[None] * 6, 2, 1e-5, SILU, 0.0)
+    # f32 sums of a few dozen values, one SiLU: a few dozen roundings of values below 4.
+    assert y.numel() == 0 or (y - want).abs().max() <= 64 * 2.0**-24 * 4
+    fake = ops.group_norm_inference(torch.empty_strided(x.shape, x.stride(), device="meta"), *[None] * 6, 2, 1e-5, SILU,
+                                    0.0)
+    assert fake.stride() == y.stride()
+    if x.is_contiguous() or "last" in label and "of" not in label:
+        assert y.stride() == x.stride()
+
+
+# ---- values and gradients ------------------------------------------------------------------------------------------------
+
+
+def formula(x, weight, bias, scale, shift, pre_add, post_add, eps, activation, act_param, average):
+    u = x if pre_add is None else x + pre_add
+    mean = average(u)
+    z = (u - mean) * (average((u - mean).square()) + eps).rsqrt()
+    per_channel = lambda p: p.reshape((-1,) + (1,) * (x.dim() - 2))  # noqa: E731
+    per_sample = lambda p: p.reshape(p.shape + (1,) * (x.dim() - 2))  # noqa: E731
+    z = z * (1 if weight is None else per_channel(weight)) + (0 if bias is None else per_channel(bias))
+    z = z * (1 if scale is None else 1 + per_sample(scale)) + (0 if shift is None else per_sample(shift))
+    return act(z if post_add is None else z + post_add, activation, act_param), u
+
+
+def act(z, activation, act_param):
+    functions = torch.nn.functional
+    return {
+        0: lambda: z, 1: lambda: functions.relu(z), 2: lambda: functions.leaky_relu(z, act_param),
+        3: lambda: functions.silu(z), 4: lambda: functions.gelu(z), 5: lambda: functions.gelu(z, approximate="tanh"),
+        6: lambda: functions.hardswish(z), 7: lambda: functions.elu(z, act_param), 8: lambda: functions.mish(z),
+    }[activation]()  # fmt: skip
+
+
+def group_average(groups):
+    return lambda x: (x.reshape(x.shape[0], groups, -1).mean(2, keepdim=True)
+                      .expand(-1, groups, x[0].numel() // groups).reshape(x.shape))
+
+
+def batch_average(x):
+    return x.mean([0, *range(2, x.dim())], keepdim=True)
+
+
+PARAMETER = {2: 0.2, 7: 0.7}
+
+
+@pytest.mark.parametrize("activation", range(9))
+def test_group_norm_gradients(activation):
+    """Every gradient beside autograd through the formula, in f64: only roundings of f64 between them."""
+    args = [tensor(3, 4, 5, seed=seed) for seed in (1, 2, 3)]
+    x, pre_add, post_add = (a.requires_grad_() for a in args)
+    weight, bias, scale, shift = (p.requires_grad_() for p in (tensor(4, seed=4), tensor(4, seed=5),
+                                                               tensor(3, 4, seed=6), tensor(3, 4, seed=7)))
+    inputs = (x, weight, bias, scale, shift, pre_add, post_add)
+    parameter = PARAMETER.get(activation, 0.0)
+    y, u, _, _ = ops.group_norm(*inputs, 2, 1e-3, activation, parameter)
+    want_y, want_u = formula(*inputs, 1e-3, activation, parameter, group_average(2))
+    dy, du = tensor(3, 4, 5, seed=8), tensor(3, 4, 5, seed=9)
+    torch.testing.assert_close((y, u), (want_y, want_u), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(torch.autograd.grad((y, u), inputs, (dy, du)),
+                               torch.autograd.grad((want_y, want_u), inputs, (dy, du)), rtol=1e-12, atol=1e-12)
+
+
+def gradient_cases():
+    n, c = 3, 4
+    names = ("x", "weight", "bias", "scale", "shift", "pre_add", "post_add")
+    shapes = {"x": (n, c, 3), "weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c), "pre_add": (n, c, 3),
+              "post_add": (n, c, 3)}
+    running = (tensor(c, seed=20), tensor(c, seed=21).abs() + 0.5)
+    calls = {
+        "group_norm": (names, lambda a, act, p: ops.group_norm(*a, 2, 1e-3, act, p)[:2]),
+        "instance_norm": (("x", "weight", "bias", "pre_add", "post_add"), lambda a, act, p: ops.instance_norm(
+            *a[:3], running[0].clone(), running[1].clone(), *a[3:], 0.1, 1e-3, act, p)[:2]),
+        "batch_norm": (("x", "weight", "bias", "pre_add", "post_add"), lambda a, act, p: ops.batch_norm(
+            *a[:3], None, None, *a[3:], 0.1, 1e-3, act, p)[:2]),
+        "batch_norm_evaluate": (("x", "weight", "bias", "pre_add", "post_add"),
+                                lambda a, act, p: ops.batch_norm_evaluate(*a[:3], *running, *a[3:], 1e-3, act, p)),
+        "channel_affine": (("x", "weight", "bias", "post_add"), lambda a, act, p: ops.channel_affine(*a, act, p)),
+        "channel_affine per sample": (("x", "scale", "shift", "post_add"),
+                                      lambda a, act, p: ops.channel_affine(*a, act, p)),
+    }
+    for (label, (taken, call)), activation in itertools.product(calls.items(), (0, 3, 4, 7)):
+        yield pytest.param(call, [shapes[name] for name in taken], activation, id=f"{label} act={activation}")
+
+
+@pytest.mark.parametrize("call, shapes, activation", gradient_cases())
+def test_gradcheck(call, shapes, activation):
+    inputs = [tensor(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+    function = lambda *a: call(a, activation, PARAMETER.get(activation, 0.0))  # noqa: E731
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("needed", range(1, 8))
+def test_only_what_is_asked_for(needed, monkeypatch):
+    """A backward computes the gradients that are asked for, and gives the others none."""
+    x, weight, bias = tensor(2, 4, 3), tensor(4), tensor(4)
+    asked = [t.requires_grad_(bool(needed >> i & 1)) for i, t in enumerate((x, weight, bias))]
+    from torch.utils._python_dispatch import TorchDispatchMode
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is ops.group_norm_backward.default:
+                seen.append(args[-1])
+            return func(*args, **(kwargs or {}))
+
+    y = ops.group_norm(x, weight, bias, None, None, None, None, 2, 1e-5, SILU, 0.0)[0]
+    with Watch():
+        y.sum().backward()
+    assert seen == [needed]
+    assert [t.grad is not None for t in asked] == [bool(needed >> i & 1) for i in range(3)]
+
+
+def test_third_derivative():
+    x = tensor(2, 4, 3).requires_grad_()
+    function = lambda f: f(x).pow(3).sum()  # noqa: E731
+
+    def third(f):
+        value = function(f)
+        for _ in range(3):
+            gradient, = torch.autograd.grad(value, x, create_graph=True)
+            value = (gradient * tensor(2, 4, 3, seed=3)).sum()
+        return gradient.detach()
+
+    ours = third(lambda x: ops.group_norm(x, *[None] * 6, 2, 1e-2, SILU, 0.0)[0])
+    want = third(lambda x: formula(x, *[None] * 6, 1e-2, SILU, 0.0, group_average(2))[0])
+    torch.testing.assert_close(ours, want, rtol=1e-9, atol=1e-9)
+
+
+# ---- shards --------------------------------------------------------------------------------------------------------------
+
+
+def test_shards_of_batch_norm():
+    """Forward and backward in shards, one of them empty, are those of one call: f64, so but for roundings."""
+    x, dy, post_add = tensor(6, 4, 5), tensor(6, 4, 5, seed=1), tensor(6, 4, 5, seed=2)
+    weight, bias = tensor(4, seed=3), tensor(4, seed=4)
+    running = [tensor(4, seed=5), tensor(4, seed=6).abs()]
+    want_running = [r.clone() for r in running]
+    y, _, mean, rstd = ops.batch_norm(x, weight, bias, *want_running, None, post_add, 0.1, 1e-5, SILU, 0.0)
+    wants = ops.batch_norm_backward(dy, None, x, mean, rstd, weight, bias, post_add, 1e-5, SILU, 0.0, 63)
+    shards = [slice(0, 1), slice(1, 1), slice(1, 4), slice(4, 6)]
+    stats = ops.stats_merge(torch.stack([ops.batch_norm_stats(x[s], None)[0] for s in shards]))
+    assert torch.equal(stats[:, 0], torch.full((4,), 30, dtype=F64))
+    sums = torch.stack([ops.batch_norm_backward_sums(dy[s], x[s], mean, rstd, weight, bias, post_add[s], SILU, 0.0, 32)
+                        [0] for s in shards])
+    merged = ops.sums_merge(sums)
+    close = dict(rtol=1e-12, atol=1e-12)
+    for i, s in enumerate(shards):
+        mine = [r.clone() for r in running]
+        part, part_mean, part_rstd = ops.batch_norm_apply(x[s], stats, weight, bias, *mine, post_add[s], 0.1, 1e-5, SILU,
+                                                          0.0)
+        torch.testing.assert_close((part, part_mean, part_rstd, *mine), (y[s], mean, rstd, *want_running), **close)
+        dx, dweight, dbias = ops.batch_norm_backward_apply(dy[s], None, x[s], mean, rstd, merged, weight, bias,
+                                                           post_add[s], 30, SILU, 0.0, 7)
+        torch.testing.assert_close(dx, wants[0][s], **close)
+        if x[s].numel():
+            torch.testing.assert_close((dweight, dbias), wants[1:3], **close)
+            # The count need not be known on the host: shares of the sums do as well.
+            share = merged * (x[s].shape[0] * 5 / stats[:, :1])
+            dx = ops.batch_norm_backward_apply(dy[s], None, x[s], mean, rstd, share, weight, bias, post_add[s], 0, SILU,
+                                               0.0, 1)[0]
+            torch.testing.assert_close(dx, wants[0][s], **close)
+
+
+def test_strips_of_group_norm():
+    x, dy = tensor(2, 4, 6, 5), tensor(2, 4, 6, 5, seed=1)
+    weight, bias = tensor(4, seed=3), tensor(4, seed=4)
+    y, _, mean, rstd = ops.group_norm(x, weight, bias, *[None] * 4, 2, 1e-5, SILU, 0.0)
+    dx = ops.group_norm_backward(dy, None, x, mean, rstd, weight, bias, None, None, None, 2, 1e-5, SILU, 0.0, 1)[0]
+    strips = [slice(0, 1), slice(1, 4), slice(4, 6)]
+    stats = ops.stats_merge(torch.stack([ops.group_norm_stats(x[:, :, s], None, 2)[0] for s in strips]))
+    sums = ops.sums_merge(torch.stack([ops.group_norm_backward_sums(
+        dy[:, :, s], x[:, :, s], mean, rstd, weight, bias, None, None, None, 2, SILU, 0.0, 0)[0] for s in strips]))
+    close = dict(rtol=1e-12, atol=1e-12)
+    for s in strips:
+        part = ops.group_norm_apply(x[:, :, s], stats, weight, bias, None, None, None, 2, 1e-5, SILU, 0.0)
+        torch.testing.assert_close(part, (y[:, :, s], mean, rstd), **close)
+        mine = ops.group_norm_backward_apply(dy[:, :, s], None, x[:, :, s], mean, rstd, sums, weight, bias, None, None,
+                                             None, 2, 60, SILU, 0.0, 1)[0]
+        torch.testing.assert_close(mine, dx[:, :, s], **close)
+
+
+# ---- refusals, memory, threads -------------------------------------------------------------------------------------------
+
+
+def test_refusals_name_the_argument():
+    x = tensor(2, 8, 3)
+    with pytest.raises((RuntimeError, ValueError), match="weight has 3 elements along C"):
+        ops.group_norm(x, x[0, :3, 0], *[None] * 5, 2, 1e-5, 0, 0.0)
+    with pytest.raises((RuntimeError, ValueError), match="activation"):
+        ops.group_norm(x, *[None] * 6, 2, 1e-5, 77, 0.0)
+    with pytest.raises((RuntimeError, ValueError), match="f64, f32, f16 and bf16"):
+        ops.group_norm(torch.ones(2, 8, 3, dtype=torch.int32), *[None] * 6, 2, 1e-5, 0, 0.0)
+
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_no_leaks():
+    """Ten thousand calls, and ten thousand refusals, of 64 KiB tensors, copied ones among them, leave nothing."""
+    x = tensor(2, 64, 16, 8, dtype=F32).transpose(2, 3).requires_grad_()
+    weight, bias = tensor(64, dtype=F32).requires_grad_(), tensor(64, dtype=F32)
+    args = (x.detach(), weight.detach(), bias, None, None, x.detach(), None, 8, 1e-5, SILU, 0.0)
+
+    def once():
+        ops.group_norm(*args)
+        y = ops.group_norm(x, weight, bias, *[None] * 4, 8, 1e-5, SILU, 0.0)[0]
+        torch.autograd.grad(y.sum(), (x, weight))
+        with pytest.raises((RuntimeError, ValueError)):
+            ops.group_norm(*args[:7], 7, 1e-5, SILU, 0.0)
+
+    for _ in range(300):
+        once()
+    gc.collect()
+    before = resident()
+    for _ in range(3000):
+        once()
+    gc.collect()
+    # One leaked output of 64 KiB a call would be 192 MiB, a leaked handle of 100 bytes 0.3 MiB.
+    assert resident() - before < 4 << 20
+    small = tensor(1, 4, 2, dtype=F32)
+    small_args = (small, small[0, :, 0], None, None, None, None, None, 2, 1e-5, SILU, 0.0)
+    before = resident()
+    for _ in range(10000):
+        ops.group_norm(*small_args)
+    for _ in range(10000):
+        try:
+            ops.group_norm(*small_args[:7], 3, 1e-5, SILU, 0.0)
+        except (RuntimeError, ValueError):
+            pass
+    # 10 000 leaked handles or cells of 64 bytes and more.
+    assert resident() - before < 600_000
+
+
+def test_threads():
+    """Calls from several threads at once, forward and backward, give the bits of calls one after the other."""
+    x = [tensor(4, 32, 16, 16, dtype=F32, seed=i) for i in range(8)]
+
+    def compute(i):
+        leaf = x[i].clone().requires_grad_()
+        y = ops.group_norm(leaf, *[None] * 6, 8, 1e-5, SILU, 0.0)[0]
+        return y.detach(), torch.autograd.grad(y, leaf, x[(i + 1) % 8])[0]
+
+    wants = [compute(i) for i in range(8)]
+    results, failures = [[None] * 20 for _ in range(8)], []
+
+    def work(i):
+        try:
+            for k in range(20):
+                results[i][k] = compute(i)
+        except BaseException as error:  # noqa: BLE001: reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for i, want in enumerate(wants):
+        for got in results[i]:
+            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+def test_number_of_threads_changes_no_bit():
+    x = tensor(2, 64, 64, 64, dtype=F32)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(ops.group_norm(x, *[None] * 6, 8, 1e-5, SILU, 0.0))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other))
+
+
+def test_binding_says_which():
+    active, why = _operators.binding()
+    assert active in ("shim", "ctypes") and why

@@ -1,0 +1,870 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * torch.c - the kernels of PyTorch's operators normfuse::*, in plain C, through libtorch's stable C interface. Its
+ * symbols are looked up in the libtorch that the process has loaded, so the library needs no torch to be built or
+ * loaded, and serves every torch that has them. Schemas, fake kernels and gradients are in Python
+ * (python/normfuse/torch), as are kernels over ctypes that do the same as these where the symbols are missing.
+ *
+ * A kernel is called with a stack of 64-bit values: a tensor is an owned handle, an optional one a cell on the heap that
+ * holds one, or 0. It leaves its outputs there, owned by the caller. */
+#include "torch.h"
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef uint64_t stack_value;
+typedef struct torch_tensor *tensor_handle;
+typedef struct torch_library *library_handle;
+typedef int32_t torch_error; /* 0: none */
+typedef void kernel(stack_value *stack, uint64_t inputs, uint64_t outputs);
+
+static struct {
+    torch_error (*aoti_torch_library_init_impl)(const char *, const char *, const char *, uint32_t, library_handle *);
+    torch_error (*aoti_torch_library_impl)(library_handle, const char *, kernel *);
+    torch_error (*aoti_torch_delete_library_object)(library_handle);
+    torch_error (*aoti_torch_get_dim)(tensor_handle, int64_t *);
+    torch_error (*aoti_torch_get_sizes)(tensor_handle, int64_t **);
+    torch_error (*aoti_torch_get_strides)(tensor_handle, int64_t **);
+    torch_error (*aoti_torch_get_dtype)(tensor_handle, int32_t *);
+    torch_error (*aoti_torch_get_device_type)(tensor_handle, int32_t *);
+    torch_error (*aoti_torch_get_device_index)(tensor_handle, int32_t *);
+    torch_error (*torch_get_mutable_data_ptr)(tensor_handle, void **);
+    torch_error (*torch_get_const_data_ptr)(tensor_handle, const void **);
+    torch_error (*aoti_torch_empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t,
+                                            tensor_handle *);
+    torch_error (*aoti_torch_copy_)(tensor_handle, tensor_handle, int32_t);
+    torch_error (*aoti_torch_delete_tensor_object)(tensor_handle);
+    void (*aoti_torch_check)(bool, const char *, const char *, uint32_t, const char *); /* throws */
+    torch_error (*torch_get_num_threads)(uint32_t *);
+    torch_error (*torch_parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *);
+    int32_t (*aoti_torch_dtype_float64)(void);
+    int32_t (*aoti_torch_dtype_float32)(void);
+    int32_t (*aoti_torch_dtype_float16)(void);
+    int32_t (*aoti_torch_dtype_bfloat16)(void);
+    int32_t (*aoti_torch_dtype_uint8)(void);
+    int32_t (*aoti_torch_device_type_cuda)(void);
+    /* optional */
+    torch_error (*torch_delete_stable_ivalue)(stack_value *); /* 2.13; before, the cells are C++'s new */
+    void (*operator_delete)(void *);
+    const char *(*torch_exception_get_what_without_backtrace)(void);
+    torch_error (*aoti_torch_get_current_cuda_stream)(int32_t, void **);
+    /* what the functions above say, asked once */
+    int32_t f64, f32, f16, bf16, uint8, cuda;
+} torch;
+
+/* ---- operators ------------------------------------------------------------------------------------------------- */
+
+/* What an argument or an output is: a tensor by its place in normfuse_tensors, or a number. */
+enum {
+    X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
+    DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, SLOTS,
+    GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED,
+    OPTIONAL = 64,
+    END = 255
+};
+_Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS * sizeof(void *),
+               "every tensor has a slot");
+_Static_assert(offsetof(normfuse_tensors, sums) == offsetof(normfuse_tensors, x) + SUMS * sizeof(void *),
+               "slots are in the order of normfuse_tensors");
+
+enum { MOST_ARGUMENTS = 20, MOST_OUTPUTS = 6, MOST_AXES = 64 };
+
+/* The bits of `wanted`. */
+enum { WANT_X = 1, WANT_WEIGHT = 2, WANT_BIAS = 4, WANT_SCALE = 8, WANT_SHIFT = 16, WANT_POST_ADD = 32 };
+
+enum kind { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
+
+typedef normfuse_status group_norm_call(const normfuse_group_norm_options *, const normfuse_tensors *,
+                                        const normfuse_exec *);
+typedef normfuse_status batch_norm_call(const normfuse_batch_norm_options *, const normfuse_tensors *,
+                                        const normfuse_exec *);
+typedef normfuse_status affine_call(const normfuse_affine_options *, const normfuse_tensors *, const normfuse_exec *);
+
+struct operation {
+    enum kind kind;
+    uint32_t flags;
+    bool is_backward;
+    uint8_t arguments[MOST_ARGUMENTS]; /* in the order of the schema */
+    uint8_t outputs[MOST_OUTPUTS + 1];
+    group_norm_call *group_norm; /* the one that `kind` says */
+    batch_norm_call *batch_norm;
+    affine_call *affine;
+};
+
+union options {
+    normfuse_group_norm_options group_norm;
+    normfuse_batch_norm_options batch_norm;
+    normfuse_affine_options affine;
+};
+
+/* ---- tensors --------------------------------------------------------------------------------------------------- */
+
+/* One call: its handles are let go at its end, but for the outputs of one that succeeded. */
+struct call {
+    tensor_handle handles[SLOTS]; /* inputs */
+    tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
+    tensor_handle outputs[MOST_OUTPUTS];
+    tensor_handle scratch;
+    normfuse_tensor tensors[SLOTS];
+    int64_t axes[SLOTS][2][3]; /* shape and strides of those with more axes than the library takes */
+    int32_t dtype;             /* x's, as torch numbers it */
+    int32_t device_type, device_index;
+    double eps, momentum, act_param;
+    int64_t groups, set_values, activation, wanted;
+    const char *problem; /* why it failed, where the library was not asked; "": torch says */
+};
+
+static bool fail(struct call *call, const char *problem)
+{
+    if (call->problem == NULL)
+        call->problem = problem;
+    return false;
+}
+
+/* The stride of the spatial axes taken as one, 0 where there is one position; -1 where they are not one. */
+static int64_t spatial_stride(int64_t axes, const int64_t *sizes, const int64_t *strides, int64_t *positions)
+{
+    int64_t stride = 0, expected = 0;
+    *positions = 1;
+    for (int64_t a = axes - 1; a >= 2; a--) {
+        if (sizes[a] == 1)
+            continue;
+        if (stride == 0)
+            stride = expected = strides[a];
+        if (strides[a] != expected || stride <= 0)
+            return -1;
+        expected *= sizes[a];
+        *positions *= sizes[a];
+    }
+    return stride;
+}
+
+static bool is_empty(int64_t axes, const int64_t *sizes)
+{
+    for (int64_t a = 0; a < axes; a++)
+        if (sizes[a] == 0)
+            return true;
+    return false;
+}
+
+/* Contiguous, channels-last, or a slice of either along N or C. */
+static bool is_walkable(int64_t axes, const int64_t *sizes, const int64_t *strides)
+{
+    if (is_empty(axes, sizes))
+        return true;
+    int64_t positions;
+    const int64_t position = spatial_stride(axes, sizes, strides, &positions), channels = sizes[1],
+                  channel = strides[1];
+    if (position < 0)
+        return false;
+    if (channels == 1)
+        return true;
+    if (positions == 1)
+        return channel >= 1;
+    return (position == 1 && channel >= positions) || (channel == 1 && position >= channels);
+}
+
+static bool is_contiguous(int64_t axes, const int64_t *sizes, const int64_t *strides)
+{
+    if (is_empty(axes, sizes))
+        return true;
+    int64_t expected = 1;
+    for (int64_t a = axes - 1; a >= 0; a--) {
+        if (sizes[a] != 1 && strides[a] != expected)
+            return false;
+        expected *= sizes[a];
+    }
+    return true;
+}
+
+/* As torch makes them: sizes of 0 count as 1. */
+static void contiguous_strides(int64_t axes, const int64_t *sizes, int64_t *strides)
+{
+    int64_t step = 1;
+    for (int64_t a = axes - 1; a >= 0; a--) {
+        strides[a] = step;
+        step *= sizes[a] == 0 ? 1 : sizes[a];
+    }
+}
+
+static bool empty(struct call *call, tensor_handle *handle, int64_t axes, const int64_t *sizes, const int64_t *strides,
+                  int32_t dtype)
+{
+    return torch.aoti_torch_empty_strided(axes, sizes, strides, dtype, call->device_type, call->device_index, handle) ==
+                   0
+               ? true
+               : fail(call, "");
+}
+
+static bool empty_contiguous(struct call *call, tensor_handle *handle, int64_t axes, const int64_t *sizes,
+                             int32_t dtype)
+{
+    int64_t strides[MOST_AXES];
+    contiguous_strides(axes, sizes, strides);
+    return empty(call, handle, axes, sizes, strides, dtype);
+}
+
+/* x's strides where x is dense, else channels-last where x's channels are adjacent, and contiguous otherwise. */
+static bool empty_like(struct call *call, tensor_handle *handle, tensor_handle x)
+{
+    int64_t axes, *sizes, *x_strides, strides[MOST_AXES];
+    if (torch.aoti_torch_get_dim(x, &axes) || torch.aoti_torch_get_sizes(x, &sizes) ||
+        torch.aoti_torch_get_strides(x, &x_strides))
+        return fail(call, "");
+    if (is_contiguous(axes, sizes, x_strides))
+        return empty(call, handle, axes, sizes, x_strides, call->dtype);
+    if (axes > 2 && sizes[1] > 1 && x_strides[1] == 1 && is_walkable(axes, sizes, x_strides)) {
+        int64_t step = sizes[1];
+        for (int64_t a = axes - 1; a >= 2; a--) {
+            strides[a] = step;
+            step *= sizes[a];
+        }
+        strides[1] = 1;
+        strides[0] = step;
+        return empty(call, handle, axes, sizes, strides, call->dtype);
+    }
+    return empty_contiguous(call, handle, axes, sizes, call->dtype);
+}
+
+static bool describe_dtype(struct call *call, normfuse_dtype *dtype, int32_t torch_dtype)
+{
+    dtype->lanes = 1;
+    dtype->code = torch_dtype == torch.bf16 ? 4 : 2;
+    if (torch_dtype == torch.f32)
+        dtype->bits = 32;
+    else if (torch_dtype == torch.f64)
+        dtype->bits = 64;
+    else if (torch_dtype == torch.f16 || torch_dtype == torch.bf16)
+        dtype->bits = 16;
+    else
+        return fail(call, "normfuse is implemented for tensors of f64, f32, f16 and bf16 only");
+    return true;
+}
+
+/* The library's view of a tensor. It lives as long as the handle, whose shape and strides it borrows. */
+static bool describe(struct call *call, int slot, tensor_handle handle, bool is_output)
+{
+    normfuse_tensor *tensor = &call->tensors[slot];
+    int64_t axes;
+    int32_t dtype, device_type, device_index;
+    /* Reading through const keeps copy-on-write tensors shared. */
+    const void *read_only = NULL;
+    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &tensor->shape) ||
+        torch.aoti_torch_get_strides(handle, &tensor->strides) || torch.aoti_torch_get_dtype(handle, &dtype) ||
+        torch.aoti_torch_get_device_type(handle, &device_type) ||
+        (device_type == torch.cuda && torch.aoti_torch_get_device_index(handle, &device_index)) ||
+        (is_output ? torch.torch_get_mutable_data_ptr(handle, &tensor->data)
+                   : torch.torch_get_const_data_ptr(handle, &read_only)))
+        return fail(call, "");
+    if (!is_output)
+        memcpy(&tensor->data, &read_only, sizeof read_only);
+    tensor->byte_offset = 0;
+    tensor->device.device_type = device_type == torch.cuda ? NORMFUSE_CUDA : NORMFUSE_CPU;
+    tensor->device.device_id = device_type == torch.cuda ? device_index : 0;
+    tensor->ndim = (int32_t)axes;
+    const bool is_big = slot <= POST_ADD || slot == Y || slot == U || slot == DY || slot == DU || slot == DX ||
+                        slot == DPOST_ADD;
+    if (is_big && axes > NORMFUSE_MAX_AXES) {
+        int64_t(*merged)[3] = call->axes[slot], positions = 1;
+        for (int64_t a = 2; a < axes; a++)
+            positions *= tensor->shape[a];
+        merged[0][0] = tensor->shape[0];
+        merged[0][1] = tensor->shape[1];
+        merged[0][2] = positions;
+        merged[1][0] = tensor->strides[0];
+        merged[1][1] = tensor->strides[1];
+        merged[1][2] = positions == 0 ? 1 : spatial_stride(axes, tensor->shape, tensor->strides, &positions);
+        tensor->ndim = 3;
+        tensor->shape = merged[0];
+        tensor->strides = merged[1];
+    }
+    return describe_dtype(call, &tensor->dtype, dtype);
+}
+
+/* An input of x's kind, copied where the library does not walk it. */
+static bool take_big(struct call *call, int slot)
+{
+    tensor_handle handle = call->handles[slot];
+    int64_t axes, *sizes, *strides;
+    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &sizes) ||
+        torch.aoti_torch_get_strides(handle, &strides))
+        return fail(call, "");
+    if (axes < 2 || axes > MOST_AXES)
+        return fail(call, "expected a tensor of at least 2 dimensions, [N, C, ...]");
+    if (!is_walkable(axes, sizes, strides)) {
+        int32_t dtype;
+        if (torch.aoti_torch_get_dtype(handle, &dtype))
+            return fail(call, "");
+        if (!empty_contiguous(call, &call->copies[slot], axes, sizes, dtype))
+            return false;
+        if (torch.aoti_torch_copy_(call->copies[slot], handle, 0))
+            return fail(call, "");
+        handle = call->copies[slot];
+    }
+    return describe(call, slot, handle, false);
+}
+
+/* ---- a call ---------------------------------------------------------------------------------------------------- */
+
+static tensor_handle as_tensor(stack_value value)
+{
+    return (tensor_handle)(uintptr_t)value;
+}
+
+static double as_double(stack_value value)
+{
+    double number;
+    memcpy(&number, &value, sizeof number);
+    return number;
+}
+
+/* Takes the arguments off the stack, which owns nothing afterwards. */
+static void take_arguments(struct call *call, const struct operation *operation, const stack_value *stack)
+{
+    for (int i = 0; operation->arguments[i] != END; i++) {
+        const stack_value value = stack[i];
+        switch (operation->arguments[i]) {
+        case GROUPS: call->groups = (int64_t)value; break;
+        case EPS: call->eps = as_double(value); break;
+        case MOMENTUM: call->momentum = as_double(value); break;
+        case ACTIVATION: call->activation = (int64_t)value; break;
+        case ACT_PARAM: call->act_param = as_double(value); break;
+        case SET_VALUES: call->set_values = (int64_t)value; break;
+        case WANTED: call->wanted = (int64_t)value; break;
+        default:
+            if (!(operation->arguments[i] & OPTIONAL)) {
+                call->handles[operation->arguments[i]] = as_tensor(value);
+            } else if (value != 0) {
+                stack_value *cell = (stack_value *)(uintptr_t)value;
+                call->handles[operation->arguments[i] & ~OPTIONAL] = as_tensor(*cell);
+                if (torch.torch_delete_stable_ivalue != NULL)
+                    (void)torch.torch_delete_stable_ivalue(cell);
+                else
+                    torch.operator_delete(cell);
+            }
+        }
+    }
+}
+
+static bool take_inputs(struct call *call)
+{
+    tensor_handle x = call->handles[X];
+    if (torch.aoti_torch_get_dtype(x, &call->dtype) || torch.aoti_torch_get_device_type(x, &call->device_type) ||
+        torch.aoti_torch_get_device_index(x, &call->device_index))
+        return fail(call, "");
+    for (int slot = 0; slot < SLOTS; slot++) {
+        if (call->handles[slot] == NULL)
+            continue;
+        const bool is_big = slot <= POST_ADD || slot == DY || slot == DU;
+        const bool is_updated = slot == RUNNING_MEAN || slot == RUNNING_VAR;
+        if (is_big ? !take_big(call, slot) : !describe(call, slot, call->handles[slot], is_updated))
+            return false;
+    }
+    return true;
+}
+
+/* A gradient has its parameter's shape and dtype. */
+static bool empty_gradient(struct call *call, tensor_handle *handle, int parameter)
+{
+    int64_t axes, *sizes;
+    int32_t dtype;
+    if (torch.aoti_torch_get_dim(call->handles[parameter], &axes) ||
+        torch.aoti_torch_get_sizes(call->handles[parameter], &sizes) ||
+        torch.aoti_torch_get_dtype(call->handles[parameter], &dtype))
+        return fail(call, "");
+    return axes > MOST_AXES ? fail(call, "a parameter has too many dimensions")
+                            : empty_contiguous(call, handle, axes, sizes, dtype);
+}
+
+static bool is_wanted(const struct call *call, int slot)
+{
+    switch (slot) {
+    case U: return call->handles[PRE_ADD] != NULL;
+    case DX: return call->wanted & WANT_X;
+    case DWEIGHT: return (call->wanted & WANT_WEIGHT) && call->handles[WEIGHT] != NULL;
+    case DBIAS: return (call->wanted & WANT_BIAS) && call->handles[BIAS] != NULL;
+    case DSCALE: return (call->wanted & WANT_SCALE) && call->handles[SCALE] != NULL;
+    case DSHIFT: return (call->wanted & WANT_SHIFT) && call->handles[SHIFT] != NULL;
+    case DPOST_ADD: return (call->wanted & WANT_POST_ADD) && call->handles[POST_ADD] != NULL;
+    default: return true;
+    }
+}
+
+static bool make_output(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
+{
+    const normfuse_tensor *x = &call->tensors[X];
+    const int64_t n = x->shape[0], c = x->shape[1];
+    const bool of_channels = operation->kind == BATCH_NORM;
+    switch (slot) {
+    case DWEIGHT: return empty_gradient(call, handle, WEIGHT);
+    case DBIAS: return empty_gradient(call, handle, BIAS);
+    case DSCALE: return empty_gradient(call, handle, SCALE);
+    case DSHIFT: return empty_gradient(call, handle, SHIFT);
+    case MEAN:
+    case RSTD:
+        return empty_contiguous(call, handle, of_channels ? 1 : 2,
+                                of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
+                                slot == MEAN || call->dtype == torch.f64 ? torch.f64 : torch.f32);
+    case STATS:
+        return empty_contiguous(call, handle, of_channels ? 2 : 3,
+                                of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3},
+                                torch.f64);
+    case SUMS:
+        return empty_contiguous(call, handle, of_channels ? 2 : 3,
+                                of_channels ? (const int64_t[]){c, 2} : (const int64_t[]){n, c, 2}, torch.f64);
+    default: return empty_like(call, handle, call->handles[X]);
+    }
+}
+
+static bool make_outputs(struct call *call, const struct operation *operation)
+{
+    if (operation->kind == INSTANCE_NORM)
+        call->groups = call->tensors[X].shape[1];
+    if (operation->kind == GROUP_NORM && call->groups <= 0)
+        return fail(call, "groups must be greater than 0");
+    for (int i = 0; operation->outputs[i] != END; i++) {
+        const int slot = operation->outputs[i];
+        if (!is_wanted(call, slot)) {
+            if (!empty_contiguous(call, &call->outputs[i], 1, (const int64_t[]){0}, call->dtype))
+                return false;
+        } else if (!make_output(call, operation, slot, &call->outputs[i]) ||
+                   !describe(call, slot, call->outputs[i], true)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The library's tasks on torch's threads: a second pool would compete with them for the cores. */
+struct tasks {
+    void (*task)(void *context, int64_t i);
+    void *context;
+};
+
+static void run_tasks(int64_t begin, int64_t end, void *context)
+{
+    const struct tasks *tasks = context;
+    for (int64_t i = begin; i < end; i++)
+        tasks->task(tasks->context, i);
+}
+
+static void parallel_for(void *pool, int64_t count, void (*task)(void *context, int64_t i), void *context)
+{
+    (void)pool;
+    struct tasks tasks = {task, context};
+    (void)torch.torch_parallel_for(0, count, 1, run_tasks, &tasks);
+}
+
+static normfuse_status scratch_bytes(const struct operation *operation, const union options *options,
+                                     const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
+{
+    switch (operation->kind) {
+    case GROUP_NORM:
+    case INSTANCE_NORM:
+        return (operation->is_backward ? normfuse_group_norm_backward_scratch_bytes
+                                       : normfuse_group_norm_forward_scratch_bytes)(&options->group_norm, tensors, exec,
+                                                                                    bytes);
+    case BATCH_NORM:
+        return (operation->is_backward ? normfuse_batch_norm_backward_scratch_bytes
+                                       : normfuse_batch_norm_forward_scratch_bytes)(&options->batch_norm, tensors, exec,
+                                                                                    bytes);
+    default:
+        return (operation->is_backward ? normfuse_affine_backward_scratch_bytes
+                                       : normfuse_affine_forward_scratch_bytes)(&options->affine, tensors, exec, bytes);
+    }
+}
+
+static bool prepare_exec(struct call *call, normfuse_exec *exec)
+{
+    if (call->device_type != torch.cuda) {
+        uint32_t threads = 1;
+        if (torch.torch_get_num_threads(&threads))
+            return fail(call, "");
+        exec->threads = (int32_t)threads;
+        exec->parallel_for = parallel_for;
+        return true;
+    }
+    if (torch.aoti_torch_get_current_cuda_stream == NULL)
+        return fail(call, "libtorch_cuda.so was not loaded when normfuse.torch was imported");
+    if (torch.aoti_torch_get_current_cuda_stream(call->device_index, &exec->stream))
+        return fail(call, "");
+    exec->sync = normfuse_torch_sync(call->device_index, exec->stream, &exec->sync_bytes);
+    return true;
+}
+
+static bool add_scratch(struct call *call, const struct operation *operation, const union options *options,
+                        const normfuse_tensors *tensors, normfuse_exec *exec)
+{
+    if (call->device_type != torch.cuda)
+        return true;
+    if (scratch_bytes(operation, options, tensors, exec, &exec->scratch_bytes) != NORMFUSE_OK)
+        return fail(call, normfuse_last_error());
+    if (exec->scratch_bytes == 0)
+        return true;
+    /* torch's allocator orders the reuse of freed memory by the stream it was allocated on, this call's. */
+    if (!empty_contiguous(call, &call->scratch, 1, (const int64_t[]){(int64_t)exec->scratch_bytes}, torch.uint8))
+        return false;
+    return torch.torch_get_mutable_data_ptr(call->scratch, &exec->scratch) == 0 ? true : fail(call, "");
+}
+
+static bool compute(struct call *call, const struct operation *operation)
+{
+    normfuse_tensors tensors = {.struct_bytes = sizeof tensors};
+    const normfuse_tensor **slots = &tensors.x;
+    for (int slot = 0; slot < SLOTS; slot++)
+        slots[slot] = call->handles[slot] != NULL ? &call->tensors[slot] : NULL;
+    for (int i = 0; operation->outputs[i] != END; i++)
+        if (is_wanted(call, operation->outputs[i]))
+            slots[operation->outputs[i]] = &call->tensors[operation->outputs[i]];
+
+    const uint32_t flags = operation->flags | NORMFUSE_HAS_ACT_PARAM;
+    const int32_t activation = (int32_t)call->activation;
+    union options options;
+    switch (operation->kind) {
+    case GROUP_NORM:
+    case INSTANCE_NORM:
+        options.group_norm = (normfuse_group_norm_options){
+            .struct_bytes = sizeof options.group_norm, .flags = flags, .groups = call->groups, .eps = call->eps,
+            .activation = activation, .act_param = call->act_param, .momentum = call->momentum,
+            .set_values = call->set_values};
+        break;
+    case BATCH_NORM:
+        options.batch_norm = (normfuse_batch_norm_options){
+            .struct_bytes = sizeof options.batch_norm, .flags = flags, .eps = call->eps, .activation = activation,
+            .act_param = call->act_param, .momentum = call->momentum, .set_values = call->set_values};
+        break;
+    case AFFINE:
+        options.affine = (normfuse_affine_options){.struct_bytes = sizeof options.affine, .flags = flags,
+                                                   .activation = activation, .act_param = call->act_param};
+        break;
+    }
+    normfuse_exec exec = {.struct_bytes = sizeof exec};
+    if (!prepare_exec(call, &exec) || !add_scratch(call, operation, &options, &tensors, &exec))
+        return false;
+    normfuse_status status;
+    switch (operation->kind) {
+    case GROUP_NORM:
+    case INSTANCE_NORM: status = operation->group_norm(&options.group_norm, &tensors, &exec); break;
+    case BATCH_NORM: status = operation->batch_norm(&options.batch_norm, &tensors, &exec); break;
+    default: status = operation->affine(&options.affine, &tensors, &exec); break;
+    }
+    return status == NORMFUSE_OK ? true : fail(call, normfuse_last_error());
+}
+
+static void let_go(tensor_handle *handles, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (handles[i] != NULL)
+            (void)torch.aoti_torch_delete_tensor_object(handles[i]);
+}
+
+/* Throws a C++ exception, which crosses this frame and its callers': nothing of theirs may be left to let go. */
+static void raise_error(const char *problem)
+{
+    char message[1024];
+    const char *said = "libtorch refused a call (out of memory?)";
+    if (problem[0] != '\0')
+        said = problem;
+    else if (torch.torch_exception_get_what_without_backtrace != NULL)
+        said = torch.torch_exception_get_what_without_backtrace();
+    snprintf(message, sizeof message, "%s", said);
+    torch.aoti_torch_check(false, "normfuse", "torch.c", 0, message);
+}
+
+static void run(const struct operation *operation, stack_value *stack)
+{
+    struct call call;
+    memset(&call, 0, offsetof(struct call, tensors));
+    call.dtype = call.device_type = call.device_index = 0;
+    call.eps = 1.0; /* of calls that have rstd instead */
+    call.momentum = call.act_param = 0.0;
+    call.groups = call.set_values = call.activation = call.wanted = 0;
+    call.problem = NULL;
+    take_arguments(&call, operation, stack);
+    const bool succeeded =
+        take_inputs(&call) && make_outputs(&call, operation) && compute(&call, operation);
+    let_go(call.handles, SLOTS);
+    let_go(call.copies, SLOTS);
+    let_go(&call.scratch, 1);
+    if (!succeeded) {
+        let_go(call.outputs, MOST_OUTPUTS);
+        raise_error(call.problem);
+        return;
+    }
+    for (int i = 0; operation->outputs[i] != END; i++)
+        stack[i] = (stack_value)(uintptr_t)call.outputs[i];
+}
+
+/* [shards, ...] -> [...] */
+static void merge(stack_value *stack,
+                  normfuse_status (*function)(const normfuse_tensor *, const normfuse_tensor *, const normfuse_exec *))
+{
+    struct call call;
+    memset(&call, 0, sizeof call);
+    tensor_handle parts = as_tensor(stack[0]);
+    call.handles[STATS] = parts;
+    int64_t axes, *sizes, *strides;
+    bool succeeded = torch.aoti_torch_get_dim(parts, &axes) == 0 && torch.aoti_torch_get_sizes(parts, &sizes) == 0 &&
+                     torch.aoti_torch_get_strides(parts, &strides) == 0 &&
+                     torch.aoti_torch_get_dtype(parts, &call.dtype) == 0 &&
+                     torch.aoti_torch_get_device_type(parts, &call.device_type) == 0 &&
+                     torch.aoti_torch_get_device_index(parts, &call.device_index) == 0;
+    if (!succeeded)
+        fail(&call, "");
+    else if (axes < 2 || axes > MOST_AXES)
+        succeeded = fail(&call, "expected a tensor of at least 2 dimensions, [shards, ...]");
+    if (succeeded && !is_contiguous(axes, sizes, strides)) {
+        succeeded = empty_contiguous(&call, &call.copies[STATS], axes, sizes, call.dtype) &&
+                    (torch.aoti_torch_copy_(call.copies[STATS], parts, 0) == 0 || fail(&call, ""));
+        parts = call.copies[STATS];
+    }
+    normfuse_exec exec = {.struct_bytes = sizeof exec};
+    succeeded = succeeded && empty_contiguous(&call, &call.outputs[0], axes - 1, sizes + 1, call.dtype) &&
+                describe(&call, STATS, parts, false) && describe(&call, SUMS, call.outputs[0], true) &&
+                prepare_exec(&call, &exec);
+    if (succeeded && function(&call.tensors[STATS], &call.tensors[SUMS], &exec) != NORMFUSE_OK)
+        succeeded = fail(&call, normfuse_last_error());
+    let_go(call.handles, SLOTS);
+    let_go(call.copies, SLOTS);
+    if (!succeeded) {
+        let_go(call.outputs, MOST_OUTPUTS);
+        raise_error(call.problem);
+        return;
+    }
+    stack[0] = (stack_value)(uintptr_t)call.outputs[0];
+}
+
+/* ---- the operators, in the order of their schemas --------------------------------------------------------------- */
+
+#define O(argument) (argument | OPTIONAL)
+#define NORM X, O(WEIGHT), O(BIAS)
+#define ADAPTIVE O(SCALE), O(SHIFT)
+#define RUNNING O(RUNNING_MEAN), O(RUNNING_VAR)
+#define GIVEN_RUNNING RUNNING_MEAN, RUNNING_VAR
+#define ADDS O(PRE_ADD), O(POST_ADD)
+#define ACT ACTIVATION, ACT_PARAM
+#define GRADIENT_OF(...) DY, O(DU), X, __VA_ARGS__, O(WEIGHT), O(BIAS)
+
+/* The kernel is named after the operator; what follows the name fills a struct operation. */
+#define OPERATION(name, ...)                                                                                           \
+    static void name(stack_value *stack, uint64_t inputs, uint64_t outputs)                                            \
+    {                                                                                                                  \
+        static const struct operation operation = {__VA_ARGS__};                                                       \
+        (void)inputs;                                                                                                  \
+        (void)outputs;                                                                                                 \
+        run(&operation, stack);                                                                                        \
+    }
+
+OPERATION(group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, ACT, END}, .outputs = {Y, U, MEAN, RSTD, END})
+OPERATION(group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
+OPERATION(group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
+          .arguments = {GRADIENT_OF(MEAN, RSTD), ADAPTIVE, O(POST_ADD), GROUPS, EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, END})
+OPERATION(instance_norm, .kind = INSTANCE_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, END}, .outputs = {Y, U, MEAN, RSTD, END})
+OPERATION(batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, END}, .outputs = {Y, U, MEAN, RSTD, END})
+OPERATION(batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
+          .arguments = {GRADIENT_OF(MEAN, RSTD), O(POST_ADD), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
+OPERATION(batch_norm_evaluate, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, U, END})
+OPERATION(batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, END})
+OPERATION(batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
+          .flags = NORMFUSE_EVALUATE, .is_backward = true,
+          .arguments = {GRADIENT_OF(GIVEN_RUNNING), O(POST_ADD), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
+OPERATION(channel_affine, .kind = AFFINE, .affine = normfuse_affine_forward,
+          .arguments = {NORM, O(POST_ADD), ACT, END}, .outputs = {Y, END})
+OPERATION(channel_affine_backward, .kind = AFFINE, .affine = normfuse_affine_backward, .is_backward = true,
+          .arguments = {DY, NORM, O(POST_ADD), ACT, WANTED, END}, .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
+OPERATION(group_norm_stats, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_stats,
+          .arguments = {X, O(PRE_ADD), GROUPS, END}, .outputs = {STATS, U, END})
+OPERATION(group_norm_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_apply,
+          .arguments = {X, STATS, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, EPS, ACT, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(group_norm_backward_sums, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward_sums,
+          .is_backward = true,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, ACT, WANTED, END},
+          .outputs = {SUMS, DPOST_ADD, END})
+OPERATION(group_norm_backward_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward_apply,
+          .is_backward = true,
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), ADAPTIVE, O(POST_ADD), GROUPS, SET_VALUES, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, END})
+OPERATION(batch_norm_stats, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_stats,
+          .arguments = {X, O(PRE_ADD), END}, .outputs = {STATS, U, END})
+OPERATION(batch_norm_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_apply,
+          .arguments = {X, STATS, O(WEIGHT), O(BIAS), RUNNING, O(POST_ADD), MOMENTUM, EPS, ACT, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(batch_norm_backward_sums, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_sums,
+          .is_backward = true,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), O(POST_ADD), ACT, WANTED, END},
+          .outputs = {SUMS, DPOST_ADD, END})
+OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_apply,
+          .is_backward = true,
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), O(POST_ADD), SET_VALUES, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+
+/* The same without what is seldom given: the eager path's, which pays for every argument and output. */
+OPERATION(lean_group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(lean_group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
+OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
+OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
+          .flags = NORMFUSE_EVALUATE, .is_backward = true,
+          .arguments = {DY, X, GIVEN_RUNNING, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+
+static void stats_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
+{
+    (void)inputs;
+    (void)outputs;
+    merge(stack, normfuse_stats_merge);
+}
+
+static void sums_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
+{
+    (void)inputs;
+    (void)outputs;
+    merge(stack, normfuse_sums_merge);
+}
+
+/* ---- registration ---------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    kernel *kernel;
+} kernels[] = {
+#define KERNEL(name) {#name, name}
+    KERNEL(group_norm),
+    KERNEL(group_norm_inference),
+    KERNEL(group_norm_backward),
+    KERNEL(instance_norm),
+    KERNEL(batch_norm),
+    KERNEL(batch_norm_backward),
+    KERNEL(batch_norm_evaluate),
+    KERNEL(batch_norm_inference),
+    KERNEL(batch_norm_evaluate_backward),
+    KERNEL(channel_affine),
+    KERNEL(channel_affine_backward),
+    KERNEL(group_norm_stats),
+    KERNEL(group_norm_apply),
+    KERNEL(group_norm_backward_sums),
+    KERNEL(group_norm_backward_apply),
+    KERNEL(batch_norm_stats),
+    KERNEL(batch_norm_apply),
+    KERNEL(batch_norm_backward_sums),
+    KERNEL(batch_norm_backward_apply),
+    KERNEL(lean_group_norm),
+    KERNEL(lean_group_norm_inference),
+    KERNEL(lean_group_norm_backward),
+    KERNEL(lean_batch_norm),
+    KERNEL(lean_batch_norm_inference),
+    KERNEL(lean_batch_norm_backward),
+    KERNEL(lean_batch_norm_evaluate_backward),
+    KERNEL(stats_merge),
+    KERNEL(sums_merge),
+#undef KERNEL
+};
+
+/* ISO C has no conversion from an object pointer to a function pointer; POSIX promises that this one works. */
+static bool look_up(void *library, const char *name, void *function)
+{
+    void *const symbol = dlsym(library, name);
+    memcpy(function, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+static const char *look_up_all(void *library)
+{
+    static char missing[128];
+#define NEEDED(name)                                                                                                   \
+    if (!look_up(library, #name, &torch.name)) {                                                                       \
+        snprintf(missing, sizeof missing, "this libtorch has no %s", #name);                                           \
+        return missing;                                                                                                \
+    }
+    NEEDED(aoti_torch_library_init_impl)
+    NEEDED(aoti_torch_library_impl)
+    NEEDED(aoti_torch_delete_library_object)
+    NEEDED(aoti_torch_get_dim)
+    NEEDED(aoti_torch_get_sizes)
+    NEEDED(aoti_torch_get_strides)
+    NEEDED(aoti_torch_get_dtype)
+    NEEDED(aoti_torch_get_device_type)
+    NEEDED(aoti_torch_get_device_index)
+    NEEDED(torch_get_mutable_data_ptr)
+    NEEDED(torch_get_const_data_ptr)
+    NEEDED(aoti_torch_empty_strided)
+    NEEDED(aoti_torch_copy_)
+    NEEDED(aoti_torch_delete_tensor_object)
+    NEEDED(aoti_torch_check)
+    NEEDED(torch_get_num_threads)
+    NEEDED(torch_parallel_for)
+    NEEDED(aoti_torch_dtype_float64)
+    NEEDED(aoti_torch_dtype_float32)
+    NEEDED(aoti_torch_dtype_float16)
+    NEEDED(aoti_torch_dtype_bfloat16)
+    NEEDED(aoti_torch_dtype_uint8)
+    NEEDED(aoti_torch_device_type_cuda)
+#undef NEEDED
+    if (!look_up(library, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue) &&
+        !look_up(library, "_ZdlPv", &torch.operator_delete))
+        return "this process has no C++ operator delete to free optional arguments with";
+    look_up(library, "torch_exception_get_what_without_backtrace", &torch.torch_exception_get_what_without_backtrace);
+    void *const cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
+    if (cuda != NULL && !look_up(cuda, "aoti_torch_get_current_cuda_stream", &torch.aoti_torch_get_current_cuda_stream))
+        return "this libtorch_cuda has no aoti_torch_get_current_cuda_stream";
+    return NULL;
+}
+
+static bool register_for(const char *dispatch_key, library_handle *library)
+{
+    if (torch.aoti_torch_library_init_impl("normfuse", dispatch_key, "torch.c", 0, library))
+        return false;
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
+        if (torch.aoti_torch_library_impl(*library, kernels[i].name, kernels[i].kernel))
+            return false;
+    return true;
+}
+
+const char *normfuse_torch_register(void)
+{
+    /* Already there: `import torch` loads it. */
+    void *const library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
+    if (library == NULL)
+        return "libtorch_cpu.so is not loaded";
+    const char *const missing = look_up_all(library);
+    if (missing != NULL)
+        return missing;
+    torch.f64 = torch.aoti_torch_dtype_float64();
+    torch.f32 = torch.aoti_torch_dtype_float32();
+    torch.f16 = torch.aoti_torch_dtype_float16();
+    torch.bf16 = torch.aoti_torch_dtype_bfloat16();
+    torch.uint8 = torch.aoti_torch_dtype_uint8();
+    torch.cuda = torch.aoti_torch_device_type_cuda();
+    /* Kept to the end of the process: letting them go takes the kernels back. */
+    library_handle cpu = NULL, cuda = NULL;
+    if (register_for("CPU", &cpu) && register_for("CUDA", &cuda))
+        return NULL;
+    if (cpu != NULL)
+        (void)torch.aoti_torch_delete_library_object(cpu);
+    if (cuda != NULL)
+        (void)torch.aoti_torch_delete_library_object(cuda);
+    return "libtorch refused the registration of a kernel";
+}

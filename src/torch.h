@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * torch.h - what the Python package normfuse.torch calls beside normfuse.h. Not installed: the package carries the
+ * library that it was built with. */
+#ifndef NORMFUSE_TORCH_H
+#define NORMFUSE_TORCH_H
+
+#include <stdint.h>
+
+#include "normfuse.h"
+
+/* Registers the CPU and CUDA kernels of the operators torch.ops.normfuse.*, whose schemas exist, through the stable C
+ * interface of the libtorch that this process has loaded. NULL, or in one sentence why not; nothing is registered then.
+ * Once a process, while the caller holds a lock. */
+NORMFUSE_API const char *normfuse_torch_register(void);
+
+/* exec.sync for calls on `stream` (a CUstream) of a device: one block of memory to a stream outside of graph capture,
+ * and one to each stream of each captured graph, handed back when the graph and what was instantiated from it are gone.
+ * NULL where there is none (a CPU build, an old driver): legal in exec.sync. `bytes` is its size. */
+NORMFUSE_API void *normfuse_torch_sync(int32_t device, void *stream, size_t *bytes);
+
+#endif

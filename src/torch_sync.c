@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * torch_sync.c - sync memory for PyTorch's streams and CUDA graphs (see normfuse_sync_bytes): which block belongs to a
+ * call that is about to be enqueued.
+ *
+ * Blocks come from the driver, not from torch's allocator: a block that is first needed while torch fills a graph's
+ * private pool would otherwise lie in that pool, and be taken for memory that leaked out of the graph. */
+#include "torch.h"
+
+#if !defined(NORMFUSE_HAVE_CUDA)
+
+void *normfuse_torch_sync(int32_t device, void *stream, size_t *bytes)
+{
+    (void)device;
+    (void)stream;
+    *bytes = 0;
+    return NULL;
+}
+
+#else
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The versions of entry points that CUDA 12 and later have. */
+static struct {
+    CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **,
+                                       size_t *);
+    CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode *);
+    CUresult (*cuCtxGetDevice)(CUdevice *);
+    CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
+    CUresult (*cuCtxPushCurrent)(CUcontext);
+    CUresult (*cuCtxPopCurrent)(CUcontext *);
+    CUresult (*cuMemAlloc)(CUdeviceptr *, size_t);
+    CUresult (*cuMemFree)(CUdeviceptr);
+    CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream);
+    CUresult (*cuStreamCreate)(CUstream *, unsigned int);
+    CUresult (*cuStreamSynchronize)(CUstream);
+    CUresult (*cuStreamDestroy)(CUstream);
+    CUresult (*cuUserObjectCreate)(CUuserObject *, void *, CUhostFn, unsigned int, unsigned int);
+    CUresult (*cuUserObjectRelease)(CUuserObject, unsigned int);
+    CUresult (*cuGraphRetainUserObject)(CUgraph, CUuserObject, unsigned int, unsigned int);
+} driver;
+
+static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
+static bool driver_is_usable;
+
+static bool look_up(void *library, const char *name, void *function)
+{
+    void *const symbol = dlsym(library, name);
+    memcpy(function, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+static void find_driver(void)
+{
+    void *const library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
+    driver_is_usable =
+        library != NULL && look_up(library, "cuStreamGetCaptureInfo_v2", &driver.cuStreamGetCaptureInfo) &&
+        look_up(library, "cuThreadExchangeStreamCaptureMode", &driver.cuThreadExchangeStreamCaptureMode) &&
+        look_up(library, "cuCtxGetDevice", &driver.cuCtxGetDevice) &&
+        look_up(library, "cuDevicePrimaryCtxRetain", &driver.cuDevicePrimaryCtxRetain) &&
+        look_up(library, "cuCtxPushCurrent_v2", &driver.cuCtxPushCurrent) &&
+        look_up(library, "cuCtxPopCurrent_v2", &driver.cuCtxPopCurrent) &&
+        look_up(library, "cuMemAlloc_v2", &driver.cuMemAlloc) && look_up(library, "cuMemFree_v2", &driver.cuMemFree) &&
+        look_up(library, "cuMemsetD8Async", &driver.cuMemsetD8Async) &&
+        look_up(library, "cuStreamCreate", &driver.cuStreamCreate) &&
+        look_up(library, "cuStreamSynchronize", &driver.cuStreamSynchronize) &&
+        look_up(library, "cuStreamDestroy_v2", &driver.cuStreamDestroy) &&
+        look_up(library, "cuUserObjectCreate", &driver.cuUserObjectCreate) &&
+        look_up(library, "cuUserObjectRelease", &driver.cuUserObjectRelease) &&
+        look_up(library, "cuGraphRetainUserObject", &driver.cuGraphRetainUserObject);
+}
+
+/* A block and whom it belongs to. Blocks are few (streams, and streams of live graphs) and never freed, only reused:
+ * every call leaves its block ready for another. */
+struct block {
+    struct block *next;
+    CUdeviceptr memory;
+    int32_t device;
+    void *stream;
+    cuuint64_t capture; /* 0: of the stream outside of captures */
+    bool in_use;
+};
+
+static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct block *blocks;
+
+/* The driver calls this when the graph that the block was captured into, and all that was instantiated from it, are
+ * gone; it must not call the driver. */
+static void hand_back(void *context)
+{
+    struct block *const block = context;
+    pthread_mutex_lock(&blocks_lock);
+    block->in_use = false;
+    pthread_mutex_unlock(&blocks_lock);
+}
+
+/* Allocation and clearing while another stream, or this thread's, may be captured: neither is part of a graph. */
+static CUdeviceptr zeroed_memory(size_t bytes)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS)
+        return 0;
+    CUdeviceptr memory = 0;
+    CUstream stream = NULL;
+    bool succeeded = driver.cuMemAlloc(&memory, bytes) == CUDA_SUCCESS;
+    if (succeeded) {
+        /* A stream of its own: the default stream would wait for, and be refused by, streams under capture. */
+        succeeded = driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+                    driver.cuMemsetD8Async(memory, 0, bytes, stream) == CUDA_SUCCESS &&
+                    driver.cuStreamSynchronize(stream) == CUDA_SUCCESS;
+        if (stream != NULL)
+            (void)driver.cuStreamDestroy(stream);
+        if (!succeeded)
+            (void)driver.cuMemFree(memory);
+    }
+    (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
+    return succeeded ? memory : 0;
+}
+
+static struct block *find_block(int32_t device, void *stream, cuuint64_t capture)
+{
+    for (struct block *block = blocks; block != NULL; block = block->next)
+        if (block->in_use && block->stream == stream && block->capture == capture && block->device == device)
+            return block;
+    return NULL;
+}
+
+static struct block *free_block(int32_t device)
+{
+    for (struct block *block = blocks; block != NULL; block = block->next)
+        if (!block->in_use && block->device == device)
+            return block;
+    return NULL;
+}
+
+static struct block *new_block(int32_t device, size_t bytes)
+{
+    struct block *const block = calloc(1, sizeof *block);
+    if (block == NULL)
+        return NULL;
+    block->memory = zeroed_memory(bytes);
+    if (block->memory == 0) {
+        free(block);
+        return NULL;
+    }
+    block->device = device;
+    block->next = blocks;
+    blocks = block;
+    return block;
+}
+
+/* The graph that is being captured keeps the block until it is gone. */
+static bool give_to_graph(struct block *block, CUgraph graph)
+{
+    CUuserObject object;
+    if (driver.cuUserObjectCreate(&object, block, hand_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) != CUDA_SUCCESS) {
+        hand_back(block);
+        return false;
+    }
+    if (driver.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE) == CUDA_SUCCESS)
+        return true;
+    (void)driver.cuUserObjectRelease(object, 1); /* hands the block back */
+    return false;
+}
+
+static struct block *block_of(int32_t device, void *stream, size_t bytes)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuuint64_t capture = 0;
+    CUgraph graph = NULL;
+    if (driver.cuStreamGetCaptureInfo(stream, &status, &capture, &graph, NULL, NULL) != CUDA_SUCCESS)
+        return NULL;
+    const bool is_capturing = status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    if (!is_capturing)
+        capture = 0;
+
+    pthread_mutex_lock(&blocks_lock);
+    struct block *block = find_block(device, stream, capture);
+    const bool is_found = block != NULL;
+    if (!is_found) {
+        block = free_block(device);
+        if (block == NULL)
+            block = new_block(device, bytes);
+        if (block != NULL) {
+            block->stream = stream;
+            block->capture = capture;
+            block->in_use = true;
+        }
+    }
+    pthread_mutex_unlock(&blocks_lock);
+    /* Outside of the lock, which hand_back takes. No other thread enqueues to this capture meanwhile. */
+    if (block != NULL && !is_found && is_capturing && !give_to_graph(block, graph))
+        return NULL;
+    return block;
+}
+
+void *normfuse_torch_sync(int32_t device, void *stream, size_t *bytes)
+{
+    *bytes = 0;
+    pthread_once(&driver_once, find_driver);
+    size_t size;
+    if (!driver_is_usable || normfuse_sync_bytes(device, &size) != NORMFUSE_OK)
+        return NULL;
+    /* torch's memory is that of the devices' primary contexts; another device's may be current. */
+    CUdevice current = -1;
+    const bool is_current = driver.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device;
+    if (!is_current) {
+        CUcontext context; /* torch holds it already: never released here */
+        if (driver.cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS ||
+            driver.cuCtxPushCurrent(context) != CUDA_SUCCESS)
+            return NULL;
+    }
+    const struct block *const block = block_of(device, stream, size);
+    if (!is_current) {
+        CUcontext context;
+        (void)driver.cuCtxPopCurrent(&context);
+    }
+    if (block == NULL)
+        return NULL;
+    *bytes = size;
+    return (void *)(uintptr_t)block->memory;
+}
+
+#endif
