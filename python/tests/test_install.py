@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: MIT
+"""install and uninstall. Every test leaves aten as it was; that PyTorch warns of the override is its own test."""
+import copy
+import os
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+import reference
+
+torch = pytest.importorskip("torch")
+import normfuse.torch as nft  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+kernels = sys.modules["normfuse.torch.install"]
+pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@pytest.fixture(autouse=True)
+def taken_back():
+    torch.manual_seed(0)
+    yield
+    assert kernels._library is None, "a test left aten overridden"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The operators of normfuse that ran."""
+    seen = []
+
+    class Recorder:
+        def __getattr__(self, name):
+            operator = getattr(torch.ops.normfuse, name)
+
+            def call(*args):
+                seen.append(name)
+                return operator(*args)
+            return call
+
+    monkeypatch.setattr(kernels, "ops", Recorder())
+    return seen
+
+
+def array(t):
+    return t.detach().double().numpy().copy()
+
+
+def flat(t):
+    return array(t).reshape(t.shape[0], t.shape[1], -1)
+
+
+def parameters(dtype, *sizes):
+    return [torch.randn(sizes, dtype=torch.float64).to(dtype) for _ in range(2)]
+
+
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["group", "batch", "evaluate", "instance"])
+def test_numbers(dtype, mixed, layout, kind, calls):
+    """y, dx, dweight, dbias within the bounds of docs/numerics.md, through stock's own autograd."""
+    if kind == "instance" and layout == "channels_last" and dtype != torch.float32:
+        return
+    parameter_type = torch.float32 if mixed and dtype.itemsize == 2 else dtype
+    weight, bias = (p.requires_grad_() for p in parameters(parameter_type, 4))
+    running = [torch.full((4,), v, dtype=parameter_type) for v in (0.5, 2.0)]
+    x = (torch.randn(3, 4, 5, 6) + 1).to(dtype).to(memory_format=LAYOUTS[layout]).requires_grad_()
+    dy = torch.randn(3, 4, 5, 6).to(dtype)
+    evaluate = kind == "evaluate"
+    problem = reference.Problem(
+        "group" if kind in ("group", "instance") else "batch", NAMES[dtype], flat(x), groups=2 if kind == "group" else 4,
+        columns=layout == "channels_last", weight=array(weight), bias=array(bias), evaluate=evaluate,
+        running_mean=None if kind == "group" else array(running[0]),
+        running_var=None if kind == "group" else array(running[1]))
+    with nft.install():
+        if kind == "group":
+            y = F.group_norm(x, 2, weight, bias)
+        elif kind == "instance":
+            y = F.instance_norm(x, *running, weight, bias)
+        else:
+            y = F.batch_norm(x, *running, weight, bias, not evaluate)
+        y.backward(dy)
+    assert len(calls) == 2 and calls[1].endswith("_backward")
+    want = reference.forward(problem)
+    reference.compare("y", flat(y), *want["y"], NAMES[dtype])
+    assert y.dtype == dtype
+    if kind != "instance":  # which makes a tensor of its own
+        assert y.stride() == x.stride()
+    statistics = (None, None)
+    if not evaluate:
+        # In f32, like stock's own, and the gradients are those of what was saved.
+        mean, rstd = want["mean"][0], want["rstd"][0]
+        rounding = 2.0**-24 if dtype != torch.float64 else 2.0**-53
+        statistics = (mean, rstd)
+    gradients = reference.backward(problem, flat(dy), *statistics)
+    slack = {"dx": 0.0, "dweight": 0.0, "dbias": 0.0}
+    if not evaluate:
+        # The reference has the exact statistics; the call's are off by their bound and by their rounding to f32.
+        errors = [problem.spread(e + rounding * abs(v) if numpy.ndim(e) else e) for v, e in
+                  ((mean, want["mean"][1]), (rstd, want["rstd"][1]))]
+        relative = errors[1] / problem.spread(rstd)
+        size = abs(flat(dy)).max() * abs(array(weight)).max()
+        normalized = abs((problem.u - problem.spread(mean)[..., None]) * problem.spread(rstd)[..., None]).max()
+        drift = (errors[0] * problem.spread(rstd) + relative * normalized).max()
+        slack["dx"] = 4 * size * problem.spread(rstd).max() * (1 + normalized)**2 * drift
+        slack["dweight"] = abs(flat(dy)).sum(axis=(0, 2)) * drift * 2
+    if kind == "instance":
+        # Stock's instance norm repeats weight and bias for each sample: a gradient of each is rounded, then they add up.
+        normalized = (problem.u - problem.spread(mean)[..., None]) * problem.spread(rstd)[..., None]
+        unit = reference.UNIT[NAMES[parameter_type]]
+        for name, each in (("dweight", flat(dy) * normalized), ("dbias", flat(dy))):
+            slack[name] = slack[name] + 2 * len(x) * unit * abs(each.sum(axis=2)).sum(axis=0)
+    for name, got in (("dx", flat(x.grad)), ("dweight", array(weight.grad)), ("dbias", array(bias.grad))):
+        value, error = gradients[name]
+        reference.compare(name, got, value, error + slack[name], NAMES[dtype if name == "dx" else parameter_type])
+    if kind in ("batch", "instance"):
+        for name, got in (("running_mean", running[0]), ("running_var", running[1])):
+            reference.compare(name, array(got), *want[name], NAMES[parameter_type])
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, w, b: F.group_norm(x, 2, w, b), lambda x, w, b: F.group_norm(x, 2),
+    lambda x, w, b: F.batch_norm(x, None, None, w, b, True), lambda x, w, b: F.batch_norm(x, None, None, w, None, True),
+    lambda x, w, b: F.batch_norm(x, torch.arange(4).double(), torch.arange(1, 5).double(), w, b),
+    lambda x, w, b: F.instance_norm(x, None, None, w, b)])
+def test_gradients_of_two_orders(call):
+    x, w, b = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 4, 3), 4, 4))
+    with nft.install():
+        assert torch.autograd.gradcheck(call, (x, w, b))
+        assert torch.autograd.gradgradcheck(call, (x, w, b))
+
+
+UNUSUAL = {
+    "eps 0": lambda x: F.instance_norm(x, eps=0.0),
+    "eps below 0": lambda x: F.instance_norm(x, eps=-1e-9),
+    "eps 0, running": lambda x: F.instance_norm(x, torch.zeros(4).double(), torch.ones(4).double(), eps=0.0),
+    "one value": lambda x: torch.batch_norm(x[:1, :, :1], None, None, None, None, True, 0.1, 1e-5, False),
+    "eps 0, many samples": lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 0.0, False),
+    "other shape": lambda x: torch.native_group_norm(x.reshape(-1), None, None, 3, 4, 5, 2, 1e-5)[0],
+    "no samples": lambda x: F.group_norm(x[:0], 2),
+    "expanded gradient": lambda x: F.group_norm(x, 2).sum(),
+    "transposed": lambda x: F.group_norm(x.transpose(1, 2).contiguous().transpose(1, 2), 2),
+    "unwanted": lambda x: F.group_norm(x.detach(), 2, torch.ones(4).double().requires_grad_()) + x * 0,
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_calls_are_stocks(name):
+    results = []
+    for installed in (False, True):
+        torch.manual_seed(0)
+        x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+        if installed:
+            with nft.install():
+                y = UNUSUAL[name](x)
+                y.sum().backward() if y.dim() == 0 else y.backward(torch.ones_like(y).cumsum(0))
+        else:
+            y = UNUSUAL[name](x)
+            y.sum().backward() if y.dim() == 0 else y.backward(torch.ones_like(y).cumsum(0))
+        results.append((y, x.grad))
+    for a, b in zip(*results):
+        # Sums of 5 to 15 values of a size near 1, both in double.
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("call", [lambda: F.group_norm(torch.randn(2, 5, 3), 2),
+                                  lambda: F.group_norm(torch.randn(2, 4, 3), 2, torch.randn(3)),
+                                  lambda: F.batch_norm(torch.randn(2, 4, 3), None, None),
+                                  lambda: F.batch_norm(torch.randn(2, 4, 3), torch.zeros(3), torch.ones(3)),
+                                  lambda: F.batch_norm(torch.randn(1, 4), None, None, training=True)])
+def test_messages_are_stocks(call):
+    with pytest.raises((RuntimeError, ValueError)) as stock:
+        call()
+    with nft.install(), pytest.raises(stock.type) as ours:
+        call()
+    assert str(ours.value) == str(stock.value)
+
+
+def test_models_run_unchanged(calls):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4))
+    stock = copy.deepcopy(model)
+    x = torch.randn(2, 3, 8, 8)
+    with nft.install():
+        y = model.double()(x.double())
+        y.square().sum().backward()
+    assert calls[:3] == ["batch_norm", "group_norm", "batch_norm"] and len(calls) == 6
+    z = stock.double()(x.double())
+    z.square().sum().backward()
+    assert torch.allclose(y, z, atol=1e-12)
+    for a, b in zip([*model.parameters()], [*stock.parameters()]):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(model[1].running_var, stock[1].running_var, rtol=1e-13)
+
+
+def test_forward_installed_backward_not():
+    """What was saved has stock's types: a backward after uninstall is stock's own."""
+    x = torch.randn(2, 4, 5, requires_grad=True)
+    with nft.install():
+        y = F.group_norm(x, 2) + F.batch_norm(x, None, None, training=True)
+    y.square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_nesting(calls):
+    x = torch.randn(2, 4, 5)
+    nft.uninstall()
+    nft.install()
+    with nft.install():
+        F.group_norm(x, 2)
+    F.group_norm(x, 2)
+    assert len(calls) == 2
+    nft.install()
+    nft.uninstall()
+    before = F.group_norm(x, 2)
+    assert len(calls) == 2 and kernels._library is None
+    with pytest.raises(ZeroDivisionError), nft.install():
+        1 / 0
+    assert torch.equal(F.group_norm(x, 2), before) and len(calls) == 2
+
+
+def test_stock_is_back_to_the_bit():
+    x = torch.randn(2, 4, 50)
+    stock = F.group_norm(x, 2), F.batch_norm(x, None, None, training=True)
+    with nft.install():
+        pass
+    assert all(map(torch.equal, stock, (F.group_norm(x, 2), F.batch_norm(x, None, None, training=True))))
+
+
+def test_other_threads(calls):
+    results = []
+    with nft.install():
+        threads = [threading.Thread(target=lambda: results.append(F.group_norm(torch.ones(2, 4, 5), 2)))
+                   for _ in range(4)]
+        [t.start() for t in threads], [t.join() for t in threads]
+    assert len(calls) == len(results) == 4
+
+
+def test_autocast(calls):
+    """Casts come before, and stay stock's (CUDA's are to f32; the CPU has none for these)."""
+    x = torch.randn(2, 4, 5, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = F.group_norm(x, 2).dtype
+        with nft.install():
+            assert F.group_norm(x, 2).dtype == want
+    assert calls == ["group_norm"]
+
+
+def test_cudnn_operators_have_the_same_contract():
+    """There is no CUDA here: the kernels of cudnn's batch norm are called directly."""
+    x, (w, b), dy = torch.randn(3, 4, 5), parameters(torch.float32, 4), torch.randn(3, 4, 5)
+    running = torch.zeros(4), torch.ones(4)
+    y, mean, rstd, reserve = kernels._cudnn_batch_norm(x, w, b, *running, True, 0.1, 1e-5)
+    assert reserve.dtype == torch.uint8 and mean.dtype == rstd.dtype == torch.float32 and mean.shape == (4,)
+    gradients = kernels._cudnn_batch_norm_backward(x, dy, w, *running, mean, rstd, 1e-5, reserve)
+    want = torch.native_batch_norm(x, w, b, torch.zeros(4), torch.ones(4), True, 0.1, 1e-5)
+    expected = torch.ops.aten.native_batch_norm_backward(dy, x, w, *running, *want[1:], True, 1e-5, [True] * 3)
+    # f32 both: sums of 15 values of a size near 2, some 20 roundings of 2^-24.
+    for got, exact in zip((y, *gradients), (want[0], *expected)):
+        assert torch.allclose(got, exact, atol=2e-5)
+    empty = torch.empty(0)
+    assert torch.equal(kernels._cudnn_batch_norm(x, w, b, empty, empty, True, 0.1, 1e-5)[0], y)
+
+
+def test_what_torch_prints():
+    code = ("import normfuse.torch as nft\nimport warnings\n"
+            "with warnings.catch_warnings(record=True) as w:\n    warnings.simplefilter('always')\n"
+            "    with nft.install(): pass\n    with nft.install(): pass\n"
+            "print(len(w), 'Overriding a previously registered kernel' in str(w[0].message))")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                         env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    assert out.stdout.split() == ["1", "True"], out.stdout + out.stderr
+
+
+def test_compiled_code_gives_the_same():
+    f, x = torch.compile(lambda x: F.group_norm(x, 2).relu(), backend="aot_eager", fullgraph=True), torch.randn(2, 4, 5)
+    with nft.install():
+        # f32 both, see above.
+        assert torch.allclose(f(x), F.group_norm(x, 2).relu(), atol=1e-5)
