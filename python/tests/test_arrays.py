@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy
 import pytest
@@ -384,8 +385,8 @@ X = numpy.ones((2, 4, 3, 3), "f4")
 V = numpy.ones(4, "f4")
 
 
-def read_only():
-    y = numpy.empty_like(X)
+def read_only(like=X):
+    y = numpy.empty_like(like)
     y.flags.writeable = False
     return y
 
@@ -418,6 +419,8 @@ def read_only():
     (lambda: normfuse.group_norm_backward(X, X, None, None, 2), ValueError, "mean is None"),
     (lambda: normfuse.batch_norm(X, None, None), ValueError, "running_mean is None"),
     (lambda: normfuse.batch_norm(X, V.copy(), None, training=True), ValueError, "running_var is None"),
+    (lambda: normfuse.batch_norm(X, read_only(V), V.copy(), training=True), ValueError, "running_mean is written to"),
+    (lambda: normfuse.instance_norm(X, V.copy(), read_only(V)), ValueError, "running_var is written to"),
     (lambda: normfuse.batch_norm(X[:1, :, :1, :1], None, None, training=True), ValueError, "more than 1 value per channel"),
     (lambda: normfuse.batch_norm(X, None, None, training=True, eps=0), ValueError, "eps is 0"),
     (lambda: normfuse.batch_norm(X, V, V, return_statistics=True), ValueError, "out_mean is not taken"),
@@ -488,6 +491,41 @@ def test_dlpack_memory_is_given_back():
         with pytest.raises(ValueError):
             normfuse.group_norm(Exporter(array, version), 3)
     assert sys.getrefcount(array) == before
+
+
+def test_dlpack_byte_offset():
+    from normfuse import _arrays
+    x = numpy.random.default_rng(0).standard_normal((2, 4, 3, 3)).astype("f4")
+
+    class Shifted(Exporter):
+        def __dlpack__(self, **words):
+            capsule = super().__dlpack__(**words)
+            pointer = _arrays._capsule_pointer(capsule, b"dltensor_versioned")
+            tensor = _arrays._ManagedTensorVersioned.from_address(pointer).tensor
+            tensor.data, tensor.byte_offset = tensor.data - 64, 64
+            return capsule
+
+    assert normfuse.group_norm(Shifted(x), 2).tobytes() == normfuse.group_norm(x, 2).tobytes()
+
+
+def test_dlpack_memory_is_held_for_the_call():
+    """That of an exporter which keeps nothing itself: it is there when the last array of the call is taken."""
+    held = []
+
+    class Fresh(Exporter):
+        def __dlpack__(self, **words):
+            made = self._array.copy()
+            held.append(weakref.ref(made))
+            return made.__dlpack__(**words)
+
+    class Last(Exporter):
+        def __dlpack__(self, **words):
+            assert len(held) == 2 and all(reference() is not None for reference in held)
+            return super().__dlpack__(**words)
+
+    out = numpy.empty_like(X)
+    normfuse.group_norm(Fresh(X), 2, Fresh(V), out=Last(out))
+    assert all(reference() is None for reference in held) and (out == 0).all()
 
 
 def test_read_only_exports_are_not_written_to():
@@ -564,8 +602,10 @@ def test_jax_arrays(dtype):
 # What runs in a process whose CUDA driver is the stand-in of tests/fake_driver.c: it notes launches and runs nothing, so
 # the "device's" memory is NumPy's. `cupy` is what this package uses of CuPy.
 CUDA_PROGRAM = """
-import sys, types
+import ctypes, sys, types
 import numpy
+
+ctypes.CDLL("libcuda.so.1").fake_driver_reset()  # the driver of one H200
 
 class ndarray:
     __module__ = "cupy"
