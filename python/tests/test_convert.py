@@ -131,8 +131,8 @@ def test_what_is_left_and_why():
     replaced = nn.GroupNorm(2, 4)
     replaced.forward = lambda x: x
     parametrized = nn.utils.parametrizations.weight_norm(nn.GroupNorm(2, 4))
-    model = nn.ModuleDict({"mine": Mine(4), "lazy": nn.LazyBatchNorm2d(), "replaced": replaced, "other": nn.LayerNorm(4),
-                           "parametrized": parametrized})
+    model = nn.ModuleDict({"mine": Mine(4), "lazy": nn.LazyBatchNorm2d(), "replaced": replaced,
+                           "other": nn.LayerNorm(4), "parametrized": parametrized})
     report = nft.convert(model)
     why = reasons(report)
     assert len(report.left) == 4 and not report.converted
