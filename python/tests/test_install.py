@@ -78,7 +78,8 @@ def test_numbers(dtype, mixed, layout, kind, calls):
     evaluate = kind == "evaluate"
     problem = reference.Problem(
         "group" if kind in ("group", "instance") else "batch", NAMES[dtype], flat(x),
-        groups=2 if kind == "group" else 4, columns=layout == "channels_last", weight=array(weight), bias=array(bias), evaluate=evaluate,
+        groups=2 if kind == "group" else 4, columns=layout == "channels_last", weight=array(weight), bias=array(bias),
+        evaluate=evaluate,
         running_mean=None if kind == "group" else array(running[0]),
         running_var=None if kind == "group" else array(running[1]))
     with nft.install():
