@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import functional
+from . import _checks, functional
 from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops
 
 __all__ = ["batch_norm", "group_norm", "spans_processes"]
@@ -157,12 +157,12 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
                                      activation=activation, act_param=act_param, pre_add=pre_add,
                                      return_sum=return_sum, post_add=post_add)
-    channels = functional._check_batch_norm_input(input, "batch_norm")
+    _checks.dimensions(input)
     if eps <= 0.0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if (running_mean is None) != (running_var is None):
         raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
-    functional._check_elements(channels, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, None, None)
     number, parameter = functional._activation(activation, act_param)
     input, pre_add, post_add = _additions(input, pre_add, post_add, return_sum)
     cumulative = batches_tracked is not None and running_mean is not None
@@ -204,23 +204,18 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
         return functional.group_norm(input, num_groups, weight, bias, eps, activation=activation, act_param=act_param,
                                      pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
                                      shift=shift)
-    channels = input.shape[1]
-    if num_groups <= 0 or channels % num_groups != 0:
-        raise RuntimeError("Expected number of channels in input to be divisible by num_groups, but got input of shape "
-                           f"{list(input.shape)} and num_groups={num_groups}")
-    functional._check_channels(channels, input.shape, weight=weight, bias=bias)
+    scale, shift = functional._per_sample(scale), functional._per_sample(shift)
+    _checks.group_norm(input, weight, bias, scale, shift, None, None, num_groups)
     number, parameter = functional._activation(activation, act_param)
     input, pre_add, post_add = _additions(input, pre_add, post_add, return_sum)
-    output = _GroupNorm.apply(input, weight, bias, functional._per_sample(input, "scale", scale),
-                              functional._per_sample(input, "shift", shift), pre_add, post_add, num_groups, eps, number,
-                              parameter, *_named(process_group))
+    output = _GroupNorm.apply(input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter,
+                              *_named(process_group))
     return output if pre_add is None or return_sum else output[0]
 
 
 def _additions(input: Tensor, pre_add: Optional[Tensor], post_add: Optional[Tensor],
                return_sum: bool) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
-    if return_sum and pre_add is None:
-        raise ValueError("return_sum needs pre_add")
     input = functional._under_autocast(input)
-    functional._check_big(input, pre_add=pre_add, post_add=post_add)
-    return input, functional._same_dtype(input, pre_add), functional._same_dtype(input, post_add)
+    pre_add, post_add = functional._additions(input, pre_add, return_sum, post_add)
+    _checks.like_input(input, pre_add=pre_add, post_add=post_add)
+    return input, pre_add, post_add

@@ -50,16 +50,21 @@ _NUMBERS = {name: (number, DEFAULT_ACT_PARAM.get(number, 0.0)) for name, number 
 
 
 def _activation(activation: Optional[str], act_param: Optional[float]) -> Tuple[int, float]:
-    try:
-        number, parameter = _NUMBERS[activation]
-    except (KeyError, TypeError):
-        names = ", ".join(name for name in ACTIVATIONS if name)
-        raise ValueError(f"activation must be None or one of {names}, but got {activation!r}") from None
+    """The activation's number, and its parameter or the default of it."""
+    _check_activation(activation)
+    number, parameter = _NUMBERS[activation]
     return number, parameter if act_param is None else float(act_param)
 
 
+def _check_activation(activation: Optional[str]) -> None:
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
+        names = ", ".join(name for name in ACTIVATIONS if name)
+        raise ValueError(f"activation must be None or one of {names}, but got {activation!r}") from None
+
+
 def _under_autocast(input: Tensor) -> Tensor:
-    if torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.float16, torch.bfloat16):
+    if _autocast_to_float32 and torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.float16,
+                                                                                               torch.bfloat16):
         return input.float()
     return input
 
@@ -77,7 +82,7 @@ def _additions(input: Tensor, pre_add: Optional[Tensor], return_sum: bool,
     return pre_add, post_add
 
 
-def _per_sample(input: Tensor, parameter: Optional[Tensor]) -> Optional[Tensor]:
+def _per_sample(parameter: Optional[Tensor]) -> Optional[Tensor]:
     """[N, C] of what may be [N, C, 1, ...]."""
     if parameter is not None and parameter.dim() > 2 and parameter.shape[2:].numel() == 1:
         return parameter.reshape(parameter.shape[:2])
@@ -170,10 +175,12 @@ def group_norm(
     if input.numel() < 2 * num_groups and input.dim() >= 2:  # or else a group has two values or more
         size = input.shape
         _checks.values_per_channel([size[0] * size[1] // num_groups, num_groups, *size[2:]])
-    number, parameter = _activation(activation, act_param)
-    if _autocast_to_float32:
-        input = _under_autocast(input)
     try:
+        number, parameter = _NUMBERS[activation]
+        if act_param is not None:
+            parameter = float(act_param)
+        if _autocast_to_float32:
+            input = _under_autocast(input)
         if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and \
                 not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
@@ -181,10 +188,11 @@ def group_norm(
                 return _autograd.lean_group_norm.apply(input, weight, bias, (num_groups, eps, number, parameter))
             return _lean_group_norm_inference(input, weight, bias, num_groups, eps, number, parameter)
         pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
-        scale, shift = _per_sample(input, scale), _per_sample(input, shift)
+        scale, shift = _per_sample(scale), _per_sample(shift)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
                              (input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter))
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError, KeyError):
+        _check_activation(activation)
         _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
         raise
 
@@ -244,10 +252,12 @@ def batch_norm(
         if running_mean is None or running_var is None:
             raise RuntimeError(f"running_{'mean' if running_mean is None else 'var'} must be defined in evaluation "
                                "mode")
-    number, parameter = _activation(activation, act_param)
-    if _autocast_to_float32:
-        input = _under_autocast(input)
     try:
+        number, parameter = _NUMBERS[activation]
+        if act_param is not None:
+            parameter = float(act_param)
+        if _autocast_to_float32:
+            input = _under_autocast(input)
         if pre_add is None and post_add is None and not return_sum and \
                 not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
             needs_gradient = _is_grad_enabled() and (input.requires_grad or weight is not None and
@@ -270,7 +280,8 @@ def batch_norm(
         return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
                              (input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
                               parameter))
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError, KeyError):
+        _check_activation(activation)
         _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
         raise
 
@@ -332,10 +343,12 @@ def instance_norm(
     if running_mean is None and not use_input_stats:
         raise RuntimeError("Expected running_mean and running_var to be defined when use_input_stats is false")
     _checks.dimensions(input)
-    number, parameter = _activation(activation, act_param)
-    if _autocast_to_float32:
-        input = _under_autocast(input)
     try:
+        number, parameter = _NUMBERS[activation]
+        if act_param is not None:
+            parameter = float(act_param)
+        if _autocast_to_float32:
+            input = _under_autocast(input)
         pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
         if not use_input_stats:
             return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
@@ -354,7 +367,8 @@ def instance_norm(
             return _lean_group_norm_inference(input, weight, bias, channels, eps, number, parameter)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
                              (input, weight, bias, None, None, pre_add, post_add, channels, eps, number, parameter))
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError, KeyError):
+        _check_activation(activation)
         _checks.batch_norm("instance_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
         raise
 
@@ -386,12 +400,15 @@ def channel_affine(
         return handle_torch_function(
             channel_affine, (input, scale, bias, post_add), input, scale, bias, activation=activation,
             act_param=act_param, post_add=post_add)
-    number, parameter = _activation(activation, act_param)
-    if _autocast_to_float32:
-        input = _under_autocast(input)
     try:
+        number, parameter = _NUMBERS[activation]
+        if act_param is not None:
+            parameter = float(act_param)
+        if _autocast_to_float32:
+            input = _under_autocast(input)
         _, post_add = _additions(input, None, False, post_add)
         return _run("channel_affine", (input, scale, bias, post_add, number, parameter))
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError, KeyError):
+        _check_activation(activation)
         _checks.channel_affine(input, scale, bias, post_add)
         raise
