@@ -587,6 +587,29 @@ def test_torch_tensors_that_require_gradients_are_refused(torch):
         normfuse.group_norm(torch.ones(2, 4, requires_grad=True), 2)
 
 
+def test_torch_tensors_on_cuda(torch):
+    """In a stream of their own. The sums of these values are exact, so what remains are the roundings of rstd (6 units),
+    of the coefficient (8), and of each element's multiply-add and store: docs/numerics.md, "CUDA"."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    for dtype, channels_last in itertools.product(DTYPES, (False, True)):
+        values = torch.full((2, 8, 8, 8), 3.5)
+        values[..., 1::2] = 4.5
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = values.to("cuda", getattr(torch, dtype))
+            x = x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+            weight, bias = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+            y, mean, rstd = normfuse.group_norm(x, 2, weight, bias, return_statistics=True)
+            gradients = normfuse.group_norm_backward(torch.ones_like(x), x, mean, rstd, 2, weight, bias)
+            torch.cuda.current_stream().synchronize()
+        assert y.device == x.device and y.dtype == x.dtype and y.stride() == x.stride()
+        want = (values.double().numpy() - 4) / numpy.sqrt(0.25 + 1e-5)
+        unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+        compare("y", y.double().cpu().numpy(), want, 16 * unit * abs(want), dtype)
+        assert (mean == 4).all()
+        assert (gradients.dbias == 2 * 64).all() and (gradients.dweight == 0).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_jax_arrays(dtype):
     jax = pytest.importorskip("jax")
@@ -762,6 +785,14 @@ def test_info():
     refused = subprocess.run([sys.executable, "-m", "normfuse", "nothing"], capture_output=True, text=True, timeout=120,
                              env={**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent)})
     assert refused.returncode == 2
+
+
+def test_info_says_how_torch_is_bound(torch):
+    done = subprocess.run([sys.executable, "-m", "normfuse", "info"], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent)})
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[-1]
+    assert re.fullmatch(rf"torch +{re.escape(torch.__version__)}; operators through (shim|ctypes): .+", line)
 
 
 def test_examples_of_the_documentation():
