@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 HEADER = pathlib.Path(__file__).resolve().parent.parent / "include/normfuse.h"
+# What the Python package calls beside it; not installed.
+PACKAGE_HEADER = HEADER.parent.parent / "src/torch.h"
 # libc's own parts: older glibc keeps threads and the dynamic linker's entry points in libraries of their own.
 LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|libdl\.so|ld-linux[-a-z0-9]*\.so)")
 # A library neither ends its caller's process nor writes to its standard output.
@@ -35,7 +37,7 @@ def symbols(library, *options):
 
 shared, static = sys.argv[1:]
 declared = set(re.findall(r"\b(normfuse_\w+)\(", "".join(
-    re.findall(r"^NORMFUSE_API[^;]*;", HEADER.read_text(), re.M))))
+    re.findall(r"^NORMFUSE_API[^;]*;", HEADER.read_text() + PACKAGE_HEADER.read_text(), re.M))))
 dynamic = symbols(shared, "-D")
 exported = {name for kind, name in dynamic if kind not in "Uwv"}
 undefined = {name for kind, name in dynamic if kind in "Uwv"}
