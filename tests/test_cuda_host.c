@@ -862,8 +862,9 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
     for (int64_t i = 0; i < 64 && i < p->n * p->c; i++) {
         const int64_t row = p->n * p->c - 1 - i;
         const int64_t lead = (row / p->c * p->x.batch + row % p->c * p->x.channel) % pack;
-        CHECK(a->geometry.spans * (int64_t)pack - lead >= p->s, "%s: %s: %d packs do not hold a row that begins at %lld",
-              test->name, launch->name, (int)a->geometry.spans, (long long)lead);
+        CHECK(a->geometry.spans * (int64_t)pack - lead >= p->s,
+              "%s: %s: %d packs do not hold a row that begins at %lld", test->name, launch->name,
+              (int)a->geometry.spans, (long long)lead);
     }
     if (elements > 300000)
         return;
@@ -923,8 +924,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(launch->grid <= (int64_t)resident * device->processors);
     }
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
-    HOLDS(launch->cluster <= 1 ||
-          (device->clusters && launch->cluster <= 16 && g->parts == (int32_t)launch->cluster));
+    HOLDS(launch->cluster <= 1 || (device->clusters && launch->cluster <= 16 && g->parts == (int32_t)launch->cluster));
     /* One that computes what it then applies hears of all parts of its sets. */
     const bool applies = (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     if (gathers && applies && p->sets != NORMFUSE_SETS_NONE) {
@@ -1002,7 +1002,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     used = a.statistics != NULL ? end_of(a.statistics, (size_t)all_sets * sizeof *a.statistics) : used;
     HOLDS(a.sums == NULL || end_of(a.sums, 0) >= used);
     used = a.sums != NULL && gathers && backward
-               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16) : used;
+               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16)
+               : used;
     HOLDS(a.totals == NULL || end_of(a.totals, 0) >= used);
     used = a.totals != NULL ? end_of(a.totals, (size_t)all_sets * 16) : used;
     CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
@@ -1018,18 +1019,19 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
 static normfuse_status call_plan_case(const struct plan_case *test, const normfuse_tensors *tensors,
                                       const normfuse_exec *exec, size_t *bytes)
 {
-    const normfuse_group_norm_options group = {.struct_bytes = sizeof group, .groups = test->groups, .eps = 1e-5,
-                                               .activation = test->activation};
-    const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch, .eps = 1e-5,
-                                               .activation = test->activation};
+    const normfuse_group_norm_options group = {
+        .struct_bytes = sizeof group, .groups = test->groups, .eps = 1e-5, .activation = test->activation};
+    const normfuse_batch_norm_options batch = {
+        .struct_bytes = sizeof batch, .eps = 1e-5, .activation = test->activation};
     const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = test->activation};
 #define EITHER(name, options)                                                                                          \
     (test->backward ? bytes ? normfuse_##name##_backward_scratch_bytes(options, tensors, exec, bytes)                  \
                             : normfuse_##name##_backward(options, tensors, exec)                                       \
      : bytes ? normfuse_##name##_forward_scratch_bytes(options, tensors, exec, bytes)                                  \
-             : normfuse_##name##_forward(options, tensors, exec))
-    return test->op == 0 ? EITHER(group_norm, &group) : test->op == 1 ? EITHER(batch_norm, &batch)
-                                                                      : EITHER(affine, &affine);
+                    : normfuse_##name##_forward(options, tensors, exec))
+    return test->op == 0   ? EITHER(group_norm, &group)
+           : test->op == 1 ? EITHER(batch_norm, &batch)
+                           : EITHER(affine, &affine);
 #undef EITHER
 }
 
@@ -1040,9 +1042,9 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     const int64_t *const sizes = test->sizes;
     snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s",
              operators[test->op], (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
-             (long long)test->groups, types[test->type],
-             test->channels_last ? "nhwc" : "nchw", (int)test->activation, test->backward ? "bwd" : "fwd",
-             test->has_sync ? " sync" : "", test->misaligned ? " misaligned" : "", device->clusters ? "9.0" : "8.0");
+             (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
+             test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "", test->misaligned ? " misaligned" : "",
+             device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
     normfuse_axes axes[8];
@@ -1089,8 +1091,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     fake_driver.launches = 0;
     status = call_plan_case(test, &tensors, &exec, NULL);
     /* Sets of about 2^31 packs are more than the kernels count; everything smaller has a geometry. */
-    const int64_t set_values = sizes[2] * (test->op == 0 ? sizes[1] / test->groups : test->op == 1 ? sizes[0]
-                                           : sizes[0] > sizes[1] ? sizes[0] : sizes[1]);
+    const int64_t set_values = sizes[2] * (test->op == 0         ? sizes[1] / test->groups
+                                           : test->op == 1       ? sizes[0]
+                                           : sizes[0] > sizes[1] ? sizes[0]
+                                                                 : sizes[1]);
     if (status == NORMFUSE_UNSUPPORTED && set_values > INT32_MAX - (1 << 24)) {
         too_large++;
         return;
@@ -1104,9 +1108,8 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         return;
     CHECK(fake_driver.launches > 0, "%s: nothing was launched", test->name);
     const int64_t rows = test->op == 0 ? 1 : sizes[0], channels = test->op == 0 ? sizes[1] / test->groups : 1;
-    const struct tolerance_arithmetic arithmetic =
-        tolerance_arithmetic(NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows,
-                             channels, sizes[2]);
+    const struct tolerance_arithmetic arithmetic = tolerance_arithmetic(
+        NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows, channels, sizes[2]);
     for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++)
         check_launch(test, &fake_driver.launch[i], device, &arithmetic);
 }
@@ -1139,10 +1142,16 @@ static void test_plans(void)
         read_registers();
         if (generation == 1) {
             struct fake_device *const old = &fake_driver.device[0];
-            *old = (struct fake_device){.name = "NVIDIA A100", .capability = 80, .processors = 108,
-                                        .threads_per_processor = 2048, .registers_per_processor = 65536,
-                                        .shared_per_processor = 167936, .shared_per_block = 166912,
-                                        .shared_reserved = 1024, .l2_bytes = 40 << 20, .clusters = false};
+            *old = (struct fake_device){.name = "NVIDIA A100",
+                                        .capability = 80,
+                                        .processors = 108,
+                                        .threads_per_processor = 2048,
+                                        .registers_per_processor = 65536,
+                                        .shared_per_processor = 167936,
+                                        .shared_per_block = 166912,
+                                        .shared_reserved = 1024,
+                                        .l2_bytes = 40 << 20,
+                                        .clusters = false};
             for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++)
                 old->dynamic_shared[k] = 48 << 10;
         }

@@ -65,8 +65,8 @@ template <typename T, int V, bool alike> struct column_cursor {
             at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
         } else {
             asm volatile("" : "+r"(row));
-            at = sample + ((int64_t)row * own.position + (int64_t)place.c * (V > 1 ? 1 : own.channel)) *
-                              (int64_t)sizeof(T);
+            at = sample +
+                 ((int64_t)row * own.position + (int64_t)place.c * (V > 1 ? 1 : own.channel)) * (int64_t)sizeof(T);
         }
     }
     /* To the row that the thread has next. */
@@ -251,8 +251,7 @@ __device__ __forceinline__ void split_sum(compute<T> base, compute<T> more, comp
     rest = (sum[0] - back[0]) + left;
 }
 
-template <typename T>
-__device__ __forceinline__ void split_mean(double mean, compute<T> &rounded, compute<T> &rest)
+template <typename T> __device__ __forceinline__ void split_mean(double mean, compute<T> &rounded, compute<T> &rest)
 {
     using R = compute<T>;
     const R value[1] = {(R)mean};

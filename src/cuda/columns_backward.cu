@@ -368,8 +368,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 #pragma unroll 1
                     for (int group = (int)threadIdx.x; group < groups_here; group += step) {
                         const int c = first_channel + group * g.group;
-                        const int64_t set =
-                            by_channel ? c : (int64_t)sample * p.groups + divide(c, g.by_set_channels);
+                        const int64_t set = by_channel ? c : (int64_t)sample * p.groups + divide(c, g.by_set_channels);
                         finish(group, (R)a.totals[set * PAIR], (R)a.totals[set * PAIR + 1]);
                     }
                 }

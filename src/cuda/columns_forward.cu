@@ -87,8 +87,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
             piece_sums<R> *const of_pieces = reinterpret_cast<piece_sums<R> *>(dynamic + shared * threads);
-            group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
-                of_pieces + (sums ? (at_once * width) << pack_bits : 0));
+            group_statistics<R> *const of_groups =
+                reinterpret_cast<group_statistics<R> *>(of_pieces + (sums ? (at_once * width) << pack_bits : 0));
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + (sums ? groups : 0));
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -142,8 +142,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         double mean = 0.0;
                         if (a.source == NORMFUSE_SOURCE_SCRATCH) {
                             const normfuse_cuda_statistics *const of_set =
-                                a.statistics +
-                                (by_channel ? c : n * p.groups + divide(c, g.by_set_channels));
+                                a.statistics + (by_channel ? c : n * p.groups + divide(c, g.by_set_channels));
                             mean = of_set->mean;
                             slope_here *= (R)of_set->rstd;
                         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
@@ -415,8 +414,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     if (a.statistics || (p.has_running_momentum && by_channel)) {
                         const double variance = unbiased((double)found.variance, count_all);
                         if (a.statistics)
-                            a.statistics[by_channel ? set : n * p.groups + set] = {mean, (double)found.rstd,
-                                                                                         variance};
+                            a.statistics[by_channel ? set : n * p.groups + set] = {mean, (double)found.rstd, variance};
                         if (p.has_running_momentum && by_channel)
                             update_running<R>(p, set, mean, variance);
                     }

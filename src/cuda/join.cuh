@@ -95,7 +95,8 @@ __device__ __forceinline__ moments<R> join_near(const double *triples, int64_t s
     return join_lanes(own, 32);
 }
 
-/* The hardware's has 2.2 units of 2^-24 (CUDA's rsqrtf: 2 ulp); a root and a division have 2, and take ten times as long. */
+/* The hardware's has 2.2 units of 2^-24 (CUDA's rsqrtf: 2 ulp); a root and a division have 2, and take ten times as
+ * long. */
 __device__ __forceinline__ float inverse_root(float value)
 {
     return rsqrtf(value);
@@ -163,8 +164,9 @@ __device__ __forceinline__ void follow_kernel()
 /* ---- clusters --------------------------------------------------------------------------------------------------- */
 
 /* Blocks of a cluster send one another numbers by asynchronous stores, whose bytes a barrier in the receiver's shared
- * memory counts: nobody waits for his own writes, as the fence of a cluster-wide barrier with release makes him (under load that is
- * a trip to memory and back). A block that has all of its mail may leave, and one that waits for mail is there to receive it. */
+ * memory counts: nobody waits for his own writes, as the fence of a cluster-wide barrier with release makes him (under
+ * load that is a trip to memory and back). A block that has all of its mail may leave, and one that waits for mail is
+ * there to receive it. */
 struct mailbox {
     uint64_t barrier;
 };

@@ -13,13 +13,13 @@ enum { NORMFUSE_CUDA_WIDTHS = 7 };
 struct normfuse_cuda_policy {
     int32_t capability; /* the least that this row is for */
     /* Runs. */
-    int32_t part_bytes[2];    /* that a block keeps at most before a set is shared: forward, backward */
+    int32_t part_bytes[2];       /* that a block keeps at most before a set is shared: forward, backward */
     int32_t small_part_bytes[2]; /* the same of blocks of 128 threads, where a cluster of them holds a set */
-    int32_t least_part_bytes; /* below which sharing a set costs more than it gains */
-    int32_t few_threads[2];   /* a block of the kernels that keep few packs, at most */
+    int32_t least_part_bytes;    /* below which sharing a set costs more than it gains */
+    int32_t few_threads[2];      /* a block of the kernels that keep few packs, at most */
     int32_t many_threads[2];
     int32_t whole_threads[2]; /* of a block that holds a set by itself */
-    int32_t small_set_bytes; /* below which small blocks are better than few large ones */
+    int32_t small_set_bytes;  /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
     int32_t passing_threads;        /* runs: of tiles that are not kept */
     int32_t passing_slots[2][2][2]; /* packs in shared memory of such tiles: runs, columns; forward, backward; applying,
@@ -37,7 +37,7 @@ struct normfuse_cuda_policy {
     double cluster_gap[2]; /* for each block of a cluster, where more than one wave of them runs */
     double grid_rounds;    /* the whole grid, more than once */
     double cluster_wait, cluster_block, grid_wait[2]; /* microseconds; cluster_block: for each block of a cluster */
-    double twice[2], twice_wait[2];                /* what reading twice takes: times the floor, and microseconds */
+    double twice[2], twice_wait[2];                   /* what reading twice takes: times the floor, and microseconds */
 };
 
 /* Best first: the first row whose capability the device has. What each figure was measured on is in
@@ -48,13 +48,16 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .part_bytes = {136 << 10, 136 << 10}, /* batch norm 128x1024x32x32: 4 blocks of 131 KB 304 us, 8 of 66 KB 361 */
         .small_part_bytes = {1, 68 << 10}, /* 256x512x56x56 backward: 6 blocks of 128 threads 1448 us, 3 of 256 1546 */
         .least_part_bytes = 16 << 10,
-        .few_threads = {64, 64}, /* 128x256x28x28: 96 threads that keep 20 packs 62 us, 224 that keep 8 71 */
+        .few_threads = {64, 64},
         .many_threads = {256, 256},
-        .whole_threads = {256, 256},
+        /* 128x256x28x28: 224 threads that keep 7 packs 57 us, 96 that keep 20 62; batch norm 32x512x28x28: 448 threads
+         * 35.1 us, 320 37.1, 256 39.7 */
+        .whole_threads = {448, 256},
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 8},
-        .passing_threads = 128,      /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
-        .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {0, 8}}}, /* affine bf16 NHWC: 0 92 us, 8 81, 16 76 */
+        .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
+        /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
+        .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {8, 8}}},
         .least_round_bytes = 48e3,
         .shared_a_block = 112 << 10,
         .column_threads = 256,
@@ -65,9 +68,9 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .l2_bytes_a_microsecond = 5.0e6,
         .alone = 1.08,
         .cluster_gap = {0.016, 0.1}, /* 256x512x56x56 bf16 NHWC: clusters of 8 450 us, of 16 487, twice 635 */
-        .grid_rounds = 1.8,        /* the same: 941 us */
+        .grid_rounds = 1.8,          /* the same: 941 us */
         .cluster_wait = 2.0,
-        .cluster_block = 0.05, /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
+        .cluster_block = 0.05,   /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
         .grid_wait = {2.5, 6.0}, /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; backward 17.9, clusters 15.3 */
         .twice = {1.62, 1.85},
         .twice_wait = {12.0, 60.0}, /* 1x256x512x512 f16 NHWC 121 and 263 us, 256x512x56x56 bf16 635 and 1129 */

@@ -151,7 +151,7 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
     if (x->batch < 0 || x->channel < 0 || x->position < 0)
         return false;
     const bool by_batch = p->columns ? all_samples : p->sets == NORMFUSE_SETS_BATCH;
-    const double most_channels = p->columns ? (double)p->c
+    const double most_channels = p->columns                       ? (double)p->c
                                  : p->sets == NORMFUSE_SETS_GROUP ? (double)(p->c / p->groups)
                                  : p->sets == NORMFUSE_SETS_BATCH ? 1.0
                                                                   : (double)p->c;
@@ -288,8 +288,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->channels_a_segment = task->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
-    const int64_t numbers =
-        task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
+    const int64_t numbers = task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
     step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
@@ -418,8 +417,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1 && task->plain)
-        threads =
-            (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][kept])));
+        threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][kept])));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
     if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
@@ -456,9 +454,9 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */
-        const int64_t resident = most(
-            1, (int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared) *
-                   device->processors);
+        const int64_t resident =
+            most(1, (int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared) *
+                        device->processors);
         const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
         if (time < least_time) {
             least_time = time;
@@ -706,10 +704,10 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, most_at_once);
             const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : most_at_once;
             const uint32_t threads = whole_warps(width * at_once);
-            const enum kept kept = !task->plain                                          ? FEW
-                                   : !grid && parts == 1                                 ? WHOLE
+            const enum kept kept = !task->plain                                     ? FEW
+                                   : !grid && parts == 1                            ? WHOLE
                                    : slots <= packs_kept[1][task->direction][FEWER] ? FEWER
-                                                                                         : MANY;
+                                                                                    : MANY;
             if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts, true))
                 continue;
             if (!grid && g->parts != parts) {
@@ -839,8 +837,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
     task.wide = allows_packs(p, task.pack);
-    task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL &&
-                 p->du.data == NULL && p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
+    task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
+                 p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
     task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
     task.plain = task.plain && (task.wide || task.ragged);
     if (!task.wide && !task.ragged)

@@ -225,9 +225,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         if (sums) {
             /* A warp (or the segments of one, in step, since all begin with a set) goes through its channels one after
              * the other. */
-            int current = many || by_sample
-                              ? 0
-                              : divide(packs.index - lane, g.by_spans) - packs.first_outer;
+            int current = many || by_sample ? 0 : divide(packs.index - lane, g.by_spans) - packs.first_outer;
             totals<R> channel = {R(0), R(0)};
             totals<R> *entry = of_channels + segment * g.channels_a_segment;
             const auto flush = [&] {
@@ -254,8 +252,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         unpack<T, V>(x_pack, x);
                         unpack<T, V>(dy_pack, dy);
                         differentiate(chosen, own[channel_here], index, stretch, x, dy);
-                        const run_elements<V, ragged> elements =
-                            elements_of<T, V, simple, ragged>(a, packs, index);
+                        const run_elements<V, ragged> elements = elements_of<T, V, simple, ragged>(a, packs, index);
                         if (!elements.are_all()) {
                             /* Not by a factor of 0: what others have there may be infinite. */
 #pragma unroll
