@@ -64,10 +64,10 @@ bench: build
 install: build
 	$(CMAKE) --install build/release --prefix $(PREFIX)
 
-# Kernels for every GPU, whose compilation takes minutes: WHEEL=-Ccmake.define.NORMFUSE_CUDA=OFF leaves them out.
+# WHEEL=-Ccmake.define.NORMFUSE_CUDA=OFF leaves the CUDA kernels out, whose compilation takes minutes the first time.
 wheel: $(filter build/%,$(CMAKE)) venv
 	CMAKE_EXECUTABLE=$$(realpath "$$(command -v $(CMAKE))") CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	    build/venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation $(WHEEL) -w build/wheel .
+	    build/venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -Cbuild-dir=build/wheel-objects $(WHEEL) -w build/wheel .
 	@ls build/wheel/*.whl
 
 clean:

@@ -5,9 +5,10 @@ import re
 import subprocess
 import sys
 
-HEADER = pathlib.Path(__file__).resolve().parent.parent / "include/normfuse.h"
-# What the Python package calls beside it; not installed.
-PACKAGE_HEADER = HEADER.parent.parent / "src/torch.h"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADER = ROOT / "include/normfuse.h"
+# What the Python package calls beside it.
+TORCH_HEADER = ROOT / "src/torch.h"
 # libc's own parts: older glibc keeps threads and the dynamic linker's entry points in libraries of their own.
 LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|libdl\.so|ld-linux[-a-z0-9]*\.so)")
 # A library neither ends its caller's process nor writes to its standard output.
@@ -37,15 +38,15 @@ def symbols(library, *options):
 
 shared, static = sys.argv[1:]
 declared = set(re.findall(r"\b(normfuse_\w+)\(", "".join(
-    re.findall(r"^NORMFUSE_API[^;]*;", HEADER.read_text() + PACKAGE_HEADER.read_text(), re.M))))
+    re.findall(r"^NORMFUSE_API[^;]*;", HEADER.read_text() + TORCH_HEADER.read_text(), re.M))))
 dynamic = symbols(shared, "-D")
 exported = {name for kind, name in dynamic if kind not in "Uwv"}
 undefined = {name for kind, name in dynamic if kind in "Uwv"}
 archive = symbols(static, "-g")
 
 check("the shared library exports only normfuse_*", {name for name in exported if not name.startswith("normfuse_")})
-check("the shared library exports what the header declares", declared - exported)
-check("the shared library exports nothing that the header does not declare", exported - declared)
+check("the shared library exports what the headers declare", declared - exported)
+check("the shared library exports nothing that the headers do not declare", exported - declared)
 check("every global symbol of the static library starts with normfuse_",
       {name for kind, name in archive if kind not in "Uwv" and not name.startswith("normfuse_")})
 check("the libraries do not end the process nor print to standard output",

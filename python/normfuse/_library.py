@@ -154,10 +154,10 @@ def find() -> pathlib.Path:
                       "; install the wheel, run `make build` in a source tree, or name it in NORMFUSE_LIBRARY")
 
 
-def _load() -> ctypes.CDLL:
+def _load() -> Any:
     path = find()
     try:
-        loaded = ctypes.CDLL(str(path))
+        loaded: Any = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(f"normfuse: {path} cannot be loaded: {error}") from error
     for name, (result, arguments) in _SIGNATURES.items():
@@ -174,7 +174,7 @@ def _load() -> ctypes.CDLL:
     return loaded
 
 
-library: Any = _load()
+library = _load()
 
 # ---- statuses -------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy
 import pytest
@@ -384,8 +385,8 @@ X = numpy.ones((2, 4, 3, 3), "f4")
 V = numpy.ones(4, "f4")
 
 
-def read_only():
-    y = numpy.empty_like(X)
+def read_only(like=X):
+    y = numpy.empty_like(like)
     y.flags.writeable = False
     return y
 
@@ -418,6 +419,8 @@ def read_only():
     (lambda: normfuse.group_norm_backward(X, X, None, None, 2), ValueError, "mean is None"),
     (lambda: normfuse.batch_norm(X, None, None), ValueError, "running_mean is None"),
     (lambda: normfuse.batch_norm(X, V.copy(), None, training=True), ValueError, "running_var is None"),
+    (lambda: normfuse.batch_norm(X, read_only(V), V.copy(), training=True), ValueError, "running_mean is written to"),
+    (lambda: normfuse.instance_norm(X, V.copy(), read_only(V)), ValueError, "running_var is written to"),
     (lambda: normfuse.batch_norm(X[:1, :, :1, :1], None, None, training=True), ValueError, "more than 1 value per channel"),
     (lambda: normfuse.batch_norm(X, None, None, training=True, eps=0), ValueError, "eps is 0"),
     (lambda: normfuse.batch_norm(X, V, V, return_statistics=True), ValueError, "out_mean is not taken"),
@@ -490,6 +493,41 @@ def test_dlpack_memory_is_given_back():
     assert sys.getrefcount(array) == before
 
 
+def test_dlpack_byte_offset():
+    from normfuse import _arrays
+    x = numpy.random.default_rng(0).standard_normal((2, 4, 3, 3)).astype("f4")
+
+    class Shifted(Exporter):
+        def __dlpack__(self, **words):
+            capsule = super().__dlpack__(**words)
+            pointer = _arrays._capsule_pointer(capsule, b"dltensor_versioned")
+            tensor = _arrays._ManagedTensorVersioned.from_address(pointer).tensor
+            tensor.data, tensor.byte_offset = tensor.data - 64, 64
+            return capsule
+
+    assert normfuse.group_norm(Shifted(x), 2).tobytes() == normfuse.group_norm(x, 2).tobytes()
+
+
+def test_dlpack_memory_is_held_for_the_call():
+    """That of an exporter which keeps nothing itself: it is there when the last array of the call is taken."""
+    held = []
+
+    class Fresh(Exporter):
+        def __dlpack__(self, **words):
+            made = self._array.copy()
+            held.append(weakref.ref(made))
+            return made.__dlpack__(**words)
+
+    class Last(Exporter):
+        def __dlpack__(self, **words):
+            assert len(held) == 2 and all(reference() is not None for reference in held)
+            return super().__dlpack__(**words)
+
+    out = numpy.empty_like(X)
+    normfuse.group_norm(Fresh(X), 2, Fresh(V), out=Last(out))
+    assert all(reference() is None for reference in held) and (out == 0).all()
+
+
 def test_read_only_exports_are_not_written_to():
     array = numpy.ones((2, 4, 3, 3), "f4")
     array.flags.writeable = False
@@ -549,6 +587,29 @@ def test_torch_tensors_that_require_gradients_are_refused(torch):
         normfuse.group_norm(torch.ones(2, 4, requires_grad=True), 2)
 
 
+def test_torch_tensors_on_cuda(torch):
+    """In a stream of their own. The sums of these values are exact, so what remains are the roundings of rstd (6 units),
+    of the coefficient (8), and of each element's multiply-add and store: docs/numerics.md, "CUDA"."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    for dtype, channels_last in itertools.product(DTYPES, (False, True)):
+        values = torch.full((2, 8, 8, 8), 3.5)
+        values[..., 1::2] = 4.5
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = values.to("cuda", getattr(torch, dtype))
+            x = x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+            weight, bias = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+            y, mean, rstd = normfuse.group_norm(x, 2, weight, bias, return_statistics=True)
+            gradients = normfuse.group_norm_backward(torch.ones_like(x), x, mean, rstd, 2, weight, bias)
+            torch.cuda.current_stream().synchronize()
+        assert y.device == x.device and y.dtype == x.dtype and y.stride() == x.stride()
+        want = (values.double().numpy() - 4) / numpy.sqrt(0.25 + 1e-5)
+        unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+        compare("y", y.double().cpu().numpy(), want, 16 * unit * abs(want), dtype)
+        assert (mean == 4).all()
+        assert (gradients.dbias == 2 * 64).all() and (gradients.dweight == 0).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_jax_arrays(dtype):
     jax = pytest.importorskip("jax")
@@ -564,8 +625,10 @@ def test_jax_arrays(dtype):
 # What runs in a process whose CUDA driver is the stand-in of tests/fake_driver.c: it notes launches and runs nothing, so
 # the "device's" memory is NumPy's. `cupy` is what this package uses of CuPy.
 CUDA_PROGRAM = """
-import sys, types
+import ctypes, sys, types
 import numpy
+
+ctypes.CDLL("libcuda.so.1").fake_driver_reset()  # the driver of one H200
 
 class ndarray:
     __module__ = "cupy"
@@ -722,6 +785,14 @@ def test_info():
     refused = subprocess.run([sys.executable, "-m", "normfuse", "nothing"], capture_output=True, text=True, timeout=120,
                              env={**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent)})
     assert refused.returncode == 2
+
+
+def test_info_says_how_torch_is_bound(torch):
+    done = subprocess.run([sys.executable, "-m", "normfuse", "info"], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent)})
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[-1]
+    assert re.fullmatch(rf"torch +{re.escape(torch.__version__)}; operators through (shim|ctypes): .+", line)
 
 
 def test_examples_of_the_documentation():

@@ -170,6 +170,30 @@ def test_unusual_calls_are_stocks(name):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+def test_running_statistics_of_unusual_calls():
+    x, results = torch.randn(2, 4, 5, dtype=torch.float64), []
+    for installed in (False, True):
+        running = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+        if installed:
+            with nft.install():
+                torch.batch_norm(x, None, None, *running, True, 0.3, 0.0, False)
+        else:
+            torch.batch_norm(x, None, None, *running, True, 0.3, 0.0, False)
+        results.append(running)
+    for a, b in zip(*results):
+        assert torch.allclose(a, b, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("call", [lambda x, b: F.group_norm(x, 2, None, b),
+                                  lambda x, b: F.batch_norm(x, None, None, None, b, True)])
+def test_bias_without_weight(call):
+    """Stock's group norm has no backward of it."""
+    x = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    with nft.install():
+        assert torch.autograd.gradcheck(call, (x, b))
+
+
 @pytest.mark.parametrize("call", [lambda: F.group_norm(torch.randn(2, 5, 3), 2),
                                   lambda: F.group_norm(torch.randn(2, 4, 3), 2, torch.randn(3)),
                                   lambda: F.batch_norm(torch.randn(2, 4, 3), None, None),

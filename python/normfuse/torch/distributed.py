@@ -8,7 +8,7 @@ its two sums in the same way. One gather of 24 bytes for each channel (or group 
 16 bytes for each channel (of a sample) in the backward are all that is sent.
 
 A process may have an empty batch or strip; it takes part in the gathers like the others. All processes of the group
-must make the same calls, so gradients of the input must be asked for in all of them or in none. Counts stay on the
+must make the same calls, so arguments are checked before anything is sent, and gradients of the input must be asked for in all of them or in none. Counts stay on the
 device, nothing waits for it. There are first derivatives only.
 """
 from __future__ import annotations
@@ -157,14 +157,13 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
                                      activation=activation, act_param=act_param, pre_add=pre_add,
                                      return_sum=return_sum, post_add=post_add)
-    _checks.dimensions(input)
     if eps <= 0.0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if (running_mean is None) != (running_var is None):
         raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
-    _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, None, None)
     number, parameter = functional._activation(activation, act_param)
-    input, pre_add, post_add = _additions(input, pre_add, post_add, return_sum)
+    input, pre_add, post_add = _fitted(input, pre_add, post_add, return_sum)
+    _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
     cumulative = batches_tracked is not None and running_mean is not None
     output = _BatchNorm.apply(input, weight, bias, None if cumulative else running_mean,
                               None if cumulative else running_var, pre_add, post_add, momentum, eps, number, parameter,
@@ -204,18 +203,17 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
         return functional.group_norm(input, num_groups, weight, bias, eps, activation=activation, act_param=act_param,
                                      pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
                                      shift=shift)
-    scale, shift = functional._per_sample(scale), functional._per_sample(shift)
-    _checks.group_norm(input, weight, bias, scale, shift, None, None, num_groups)
     number, parameter = functional._activation(activation, act_param)
-    input, pre_add, post_add = _additions(input, pre_add, post_add, return_sum)
+    input, pre_add, post_add = _fitted(input, pre_add, post_add, return_sum)
+    scale, shift = functional._per_sample(scale), functional._per_sample(shift)
+    _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
     output = _GroupNorm.apply(input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter,
                               *_named(process_group))
     return output if pre_add is None or return_sum else output[0]
 
 
-def _additions(input: Tensor, pre_add: Optional[Tensor], post_add: Optional[Tensor],
-               return_sum: bool) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
-    input = functional._under_autocast(input)
-    pre_add, post_add = functional._additions(input, pre_add, return_sum, post_add)
-    _checks.like_input(input, pre_add=pre_add, post_add=post_add)
-    return input, pre_add, post_add
+def _fitted(input: Tensor, pre_add: Optional[Tensor], post_add: Optional[Tensor],
+            return_sum: bool) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+    if functional._autocast_to_float32:
+        input = functional._under_autocast(input)
+    return (input, *functional._additions(input, pre_add, return_sum, post_add))

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: MIT
+"""Statistics over processes: 2 to 4 gloo processes on the CPU beside one process that has everything.
+
+Every test function runs as a "case": the processes start once for each number of them and work through all cases, and a
+pytest test reads what became of one. Shards are uneven, and one is empty.
+"""
+import datetime
+import functools
+import os
+import tempfile
+import traceback
+
+import numpy
+import pytest
+import reference
+
+torch = pytest.importorskip("torch")
+import normfuse.torch as nft  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("this torch has no gloo", allow_module_level=True)
+
+NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+CUTS = {2: [0, 4, 5], 3: [0, 2, 2, 5], 4: [0, 1, 1, 3, 5]}  # of 5 samples, or rows
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def array(t):
+    return t.detach().double().numpy().copy()
+
+
+def flat(t):
+    return array(t).reshape(t.shape[0], t.shape[1], -1)
+
+
+def same_everywhere(*tensors):
+    """Equal to the bit in all processes."""
+    for tensor in tensors:
+        bits = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        every = [torch.empty_like(bits) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, bits)
+        assert all(torch.equal(bits, other) for other in every)
+
+
+def total(tensor):
+    tensor = tensor.detach().double().clone()
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def mine(tensor, axis):
+    rank, cuts = dist.get_rank(), CUTS[dist.get_world_size()]
+    return tensor.narrow(axis, cuts[rank], cuts[rank + 1] - cuts[rank]).clone()
+
+
+def problem_of(kind, x, layer, columns, **more):
+    return reference.Problem(kind, NAMES[x.dtype], flat(x), weight=array(layer.weight), bias=array(layer.bias),
+                             columns=columns, activation=layer.activation or "identity", **more)
+
+
+def compare_gradients(problem, dy, want, got, dtype):
+    """Beside the whole, whose statistics were not those that the processes saved, but the exact ones: what that changes
+    is the statistics' bound times what the results move with them."""
+    mean, rstd = want["mean"][0], want["rstd"][0]
+    gradients = reference.backward(problem, flat(dy), mean, rstd)
+    drift = float((want["mean"][1] * rstd + want["rstd"][1] / rstd).max()) + 2.0**-24
+    normalized = abs((problem.u - problem.spread(mean)[..., None]) * problem.spread(rstd)[..., None]).max()
+    steep = 2 * abs(flat(dy)).max() * (1 + abs(problem.weight).max())**2 * (1 + normalized)**3
+    for name, value in got.items():
+        exact, error = gradients[name]
+        size = {"dx": problem.spread(rstd).max()}.get(name, problem.samples * problem.positions)
+        reference.compare(name, value, exact, error + 8 * steep * size * drift, NAMES[dtype])
+
+
+@case
+def batch_norm():
+    for dtype in NAMES:
+        for layout in (torch.contiguous_format, torch.channels_last):
+            for activation in (None, "silu"):
+                torch.manual_seed(3)
+                x, dy, more = ((torch.randn(5, 4, 3, 6) * 2 + 1).to(dtype).to(memory_format=layout) for _ in range(3))
+                layer = nft.SyncBatchNorm(4, activation=activation)
+                with torch.no_grad():
+                    layer.weight.uniform_(0.5, 2), layer.bias.normal_()
+                problem = problem_of("batch", x, layer, layout is torch.channels_last, post_add=flat(more),
+                                     running_mean=numpy.zeros(4), running_var=numpy.ones(4))
+                want = reference.forward(problem)
+                shard, added = mine(x, 0).requires_grad_(), mine(more, 0).requires_grad_()
+                y = layer(shard, post_add=added)
+                y.backward(mine(dy, 0))
+                assert y.dtype == dtype and y.shape == shard.shape
+                same_everywhere(layer.running_mean, layer.running_var)
+                # What is compared is put together again; parts of samples do not overlap.
+                whole = functools.partial(torch.zeros, x.shape, dtype=torch.float64)
+                parts = {"y": y, "dx": shard.grad, "dpost_add": added.grad}
+                cuts, rank = CUTS[dist.get_world_size()], dist.get_rank()
+                for name, part in parts.items():
+                    full = whole()
+                    full[cuts[rank]:cuts[rank + 1]] = part.detach().double()
+                    parts[name] = total(full)
+                reference.compare("y", flat(parts["y"]), *want["y"], NAMES[dtype])
+                for name in ("running_mean", "running_var"):
+                    reference.compare(name, array(getattr(layer, name)), *want[name], "float32")
+                compare_gradients(problem, dy, want, {n: flat(parts[n]) for n in ("dx", "dpost_add")}, dtype)
+                compare_gradients(problem, dy, want, {"dweight": array(total(layer.weight.grad)),
+                                                      "dbias": array(total(layer.bias.grad))}, torch.float32)
+
+
+@case
+def group_norm():
+    for dtype in NAMES:
+        for layout in (torch.contiguous_format, torch.channels_last):
+            for axis in (2, -1):
+                torch.manual_seed(4)
+                x, dy, more = ((torch.randn(2, 4, 5, 5) + 1).to(dtype).to(memory_format=layout) for _ in range(3))
+                layer = nft.GroupNorm(2, 4, activation="gelu", sharded_dim=axis)
+                scale, shift = torch.randn(2, 4), torch.randn(2, 4)
+                with torch.no_grad():
+                    layer.weight.uniform_(0.5, 2), layer.bias.normal_()
+                problem = problem_of("group", x, layer, layout is torch.channels_last, groups=2, pre_add=flat(more),
+                                     scale=array(scale), shift=array(shift))
+                want = reference.forward(problem)
+                leaves = [t.requires_grad_() for t in (mine(x, axis), mine(more, axis), scale, shift)]
+                y, u = layer(leaves[0], pre_add=leaves[1], return_sum=True, scale=scale, shift=shift)
+                assert torch.equal(u, leaves[0] + leaves[1])
+                torch.autograd.backward([y, u], [mine(dy, axis), torch.zeros_like(u)])
+                assert torch.equal(leaves[0].grad, leaves[1].grad)
+                parts = []
+                for part in (y, leaves[0].grad):
+                    full = torch.zeros(x.shape, dtype=torch.float64)
+                    cuts, rank = CUTS[dist.get_world_size()], dist.get_rank()
+                    full.narrow(axis, cuts[rank], cuts[rank + 1] - cuts[rank]).copy_(part.detach())
+                    parts.append(total(full))
+                reference.compare("y", flat(parts[0]), *want["y"], NAMES[dtype])
+                compare_gradients(problem, dy, want, {"dx": flat(parts[1])}, dtype)
+                compare_gradients(problem, dy, want, {
+                    "dweight": array(total(layer.weight.grad)), "dbias": array(total(layer.bias.grad)),
+                    "dscale": array(total(scale.grad)), "dshift": array(total(shift.grad))}, torch.float32)
+
+
+@case
+def gradient_of_the_sum():
+    """du is added to dx, where only the sum is used, too."""
+    torch.manual_seed(5)
+    x, more, du = (mine(torch.randn(5, 4, 6, dtype=torch.float64), 0) for _ in range(3))
+    for layer in (nft.SyncBatchNorm(4, dtype=torch.float64), nft.GroupNorm(2, 4, dtype=torch.float64, sharded_dim=2)):
+        a, b = x.clone().requires_grad_(), more.clone().requires_grad_()
+        if isinstance(layer, nft.GroupNorm) and dist.get_world_size() > 2:
+            continue  # shards of samples do not fit
+        if isinstance(layer, nft.GroupNorm):
+            a, b = (torch.randn(2, 4, 3 + dist.get_rank(), dtype=torch.float64).requires_grad_() for _ in range(2))
+        y, u = layer(a, pre_add=b, return_sum=True)
+        gradient = torch.randn_like(u)
+        u.backward(gradient, retain_graph=True)
+        assert torch.equal(a.grad, gradient) and torch.equal(b.grad, gradient)
+        (y.sum() * 0 + (u * gradient).sum()).backward()
+        assert torch.allclose(a.grad, 2 * gradient, rtol=1e-13, atol=1e-13)
+
+
+@case
+def cumulative_average():
+    torch.manual_seed(6)
+    ours = nft.SyncBatchNorm(4, momentum=None, dtype=torch.float64)
+    stock = nn.BatchNorm1d(4, momentum=None, dtype=torch.float64)
+    for _ in range(3):
+        x = torch.randn(5, 4, 3, dtype=torch.float64) + 2
+        y, z = ours(mine(x, 0)), stock(x)
+        assert torch.allclose(y, mine(z, 0), rtol=0, atol=1e-13)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            a, b = getattr(ours, name), getattr(stock, name)
+            assert torch.allclose(a.double(), b.double(), rtol=1e-13)
+            same_everywhere(a)
+    ours.eval(), stock.eval()
+    assert torch.allclose(ours(x), stock(x), rtol=0, atol=1e-13)
+
+
+@case
+def life():
+    """Tracking off, no affine, evaluation without statistics; nothing is sent in evaluation."""
+    torch.manual_seed(7)
+    for arguments in ({"track_running_stats": False}, {"affine": False}, {"momentum": 1.0}, {"bias": False}):
+        ours, stock = (c(4, dtype=torch.float64, **arguments) for c in (nft.SyncBatchNorm, nn.BatchNorm1d))
+        x = torch.randn(5, 4, 3, dtype=torch.float64)
+        assert torch.allclose(ours(mine(x, 0)), mine(stock(x), 0), rtol=0, atol=1e-13)
+        ours.eval(), stock.eval()
+        if dist.get_rank() == 0:  # alone: a collective would hang
+            assert torch.allclose(ours(x), stock(x), rtol=0, atol=1e-13)
+
+
+@case
+def only_what_is_asked():
+    layer = nft.SyncBatchNorm(4)
+    layer.weight.requires_grad_(False)
+    x = torch.randn(2 + dist.get_rank(), 4, 3)
+    layer(x).sum().backward()  # no gradient of x: nothing is sent
+    assert layer.weight.grad is None and layer.bias.grad is not None
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+
+
+@case
+def groups_of_processes():
+    world, rank = dist.get_world_size(), dist.get_rank()
+    halves = [dist.new_group(list(range(world // 2))), dist.new_group(list(range(world // 2, world)))]
+    own = halves[rank >= world // 2]
+    torch.manual_seed(8)
+    x = torch.randn(world, 3, 4, 5, dtype=torch.float64)
+    layer = nft.SyncBatchNorm(4, process_group=own, dtype=torch.float64)
+    half = x[:world // 2] if rank < world // 2 else x[world // 2:]
+    stock = nn.BatchNorm1d(4, dtype=torch.float64)
+    want = stock(half.flatten(0, 1)).view_as(half)[rank if rank < world // 2 else rank - world // 2]
+    assert torch.allclose(layer(x[rank]), want, rtol=0, atol=1e-13)
+    assert torch.allclose(layer.running_var, stock.running_var, rtol=1e-13)
+    strips = nft.GroupNorm(2, 4, process_group=own, sharded_dim=2, dtype=torch.float64)
+    image = torch.cat(list(half), 2)
+    want = nn.GroupNorm(2, 4, dtype=torch.float64)(image)
+    place = rank if rank < world // 2 else rank - world // 2
+    assert torch.allclose(strips(x[rank]), want[:, :, 5 * place:5 * place + 5], rtol=0, atol=1e-13)
+
+
+@case
+def compiled_whole():
+    torch._dynamo.reset()
+    for layer in (nft.SyncBatchNorm(4, activation="relu"), nft.SyncBatchNorm(4, momentum=None),
+                  nft.GroupNorm(2, 4, sharded_dim=2)):
+        x = torch.randn(2, 4, 2 + dist.get_rank(), 3)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        eager = layer(a)
+        eager.square().sum().backward()
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(b)
+        compiled.square().sum().backward()
+        assert torch.equal(compiled, eager) and torch.equal(a.grad, b.grad)
+
+
+@case
+def a_model_trains():
+    """Gradients added up over the processes are those of one process with the whole batch."""
+    torch.manual_seed(9)
+    model, stock = (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).double() for _ in range(2))
+    stock.load_state_dict(model.state_dict())
+    model = nft.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert nft.convert(model).folded
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    model(mine(x, 0)).square().sum().backward()
+    stock(x).square().sum().backward()
+    for a, b in zip(model.parameters(), stock.parameters()):
+        assert torch.allclose(total(a.grad), b.grad, rtol=1e-10, atol=1e-12)
+
+
+@case
+def refused():
+    for layer, x, error in ((nft.SyncBatchNorm(4), torch.randn(4), ValueError),
+                            (nft.SyncBatchNorm(0), torch.randn(2, 0, 3), ValueError),
+                            (nft.SyncBatchNorm(4), torch.randn(2, 5, 3), RuntimeError),
+                            (nft.SyncBatchNorm(4, eps=0.0), torch.randn(2, 4, 3), ValueError),
+                            (nft.GroupNorm(2, 4, sharded_dim=2), torch.randn(2, 4), IndexError),
+                            (nft.GroupNorm(2, 4, sharded_dim=2), torch.randn(2, 5, 3), RuntimeError)):
+        with pytest.raises(error):
+            layer(x)
+
+
+# ---- processes --------------------------------------------------------------------------------------------------------
+
+
+def _process(rank, processes, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=processes,
+                            timeout=datetime.timedelta(seconds=60))
+    for name, function in CASES.items():
+        outcome = ""
+        try:
+            function()
+        except Exception:  # told to the test that asks for this case
+            outcome = traceback.format_exc()
+        with open(f"{folder}/{name}.{rank}", "w") as file:
+            file.write(outcome)
+        failed = torch.tensor(float(bool(outcome)))
+        dist.all_reduce(failed)  # a process that failed has left collectives out: the others' would hang
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+@functools.cache
+def _outcomes(processes):
+    with tempfile.TemporaryDirectory() as folder:
+        context = torch.multiprocessing.spawn(_process, (processes, folder), processes, join=False)
+        try:
+            while not context.join(timeout=300):
+                pass
+        except Exception as error:
+            return str(error), _read(folder)
+        return "", _read(folder)
+
+
+def _read(folder):
+    outcomes = {}
+    for name in CASES:
+        files = [f for f in os.listdir(folder) if f.split(".")[0] == name]
+        outcomes[name] = [open(os.path.join(folder, f)).read() for f in sorted(files)]
+    return outcomes
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_over_processes(processes, name):
+    error, outcomes = _outcomes(processes)
+    failures = [text for text in outcomes[name] if text]
+    assert not failures, "\n".join(failures)
+    assert len(outcomes[name]) == processes, error or "the processes did not come so far"
+
+
+def test_one_process_needs_no_group():
+    layer, x = nft.SyncBatchNorm(4), torch.randn(2, 4, 3)
+    assert torch.equal(layer(x), nft.BatchNorm1d(4)(x))
