@@ -99,7 +99,7 @@ class Of(nn.Module):
         return self.code(self, x)
 
 
-# ---- layers -----------------------------------------------------------------------------------------------------------
+# ---- layers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind,arguments", [
@@ -141,7 +141,7 @@ def test_what_is_left_and_why():
     assert "4 layers: 0 done, 0 of them with what follows, 4 left" in str(report)
 
 
-# ---- Sequential -------------------------------------------------------------------------------------------------------
+# ---- Sequential -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation,name,parameter", [
@@ -196,7 +196,7 @@ def test_a_shared_activation_is_taken_out_of_its_sequential_only():
     check_same(model, stock, torch.randn(X))
 
 
-# ---- code -------------------------------------------------------------------------------------------------------------
+# ---- code -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda c: nn.GroupNorm(2, c), lambda c: nn.InstanceNorm2d(c,
@@ -465,7 +465,7 @@ def test_other_code_may_use_the_layers_of_a_block():
     check_same(model, stock, torch.randn(X))
 
 
-# ---- copies, compilers ------------------------------------------------------------------------------------------------
+# ---- copies, compilers ----------------------------------------------------------------------------------------------
 
 
 def test_copies_of_a_converted_model():
@@ -523,7 +523,7 @@ def test_an_optimizer_made_before_goes_on():
     assert not torch.equal(before, model.bn1.weight)
 
 
-# ---- fold_batch_norm --------------------------------------------------------------------------------------------------
+# ---- fold_batch_norm ------------------------------------------------------------------------------------------------
 
 CONVOLUTIONS = {
     "Conv1d": (lambda: nn.Conv1d(4, 6, 2, bias=False), nn.BatchNorm1d, (2, 4, 5)),

@@ -185,7 +185,7 @@ def cumulative_average():
 def life():
     """Tracking off, no affine, evaluation without statistics; nothing is sent in evaluation."""
     torch.manual_seed(7)
-    for arguments in ({"track_running_stats": False}, {"affine": False}, {"momentum": 1.0}, {"bias": False}):
+    for arguments in ({"track_running_stats": False}, {"affine": False}, {"momentum": 1.0}):
         ours, stock = (c(4, dtype=torch.float64, **arguments) for c in (nft.SyncBatchNorm, nn.BatchNorm1d))
         x = torch.randn(5, 4, 3, dtype=torch.float64)
         assert torch.allclose(ours(mine(x, 0)), mine(stock(x), 0), rtol=0, atol=1e-13)
@@ -266,7 +266,7 @@ def refused():
             layer(x)
 
 
-# ---- processes --------------------------------------------------------------------------------------------------------
+# ---- processes ------------------------------------------------------------------------------------------------------
 
 
 def _process(rank, processes, folder):

@@ -8,8 +8,8 @@ its two sums in the same way. One gather of 24 bytes for each channel (or group 
 16 bytes for each channel (of a sample) in the backward are all that is sent.
 
 A process may have an empty batch or strip; it takes part in the gathers like the others. All processes of the group
-must make the same calls, so arguments are checked before anything is sent, and gradients of the input must be asked for in all of them or in none. Counts stay on the
-device, nothing waits for it. There are first derivatives only.
+must make the same calls, so arguments are checked before anything is sent, and gradients of the input must be asked for
+in all of them or in none. Counts stay on the device, nothing waits for it. There are first derivatives only.
 """
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class _BatchNorm(torch.autograd.Function):
         stats, u = ops.batch_norm_stats(input, pre_add)
         merged = ops.stats_merge(_gather(stats, group))
         x = input if pre_add is None else u
-        y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, momentum, eps,
-                                             activation, act_param)
+        y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, momentum,
+                                             eps, activation, act_param)
         ctx.save_for_backward(x, mean, rstd, merged, weight, bias, post_add if activation else None)
         ctx.rest = activation, act_param, group
         ctx.set_materialize_grads(False)

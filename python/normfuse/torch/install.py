@@ -50,7 +50,7 @@ def _picked(gradients: tuple[Tensor, ...], wanted: int) -> _Three:
 
 def _native_group_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], n: int, c: int, positions: int,
                        groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    y, _, mean, rstd = ops.group_norm(_image(input, n, c, positions), weight, bias, None, None, None, None, groups, eps,
+    y, _, mean, rstd = ops.group_norm.default(_image(input, n, c, positions), weight, bias, None, None, None, None, groups, eps,
                                       0, 0.0)
     return y.view_as(input) if y.shape != input.shape else y, mean.to(_statistics_type(input)), rstd
 
@@ -58,7 +58,7 @@ def _native_group_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
 def _native_group_norm_backward(grad_out: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Optional[Tensor],
                                 n: int, c: int, positions: int, groups: int, output_mask: list[bool]) -> _Three:
     wanted, bias_like = _asked(output_mask, weight, c, input)
-    gradients = ops.group_norm_backward(
+    gradients = ops.group_norm_backward.default(
         _image(grad_out, n, c, positions), None, _image(input, n, c, positions), mean, rstd, weight, bias_like, None,
         None, None, groups, 1.0, 0, 0.0, wanted)
     dx, dweight, dbias = _picked(gradients, wanted)
@@ -76,11 +76,11 @@ def _native_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
     running_mean, running_var = _given(running_mean), _given(running_var)
     statistics = _statistics_type(input)
     if not training:
-        y = ops.batch_norm_inference(input, weight, bias, running_mean, running_var, None, None, eps, 0, 0.0)
+        y = ops.batch_norm_inference.default(input, weight, bias, running_mean, running_var, None, None, eps, 0, 0.0)
         return y, input.new_empty(0, dtype=statistics), input.new_empty(0, dtype=statistics)
     if eps <= 0.0 or input.numel() == input.shape[1]:
         return _unusual_batch_norm(input, weight, bias, running_mean, running_var, momentum, eps)
-    y, _, mean, rstd = ops.batch_norm(input, weight, bias, running_mean, running_var, None, None, momentum, eps, 0, 0.0)
+    y, _, mean, rstd = ops.batch_norm.default(input, weight, bias, running_mean, running_var, None, None, momentum, eps, 0, 0.0)
     return y, mean.to(statistics), rstd
 
 
@@ -92,7 +92,7 @@ def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[
     swapped = input.transpose(0, 1)
     c = input.shape[1]
     one = swapped.reshape(1, c, -1)
-    y, _, mean, rstd = ops.group_norm(one, weight, bias, None, None, None, None, c, eps, 0, 0.0)
+    y, _, mean, rstd = ops.group_norm.default(one, weight, bias, None, None, None, None, c, eps, 0, 0.0)
     if running_mean is not None and running_var is not None:
         values = one.double() if one.dtype == torch.float64 else one.float()
         for running, new in ((running_mean, mean.view(c)), (running_var, values.var(2).view(c))):
@@ -108,16 +108,16 @@ def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optiona
                                 output_mask: list[bool]) -> _Three:
     wanted, bias_like = _asked(output_mask, weight, input.shape[1], input)
     if not train:
-        return _picked(ops.batch_norm_evaluate_backward(grad_out, None, input, running_mean, running_var, weight,
+        return _picked(ops.batch_norm_evaluate_backward.default(grad_out, None, input, running_mean, running_var, weight,
                                                         bias_like, None, eps, 0, 0.0, wanted), wanted)
     if input.numel() == input.shape[1]:
         c = input.shape[1]
-        gradients = ops.group_norm_backward(
+        gradients = ops.group_norm_backward.default(
             grad_out.reshape(1, c, 1), None, input.reshape(1, c, 1), save_mean, save_invstd, weight, bias_like, None,
             None, None, c, 1.0, 0, 0.0, wanted)
         return _picked((gradients[0].view(input.shape) if output_mask[0] else None, *gradients[1:3]), wanted)
     # rstd is given, so eps plays no part; the library asks that it be above 0 all the same.
-    return _picked(ops.batch_norm_backward(grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, 1.0,
+    return _picked(ops.batch_norm_backward.default(grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, 1.0,
                                            0, 0.0, wanted), wanted)
 
 
