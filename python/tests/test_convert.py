@@ -131,8 +131,8 @@ def test_what_is_left_and_why():
     replaced = nn.GroupNorm(2, 4)
     replaced.forward = lambda x: x
     parametrized = nn.utils.parametrizations.weight_norm(nn.GroupNorm(2, 4))
-    model = nn.ModuleDict({"mine": Mine(4), "lazy": nn.LazyBatchNorm2d(), "replaced": replaced, "other": nn.LayerNorm(4),
-                           "parametrized": parametrized})
+    model = nn.ModuleDict({"mine": Mine(4), "lazy": nn.LazyBatchNorm2d(), "replaced": replaced,
+                           "other": nn.LayerNorm(4), "parametrized": parametrized})
     report = nft.convert(model)
     why = reasons(report)
     assert len(report.left) == 4 and not report.converted
@@ -157,7 +157,8 @@ def test_neighbours_in_a_sequential(activation, name, parameter):
     assert type(model[3]) is FoldedActivation and repr(activation) in repr(model)
     check_same(model, stock, torch.randn(X))
     nft.revert(model)
-    assert model[3] is activation and repr(model) == repr(stock) and model[1].__dict__.keys() == stock[1].__dict__.keys()
+    assert model[3] is activation and repr(model) == repr(stock)
+    assert model[1].__dict__.keys() == stock[1].__dict__.keys()
 
 
 @pytest.mark.parametrize("follower", [nn.PReLU(), nn.Dropout(), nn.Sigmoid(), nn.ReLU6()], ids=str)
@@ -586,7 +587,8 @@ FOLD_LEFT = {
     "training": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)).train(), "it is training"),
     "no statistics": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)).eval(),
                       "no running statistics"),
-    "activation between": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.BatchNorm2d(4)).eval(), "not proved"),
+    "activation between": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.BatchNorm2d(4)).eval(),
+                           "not proved"),
     "first": (lambda: nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)).eval(), "not proved"),
     "read twice": (lambda: Of(lambda s, x: (lambda c: s.bn(c) + c)(s.conv(x)), bn=nn.BatchNorm2d(4)).eval(),
                    "not proved"),

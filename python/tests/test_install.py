@@ -77,8 +77,9 @@ def test_numbers(dtype, mixed, layout, kind, calls):
     dy = torch.randn(3, 4, 5, 6).to(dtype)
     evaluate = kind == "evaluate"
     problem = reference.Problem(
-        "group" if kind in ("group", "instance") else "batch", NAMES[dtype], flat(x), groups=2 if kind == "group" else 4,
-        columns=layout == "channels_last", weight=array(weight), bias=array(bias), evaluate=evaluate,
+        "group" if kind in ("group", "instance") else "batch", NAMES[dtype], flat(x),
+        groups=2 if kind == "group" else 4, columns=layout == "channels_last", weight=array(weight), bias=array(bias),
+        evaluate=evaluate,
         running_mean=None if kind == "group" else array(running[0]),
         running_var=None if kind == "group" else array(running[1]))
     with nft.install():
@@ -114,7 +115,7 @@ def test_numbers(dtype, mixed, layout, kind, calls):
         slack["dx"] = 4 * size * problem.spread(rstd).max() * (1 + normalized)**2 * drift
         slack["dweight"] = abs(flat(dy)).sum(axis=(0, 2)) * drift * 2
     if kind == "instance":
-        # Stock's instance norm repeats weight and bias for each sample: a gradient of each is rounded, then they add up.
+        # Stock's instance norm repeats weight and bias for each sample: gradients of each are rounded, then added up.
         normalized = (problem.u - problem.spread(mean)[..., None]) * problem.spread(rstd)[..., None]
         unit = reference.UNIT[NAMES[parameter_type]]
         for name, each in (("dweight", flat(dy) * normalized), ("dbias", flat(dy))):

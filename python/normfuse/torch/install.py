@@ -50,8 +50,8 @@ def _picked(gradients: tuple[Tensor, ...], wanted: int) -> _Three:
 
 def _native_group_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], n: int, c: int, positions: int,
                        groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    y, _, mean, rstd = ops.group_norm.default(_image(input, n, c, positions), weight, bias, None, None, None, None, groups, eps,
-                                      0, 0.0)
+    y, _, mean, rstd = ops.group_norm.default(_image(input, n, c, positions), weight, bias, None, None, None, None,
+                                              groups, eps, 0, 0.0)
     return y.view_as(input) if y.shape != input.shape else y, mean.to(_statistics_type(input)), rstd
 
 
@@ -80,7 +80,8 @@ def _native_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
         return y, input.new_empty(0, dtype=statistics), input.new_empty(0, dtype=statistics)
     if eps <= 0.0 or input.numel() == input.shape[1]:
         return _unusual_batch_norm(input, weight, bias, running_mean, running_var, momentum, eps)
-    y, _, mean, rstd = ops.batch_norm.default(input, weight, bias, running_mean, running_var, None, None, momentum, eps, 0, 0.0)
+    y, _, mean, rstd = ops.batch_norm.default(input, weight, bias, running_mean, running_var, None, None, momentum, eps,
+                                              0, 0.0)
     return y, mean.to(statistics), rstd
 
 
@@ -108,8 +109,8 @@ def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optiona
                                 output_mask: list[bool]) -> _Three:
     wanted, bias_like = _asked(output_mask, weight, input.shape[1], input)
     if not train:
-        return _picked(ops.batch_norm_evaluate_backward.default(grad_out, None, input, running_mean, running_var, weight,
-                                                        bias_like, None, eps, 0, 0.0, wanted), wanted)
+        return _picked(ops.batch_norm_evaluate_backward.default(
+            grad_out, None, input, running_mean, running_var, weight, bias_like, None, eps, 0, 0.0, wanted), wanted)
     if input.numel() == input.shape[1]:
         c = input.shape[1]
         gradients = ops.group_norm_backward.default(
@@ -117,8 +118,8 @@ def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optiona
             None, None, c, 1.0, 0, 0.0, wanted)
         return _picked((gradients[0].view(input.shape) if output_mask[0] else None, *gradients[1:3]), wanted)
     # rstd is given, so eps plays no part; the library asks that it be above 0 all the same.
-    return _picked(ops.batch_norm_backward.default(grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, 1.0,
-                                           0, 0.0, wanted), wanted)
+    return _picked(ops.batch_norm_backward.default(
+        grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, 1.0, 0, 0.0, wanted), wanted)
 
 
 def _cudnn_batch_norm(input: Tensor, weight: Tensor, bias: Optional[Tensor], running_mean: Optional[Tensor],

@@ -29,8 +29,8 @@ from torch import Tensor
 from . import functional
 from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d",
-           "InstanceNorm3d", "SyncBatchNorm"]
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d",
+           "InstanceNorm2d", "InstanceNorm3d", "SyncBatchNorm"]
 
 _Output = Union[Tensor, tuple[Tensor, Tensor]]
 
@@ -76,7 +76,8 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
     shift, and statistics over the strips of an image that is cut over processes.
 
     num_groups, num_channels, eps, affine, device, dtype, bias: as torch.nn.GroupNorm's.
-    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or
+        elu's alpha (1.0).
     process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
         hold together, cut along axis `sharded_dim` (2 or more, or negative) in rank order; strips may differ in size
         and be empty, the other sizes are equal. Every process gets the same mean and rstd, to the bit, and the output
@@ -280,7 +281,8 @@ class ChannelAffine(_Activated, torch.nn.Module):
     last step with learned constants. input [N, C, spatial...].
 
     num_channels: C. bias=False: no bias. device, dtype: of the parameters, weight [C] of ones and bias [C] of zeros.
-    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or
+        elu's alpha (1.0).
     """
 
     def __init__(self, num_channels: int, *, bias: bool = True, activation: Optional[str] = None,
