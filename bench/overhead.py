@@ -27,18 +27,12 @@ SHAPE, GROUPS = (1, 32, 4, 4), 8
 
 
 def cases(device):
-    """name -> (ours, stock), each a call without arguments."""
+    """Name, whether gradients are recorded, and (ours, stock): calls without arguments."""
     channels = SHAPE[1]
     x = torch.randn(SHAPE, device=device)
     weight, bias = torch.ones(channels, device=device), torch.zeros(channels, device=device)
     mean, var = torch.zeros(channels, device=device), torch.ones(channels, device=device)
     dy = torch.randn(SHAPE, device=device)
-
-    def without_grad(function):
-        def call():
-            with torch.no_grad():
-                function()
-        return call
 
     def step(module):
         leaf = x.clone().requires_grad_()
@@ -60,21 +54,21 @@ def cases(device):
         def forward(self, x):
             return self.activation(self.norm(x))
 
-    yield "group_norm + silu, no grad", (
-        without_grad(lambda: functional.group_norm(x, GROUPS, weight, bias, activation="silu")),
-        without_grad(lambda: F.silu(F.group_norm(x, GROUPS, weight, bias))))
-    yield "batch_norm + relu, evaluation, no grad", (
-        without_grad(lambda: functional.batch_norm(x, mean, var, weight, bias, activation="relu")),
-        without_grad(lambda: F.relu(F.batch_norm(x, mean, var, weight, bias))))
-    yield "batch_norm + relu, training, no grad", (
-        without_grad(lambda: functional.batch_norm(x, mean, var, weight, bias, True, activation="relu")),
-        without_grad(lambda: F.relu(F.batch_norm(x, mean, var, weight, bias, True))))
+    yield "group_norm + silu, no grad", False, (
+        lambda: functional.group_norm(x, GROUPS, weight, bias, activation="silu"),
+        lambda: F.silu(F.group_norm(x, GROUPS, weight, bias)))
+    yield "batch_norm + relu, evaluation, no grad", False, (
+        lambda: functional.batch_norm(x, mean, var, weight, bias, activation="relu"),
+        lambda: F.relu(F.batch_norm(x, mean, var, weight, bias)))
+    yield "batch_norm + relu, training, no grad", False, (
+        lambda: functional.batch_norm(x, mean, var, weight, bias, True, activation="relu"),
+        lambda: F.relu(F.batch_norm(x, mean, var, weight, bias, True)))
     if not hasattr(nft, "GroupNorm"):
         return
-    yield "GroupNorm + SiLU, forward and backward", (
+    yield "GroupNorm + SiLU, forward and backward", True, (
         step(nft.GroupNorm(GROUPS, channels, activation="silu").to(device)),
         step(Layer(torch.nn.GroupNorm(GROUPS, channels), torch.nn.SiLU()).to(device)))
-    yield "BatchNorm2d + ReLU, forward and backward", (
+    yield "BatchNorm2d + ReLU, forward and backward", True, (
         step(nft.BatchNorm2d(channels, activation="relu").to(device)),
         step(Layer(torch.nn.BatchNorm2d(channels), torch.nn.ReLU()).to(device)))
 
@@ -108,8 +102,9 @@ def main():
     rows = []
     for device in devices:
         drain = torch.cuda.synchronize if device == "cuda" else lambda: None
-        for name, calls in cases(device):
-            ours, stock = fastest(calls, arguments.seconds, drain)
+        for name, with_grad, calls in cases(device):
+            with torch.set_grad_enabled(with_grad):
+                ours, stock = fastest(calls, arguments.seconds, drain)
             rows.append({"case": name, "device": device, "ours_us": round(ours, 2), "stock_us": round(stock, 2),
                          "ratio": round(ours / stock, 3)})
     if arguments.json:
