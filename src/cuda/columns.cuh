@@ -358,29 +358,4 @@ __device__ __forceinline__ void join_channels(R (&first)[V], R (&mean)[V], R (&s
     }
 }
 
-/* ---- the barrier of a team, told early what its ticket says ------------------------------------------------------ */
-
-/* As team_barrier, but what the ticket said before is asked for while the data arrive: it cannot change until this
- * block has arrived, too. Thread 0. */
-__device__ __forceinline__ uint32_t look_at_ticket(const uint32_t *ticket)
-{
-    uint32_t before;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(ticket) : "memory");
-    return before;
-}
-
-__device__ __forceinline__ void meet_team(uint32_t *ticket, int part, int parts, uint32_t before)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const uint32_t add = part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket), "r"(add) : "memory");
-        uint32_t now;
-        do
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(ticket) : "memory");
-        while (((now ^ before) & 0x80000000u) == 0);
-    }
-    __syncthreads();
-}
-
 #endif

@@ -54,12 +54,6 @@ template <typename R> __device__ __forceinline__ void append(moments<R> &to, con
 /* What the blocks of a set tell one another: a triple with the whole mean, since each block has a shift of its own. */
 enum { TRIPLE = 3, PAIR = 2, MOST_CLUSTER = 16 };
 
-/* From shared memory, or from what other blocks wrote, which this processor's L1 may hold an old copy of. */
-__device__ __forceinline__ double read_part(const double *address, bool far)
-{
-    return far ? __ldcg(address) : *address;
-}
-
 template <typename R> struct set_statistics {
     double mean;
     R variance, rstd;
@@ -237,6 +231,20 @@ constexpr int ticket_stride = 16;
 /* Block 0 of the team adds 2^31 - (parts - 1) to the ticket and every other block 1: when all have, its top bit has
  * flipped and the lower ones are as they were, so that the ticket is ready for the next barrier with nothing to reset.
  * What any thread wrote before it arrived is seen by every thread of the team after it waited. */
+__device__ __forceinline__ uint32_t ticket_share(int part, int parts)
+{
+    return part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
+}
+
+/* One thread; `before` is what the ticket said before this block added its share. */
+__device__ __forceinline__ void await_ticket(const uint32_t *ticket, uint32_t before)
+{
+    uint32_t now;
+    do
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(ticket) : "memory");
+    while (((now ^ before) & 0x80000000u) == 0);
+}
+
 __device__ __forceinline__ uint32_t &ticket_before()
 {
     static __shared__ uint32_t before;
@@ -247,22 +255,19 @@ __device__ __forceinline__ void team_arrive(uint32_t *ticket, int part, int part
 {
     __syncthreads();
     if (threadIdx.x == 0) {
-        const uint32_t add = part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
         uint32_t before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(ticket), "r"(add) : "memory");
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(ticket), "r"(ticket_share(part, parts))
+                     : "memory");
         ticket_before() = before;
     }
 }
 
 __device__ __forceinline__ void team_wait(const uint32_t *ticket)
 {
-    if (threadIdx.x == 0) {
-        const uint32_t before = ticket_before();
-        uint32_t now;
-        do
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(ticket) : "memory");
-        while (((now ^ before) & 0x80000000u) == 0);
-    }
+    if (threadIdx.x == 0)
+        await_ticket(ticket, ticket_before());
     __syncthreads();
 }
 
@@ -270,6 +275,26 @@ __device__ __forceinline__ void team_barrier(uint32_t *ticket, int part, int par
 {
     team_arrive(ticket, part, parts);
     team_wait(ticket);
+}
+
+/* The same barrier where what the ticket says is asked for while the data arrive, which spares a way to memory and
+ * back: it cannot change until this block has arrived, too. Thread 0. */
+__device__ __forceinline__ uint32_t look_at_ticket(const uint32_t *ticket)
+{
+    uint32_t before;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(ticket) : "memory");
+    return before;
+}
+
+__device__ __forceinline__ void meet_team(uint32_t *ticket, int part, int parts, uint32_t before)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket), "r"(ticket_share(part, parts))
+                     : "memory");
+        await_ticket(ticket, before);
+    }
+    __syncthreads();
 }
 
 #endif

@@ -14,7 +14,7 @@ struct normfuse_cuda_policy {
     int32_t capability; /* the least that this row is for */
     /* Runs. */
     int32_t part_bytes[2];       /* that a block keeps at most before a set is shared: forward, backward */
-    int32_t small_part_bytes[2]; /* the same of blocks of 128 threads, where a cluster of them holds a set */
+    int32_t small_part_bytes[2]; /* the same of blocks of 128 threads, where a cluster of them holds a set; 0: never */
     int32_t least_part_bytes;    /* below which sharing a set costs more than it gains */
     int32_t few_threads[2];      /* a block of the kernels that keep few packs, at most */
     int32_t many_threads[2];
@@ -46,7 +46,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
     {
         .capability = 90,                     /* H200, 2026-11-21 */
         .part_bytes = {136 << 10, 136 << 10}, /* batch norm 128x1024x32x32: 4 blocks of 131 KB 304 us, 8 of 66 KB 361 */
-        .small_part_bytes = {1, 68 << 10}, /* 256x512x56x56 backward: 6 blocks of 128 threads 1448 us, 3 of 256 1546 */
+        .small_part_bytes = {0, 68 << 10}, /* 256x512x56x56 backward: 6 blocks of 128 threads 1448 us, 3 of 256 1546 */
         .least_part_bytes = 16 << 10,
         .few_threads = {64, 64},
         .many_threads = {256, 256},
@@ -78,7 +78,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
     {
         .capability = 0, /* nothing was measured: less memory on the chip, no clusters, slower memory */
         .part_bytes = {64 << 10, 64 << 10},
-        .small_part_bytes = {1, 1},
+        .small_part_bytes = {0, 0},
         .least_part_bytes = 16 << 10,
         .few_threads = {64, 64},
         .many_threads = {256, 256},

@@ -65,7 +65,7 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { LEAST, FEW, WHOLE, SOME, FEWER, MANY, RAGGED };
+enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED };
 
 /* Packs that a thread of each kind keeps in registers, as in kernels.h. */
 static const int packs_kept[2][2][7] = {
@@ -80,7 +80,7 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
     const int of_type = columns ? 6 : 8;
-    const int of_runs = (wide ? 2 : 0) + (kept > FEWER ? (int)kept - 1 : (int)kept);
+    const int of_runs = (wide ? 2 : 0) + (kept > SHARED_FEW ? (int)kept - 1 : (int)kept);
     const int within = !columns ? of_runs : wide ? (int)kept : 0;
     return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
 }
@@ -318,14 +318,14 @@ static bool plan_many_sets(const struct task *task, struct step *step)
         return false;
     }
     const struct normfuse_problem *const p = task->problem;
-    const int least_packs = packs_kept[0][task->direction][LEAST];
+    const int least_packs = packs_kept[0][task->direction][MANY_SETS];
     const int32_t lane_bits = exponent_of(divide_up(g->rows, least_packs));
     if (lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * task->device->processors)
         return false;
     g->lane_bits = lane_bits;
     const uint32_t threads = 128;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
-    step->kernel = tile_kernel(false, task->direction, p->type, task->wide, LEAST);
+    step->kernel = tile_kernel(false, task->direction, p->type, task->wide, MANY_SETS);
     step->threads = threads;
     g->sets_a_block = (int32_t)(threads >> g->lane_bits);
     g->segment_rows = (int32_t)g->rows;
@@ -373,7 +373,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_device *const device = task->device;
-    const enum kept small = task->ragged ? RAGGED : task->plain ? SOME : FEW;
+    const enum kept small = task->ragged ? RAGGED : task->plain ? PASSING : ANY;
     const int32_t few = packs_kept[0][task->direction][small];
     step->geometry = runs_geometry(task);
     if (step->geometry.rows == 0)
@@ -412,7 +412,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
             return true;
         parts = 1;
     }
-    const enum kept kept = task->ragged ? RAGGED : task->plain ? MANY : FEW;
+    const enum kept kept = task->ragged ? RAGGED : task->plain ? SHARED : ANY;
     uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
@@ -424,9 +424,10 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         return true;
     const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster[task->direction]) : 1;
     /* The backward has more to do between reading and writing: more and smaller blocks side by side. */
-    const int64_t small_parts = divide_up(set_bytes, policy->small_part_bytes[task->direction]);
-    if (parts > 1 && small_parts <= most_cluster && normfuse_tune("PARTS", 0) == 0) {
-        parts = most(parts, small_parts);
+    const int64_t small_bytes = policy->small_part_bytes[task->direction];
+    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= most_cluster &&
+        normfuse_tune("PARTS", 0) == 0) {
+        parts = most(parts, divide_up(set_bytes, small_bytes));
         threads = (uint32_t)normfuse_tune("THREADS", 128);
     }
     struct step fit = {0};
@@ -493,7 +494,7 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         return false;
     if (!sums && plan_many_sets(task, step))
         return true;
-    const enum kept small = task->ragged ? RAGGED : task->plain ? SOME : FEW;
+    const enum kept small = task->ragged ? RAGGED : task->plain ? PASSING : ANY;
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t slots =
         packs_kept[0][task->direction][small] + (task->pack > 1 ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
@@ -704,10 +705,10 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, most_at_once);
             const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : most_at_once;
             const uint32_t threads = whole_warps(width * at_once);
-            const enum kept kept = !task->plain                                     ? FEW
-                                   : !grid && parts == 1                            ? WHOLE
-                                   : slots <= packs_kept[1][task->direction][FEWER] ? FEWER
-                                                                                    : MANY;
+            const enum kept kept = !task->plain                                          ? ANY
+                                   : !grid && parts == 1                                 ? WHOLE
+                                   : slots <= packs_kept[1][task->direction][SHARED_FEW] ? SHARED_FEW
+                                                                                         : SHARED;
             if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts, true))
                 continue;
             if (!grid && g->parts != parts) {
@@ -744,7 +745,7 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
                                int64_t more)
 {
     const struct normfuse_problem *const p = task->problem;
-    const enum kept small = task->plain ? SOME : FEW;
+    const enum kept small = task->plain ? PASSING : ANY;
     const int64_t slots = packs_kept[1][task->direction][small] + more;
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
