@@ -182,7 +182,7 @@ def group_norm(
         if _autocast_to_float32:
             input = _under_autocast(input)
         if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and \
-                not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
+                _is_plain_eager():
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
                                        bias is not None and bias.requires_grad):
                 return _autograd.lean_group_norm.apply(input, weight, bias, (num_groups, eps, number, parameter))
@@ -259,7 +259,7 @@ def batch_norm(
         if _autocast_to_float32:
             input = _under_autocast(input)
         if pre_add is None and post_add is None and not return_sum and \
-                not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):
+                _is_plain_eager():
             needs_gradient = _is_grad_enabled() and (input.requires_grad or weight is not None and
                                                      weight.requires_grad or bias is not None and bias.requires_grad)
             if training:
