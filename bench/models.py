@@ -1,0 +1,611 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Times whole models as they come, compiled, converted by normfuse.torch.convert, and converted and compiled.
+
+    python3 bench/models.py                                   every model of the device, all four variants
+    python3 bench/models.py --only unet,resnet50-gn-train --variants stock,normfuse
+    python3 bench/models.py --warm                            fills the compiler's cache, all models at once; times nothing
+    python3 bench/models.py --device cpu --tiny               a dry run in a minute or two
+
+Models are built from their configurations with random weights: nothing is downloaded. They need diffusers, timm or
+torchvision, as their rows say; a model whose package is missing is named and left out.
+
+Each model has a process of its own, with a time limit. In it the variants take turns, a few calls at a time, and before
+anything is timed each one's output (and gradients, for a training step) is compared with a reference: the stock model
+in a wider type (f32 for 16 bits, f64 for f32). A variant may be twice as far from it as stock is, in the Euclidean
+norm: both round as often, to the same type. (How far stock is: the most of four runs, three of them on inputs changed by
+a unit roundoff, because one ReLU that flips can outweigh all other rounding.) Eager variants are timed before the others are compiled, and again with
+them, so that a compilation that fails or takes too long loses nothing.
+
+Times are per call, from an idle device to an idle device (CUDA: events around the call), median, p10 and p90.
+peak_gib is the most that the caching allocator held during one call, without what belongs to the other variants.
+Rows (--json [FILE], one JSON object a line): model, direction, variant, ms, p10_ms, p90_ms, samples, peak_gib, error
+and stock_error (the comparison above), first_call_s (compilation included), torch, gpu or cpu, threads, date, ..."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import datetime
+import gc
+import json
+import os
+import pathlib
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Optional
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+VARIANTS = ("stock", "normfuse", "stock_compile", "normfuse_compile")
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+@dataclasses.dataclass
+class Task:
+    """One model and what is done with it. call(model, *inputs) gives the output, or the loss of a training step."""
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    call: Callable[..., Tensor]
+    training: bool
+    dtype: torch.dtype                # that activations have
+    layout: str
+    autocast: bool = False
+    graph: bool = False               # timed as a replayed CUDA graph
+    # What is compared where not the call itself: (inputs, call).
+    compared: Optional[tuple[tuple[Any, ...], Callable[..., Tensor]]] = None
+    compiles: bool = True             # in a time worth waiting for
+
+    def context(self, wide: bool = False) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(torch.set_grad_enabled(self.training))
+        if self.autocast and not wide:
+            stack.enter_context(torch.autocast(device_of(self.model).type, self.dtype))
+        return stack
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def randomized(model: nn.Module) -> nn.Module:
+    """Weights and biases of norms away from 1 and 0: some models start with zeros, through which no gradient flows."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._NormBase)) and module.weight is not None:
+                module.weight.uniform_(0.8, 1.2)
+                module.bias.normal_(std=0.1)
+    return model
+
+
+def placed(model: nn.Module, device: str, dtype: torch.dtype, layout: str, training: bool) -> nn.Module:
+    model = randomized(model).to(device, dtype).train(training)
+    return model.to(memory_format=torch.channels_last) if layout == "nhwc" else model
+
+
+def images(shape: tuple[int, ...], device: str, dtype: torch.dtype, layout: str) -> Tensor:
+    x = torch.randn(shape, device=device, dtype=dtype)
+    return x.contiguous(memory_format=torch.channels_last) if layout == "nhwc" else x
+
+
+# ---- the models -----------------------------------------------------------------------------------------------------
+
+
+def unet(device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtype, batch: int, size: int,
+         autocast: bool = False, graph: bool = False) -> Task:
+    """Stable Diffusion 1.5's UNet."""
+    from diffusers import UNet2DConditionModel
+    widths, text = ((32, 64, 64, 64), 64) if tiny else ((320, 640, 1280, 1280), 768)
+    size = 16 if tiny else size
+    weights = torch.float32 if autocast else dtype
+    with torch.device(device):
+        model = UNet2DConditionModel(sample_size=size, block_out_channels=widths, cross_attention_dim=text,
+                                     attention_head_dim=8)
+    model = placed(model, device, weights, layout, training)
+    latents = images((batch, 4, size, size), device, weights, layout)
+    words = torch.randn(batch, 77, text, device=device, dtype=weights)
+    step = torch.full((batch,), 500, device=device)
+    if not training:
+        return Task(model, (latents, step, words), lambda m, x, t, e: m(x, t, e, return_dict=False)[0], False, dtype,
+                    layout, graph=graph)
+    noise = images((batch, 4, size, size), device, weights, layout)
+    return Task(model, (latents, step, words, noise),
+                lambda m, x, t, e, n: F.mse_loss(m(x, t, e, return_dict=False)[0].float()
+                                                 if x.dtype != torch.float64 else m(x, t, e, return_dict=False)[0], n),
+                True, dtype, layout, autocast=autocast)
+
+
+def vae(device: str, tiny: bool, layout: str, dtype: torch.dtype, size: int) -> Task:
+    """The decoder of Stable Diffusion's autoencoder, one image."""
+    from diffusers import AutoencoderKL
+    widths = (32, 32, 64, 64) if tiny else (128, 256, 512, 512)
+    size = 64 if tiny else size
+    with torch.device(device):
+        model = AutoencoderKL(down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
+                              block_out_channels=widths, layers_per_block=2, latent_channels=4)
+    model.encoder = model.quant_conv = None  # the decoder's weights alone
+    model = placed(model, device, dtype, layout, False)
+    latents = images((1, 4, size // 8, size // 8), device, dtype, layout)
+    return Task(Decoder(model), (latents,), lambda m, z: m(z), False, dtype, layout)
+
+
+class Decoder(nn.Module):
+    """An autoencoder's decode as a forward, which is what torch.compile takes."""
+
+    def __init__(self, autoencoder: nn.Module) -> None:
+        super().__init__()
+        self.post_quant_conv, self.decoder = autoencoder.post_quant_conv, autoencoder.decoder
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return self.decoder(self.post_quant_conv(latents))
+
+
+def resnet(name: str, device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtype, batch: int,
+           autocast: bool = False) -> Task:
+    import timm
+    batch, size = (4, 64) if tiny else (batch, 224)
+    model = placed(timm.create_model(name, pretrained=False), device, torch.float32 if autocast else dtype, layout,
+                   training)
+    x = images((batch, 3, size, size), device, torch.float32 if autocast else dtype, layout)
+    if not training:
+        return Task(model, (x,), lambda m, x: m(x), False, dtype, layout)
+    labels = torch.randint(0, 1000, (batch,), device=device)
+    return Task(model, (x, labels), lambda m, x, y: F.cross_entropy(m(x), y), True, dtype, layout, autocast=autocast)
+
+
+def mask_rcnn(device: str, tiny: bool, dtype: torch.dtype, batch: int) -> Task:
+    """torchvision's Mask R-CNN with group norm in its ResNet-50 and its feature pyramid."""
+    import torchvision
+    from torchvision.models.detection import mask_rcnn as detection
+    from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
+    height, width = (128, 160) if tiny else (800, 1088)
+    batch = 2 if tiny else batch
+    sizes = {"min_size": height, "max_size": max(width, 1333)} if tiny else {}
+
+    def norm(channels: int) -> nn.Module:
+        return nn.GroupNorm(32, channels)
+
+    backbone = _resnet_fpn_extractor(torchvision.models.resnet50(weights=None, norm_layer=norm), 5, norm_layer=norm)
+    model = placed(detection.MaskRCNN(backbone, num_classes=91, **sizes), device, torch.float32, "nchw", True)
+    pictures = [torch.rand(3, height, width, device=device) for _ in range(batch)]
+    boxes = torch.tensor([[0.05, 0.08, 0.37, 0.62], [0.28, 0.25, 0.64, 0.87]], device=device)
+    boxes = boxes * torch.tensor([width, height, width, height], device=device)
+    targets = [{"boxes": boxes, "labels": torch.tensor([1, 2], device=device),
+                "masks": torch.ones(2, height, width, dtype=torch.uint8, device=device)} for _ in range(batch)]
+    probes: list[Tensor] = []
+
+    def pyramid(m: nn.Module, x: Tensor) -> Tensor:
+        # What comes after the backbone ranks and samples boxes, and a last digit changes which.
+        features = list(m.backbone(x).values())
+        if not probes:
+            generator = torch.Generator(device).manual_seed(1)
+            probes.extend(torch.randn(f.shape, device=device, generator=generator) for f in features)
+        return sum((f.to(x.dtype) * p).mean() for f, p in zip(features, probes)) * len(features)
+
+    return Task(model, (pictures, targets), lambda m, x, t: sum(m(x, t).values()), True, dtype, "nchw", autocast=True,
+                compared=((torch.randn(batch, 3, height, width, device=device),), pyramid), compiles=False)
+
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+# device: {name: (package, task(device, tiny))}
+MODELS: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
+    "cuda": {
+        "vae-decode-1024-nhwc": ("diffusers", lambda d, t: vae(d, t, "nhwc", F16, 1024)),
+        "vae-decode-1024-nchw": ("diffusers", lambda d, t: vae(d, t, "nchw", F16, 1024)),
+        "resnet50-gn-train": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", BF16, 256, True)),
+        "resnet50-bn-train": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 256, True)),
+        "unet": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F16, 2, 64, graph=True)),
+        "mask-rcnn-train": ("torchvision", lambda d, t: mask_rcnn(d, t, F16, 4)),
+    },
+    "cpu": {
+        "unet": ("diffusers", lambda d, t: unet(d, t, False, "nchw", F32, 1, 32)),
+        "unet-train": ("diffusers", lambda d, t: unet(d, t, True, "nchw", F32, 1, 32)),
+        "resnet50-gn": ("timm", lambda d, t: resnet("resnet50_gn", d, t, False, "nchw", F32, 8)),
+        "resnet50-gn-train": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nchw", F32, 8)),
+    },
+}
+# Not among the models by default.
+EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
+    "cuda": {
+        "unet-eager": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F16, 2, 64)),
+        "unet-nchw": ("diffusers", lambda d, t: unet(d, t, False, "nchw", F16, 2, 64, graph=True)),
+        "unet-train": ("diffusers", lambda d, t: unet(d, t, True, "nhwc", BF16, 4, 64, autocast=True)),
+        "resnet50-gn-train-nchw": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nchw", BF16, 256, True)),
+    },
+    "cpu": {
+        "unet-nhwc": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F32, 1, 32)),
+        "unet-train-nhwc": ("diffusers", lambda d, t: unet(d, t, True, "nhwc", F32, 1, 32)),
+        "resnet50-gn-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, False, "nhwc", F32, 8)),
+        "resnet50-gn-train-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", F32, 8)),
+        # Those of the other device, for dry runs.
+        "vae-decode": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 256)),
+        "resnet50-gn-train-bf16": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", BF16, 8, True)),
+        "resnet50-bn-train-bf16": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 8, True)),
+        "mask-rcnn-train": ("torchvision", lambda d, t: mask_rcnn(d, t, BF16, 1)),
+    },
+}
+
+
+# ---- comparing ------------------------------------------------------------------------------------------------------
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """The floating-point tensors of nested lists and dicts in another type."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: cast(v, dtype) for key, v in value.items()}
+    return type(value)(cast(v, dtype) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def nudged(value: Any, unit: float) -> Any:
+    """The first tensor of a tuple of inputs, changed at random by one rounding."""
+    first, *others = value
+    return (first * (1 + unit * torch.randn_like(first)), *others)
+
+
+def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nudge: bool = False) -> list[Tensor]:
+    """What is compared: the output, or the loss and the gradients of all parameters with one axis (norms' weights and
+    all biases: every layer's gradient arrives at some of them, and they take little memory)."""
+    inputs, call = task.compared or (task.inputs, task.call)
+    if nudge:
+        inputs = nudged(inputs, UNIT[task.dtype])
+    with task.context(wide is not None):
+        output = call(model, *(cast(inputs, wide) if wide else inputs))
+        if not task.training:
+            return [output.double()]
+        leaves = [p for p in model.parameters() if p.dim() <= 1 and p.requires_grad]
+        gradients = torch.autograd.grad(output, leaves, allow_unused=True)
+    return [output.detach().double().reshape(1),
+            torch.cat([g.double().reshape(-1) for g in gradients if g is not None])]
+
+
+def reference(task: Task) -> list[Tensor]:
+    wide = torch.float64 if task.dtype == torch.float32 else torch.float32
+    model = copy.deepcopy(task.model).to(wide)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        return results(task, model, wide)
+
+
+def distances(got: list[Tensor], want: list[Tensor]) -> list[float]:
+    """In the Euclidean norm, relative to what is wanted; NaN where a value is not finite."""
+    return [float((g - w).norm() / w.norm().clamp_min(1e-300)) for g, w in zip(got, want)]
+
+
+# ---- timing ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Milliseconds of one call, from an idle device to an idle device."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        if self.cuda:
+            self.events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def ms(self, call: Callable[[], Any]) -> float:
+        if not self.cuda:
+            start = time.perf_counter()
+            call()
+            return 1e3 * (time.perf_counter() - start)
+        start, end = self.events
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+
+def take_turns(calls: dict[str, Callable[[], Any]], clock: Clock, seconds: float) -> dict[str, list[float]]:
+    """`seconds` for each call, in rounds of about a tenth of a second of each."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    each = {name: max(1, min(50, int(100 / max(clock.ms(call), 1e-3)))) for name, call in calls.items()}
+    start, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - start < seconds * len(calls):
+        for name, call in calls.items():
+            times[name] += [clock.ms(call) for _ in range(each[name])]
+        rounds += 1
+    return times
+
+
+def one_call(task: Task, model: nn.Module) -> Callable[[], Any]:
+    """A call as it is timed: with the backward of a training step."""
+    def infer() -> None:
+        with task.context():
+            task.call(model, *task.inputs)
+
+    def train() -> None:
+        with task.context():
+            loss = task.call(model, *task.inputs)
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    return train if task.training else infer
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def peak_gib(task: Task, call: Callable[[], Any]) -> Optional[float]:
+    """Of one call, with the model and its inputs, in GiB; None on the CPU."""
+    if device_of(task.model).type != "cuda":
+        return None
+    own = sum(t.numel() * t.element_size() for t in [*task.model.parameters(), *task.model.buffers()])
+
+    def inputs(value: Any) -> int:
+        if isinstance(value, Tensor):
+            return value.numel() * value.element_size()
+        return sum(map(inputs, value.values() if isinstance(value, dict) else value))
+
+    own += inputs(task.inputs)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before + own) / 2**30
+
+
+# ---- one model, in its own process ----------------------------------------------------------------------------------
+
+
+def processor() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def error_text(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> None:
+    import traceback
+
+    import normfuse
+    import normfuse.torch as nft
+    device = arguments.device
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    package, make = {**MODELS[device], **EXTRA[device]}[name]
+    started = time.perf_counter()
+    task = make(device, arguments.tiny)
+    row = {"model": name, "direction": "training" if task.training else "inference",
+           "dtype": str(task.dtype).removeprefix("torch.") + (" autocast" if task.autocast else ""),
+           "layout": task.layout, "graph": task.graph, "tiny": arguments.tiny, "device": device,
+           "torch": torch.__version__, "package": f"{package} {sys.modules[package].__version__}",
+           "normfuse": normfuse.__version__, "threads": torch.get_num_threads(),
+           **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {"cpu": processor()})}
+    rows: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    variants = [v for v in VARIANTS if v in arguments.variants and (task.compiles or not v.endswith("compile")
+                                                                    or arguments.compile_all)]
+    if arguments.warm:
+        variants = [v for v in variants if v.endswith("compile")]
+    converted = None
+    if any(v.startswith("normfuse") for v in variants):
+        converted = copy.deepcopy(task.model)
+        summary = str(nft.convert(converted)).splitlines()[0]
+    print(f"{name}: built in {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    want = None
+    if variants and not arguments.warm and not arguments.unchecked:
+        started = time.perf_counter()
+        want = reference(task)
+        print(f"{name}: reference in {time.perf_counter() - started:.1f} s", file=sys.stderr)
+        runs = [distances(results(task, task.model, nudge=i > 0), want) for i in range(4)]
+        stock_error = [max(errors) for errors in zip(*runs)]
+
+    def prepare(variant: str) -> None:
+        rows[variant] = {**row, "variant": variant}
+        model = task.model if variant.startswith("stock") else converted
+        if variant.startswith("normfuse"):
+            rows[variant]["converted"] = summary
+        if variant.endswith("compile"):
+            model = torch.compile(model, backend=arguments.backend)
+        call = one_call(task, model)
+        started = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        rows[variant]["first_call_s"] = round(time.perf_counter() - started, 2)
+        print(f"{name}: {variant}: first call in {rows[variant]['first_call_s']} s", file=sys.stderr)
+        if arguments.warm:
+            return
+        if want is not None:
+            error = runs[0] if variant == "stock" else distances(results(task, model), want)
+            rows[variant].update(error=error, stock_error=stock_error)
+            unit = UNIT[task.dtype]
+            if not all(e <= 2 * s + 4 * unit for e, s in zip(error, stock_error)):
+                rows[variant]["failed"] = "differs from the reference by more than twice what stock does"
+        call()
+        peak = peak_gib(task, call)
+        rows[variant]["peak_gib"] = None if peak is None else round(peak, 3)
+        calls[variant] = captured(call) if task.graph and device == "cuda" else call
+
+    def finish(last: bool) -> None:
+        if not calls:
+            return
+        times = take_turns(calls, Clock(device), arguments.seconds if last else arguments.seconds / 2)
+        for variant, samples in times.items():
+            cuts = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples * 9
+            rows[variant].update(ms=round(statistics.median(samples), 4), p10_ms=round(cuts[0], 4),
+                                 p90_ms=round(cuts[8], 4), samples=len(samples),
+                                 date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
+            report(rows[variant])
+
+    for group in (False, True):
+        chosen = [v for v in variants if v.endswith("compile") == group]
+        for variant in chosen:
+            try:
+                prepare(variant)
+            except Exception as error:
+                traceback.print_exc()
+                calls.pop(variant, None)
+                report({**rows[variant], "failed": error_text(error)})
+        if chosen and not arguments.warm:
+            finish(group or not any(v.endswith("compile") for v in variants))
+
+
+# ---- all models -----------------------------------------------------------------------------------------------------
+
+
+def start(name: str, words: list[str], environment: dict[str, str]) -> tuple[subprocess.Popen, Any]:
+    log = tempfile.TemporaryFile("w+")
+    command = [sys.executable, __file__, "--worker", name, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+                            env={**os.environ, **environment}), log
+
+
+def collect(process: subprocess.Popen, log: Any, limit: float, name: str, rows: dict[tuple[str, str], dict[str, Any]],
+            verbose: bool) -> Optional[str]:
+    """Waits for a worker and keeps the last row of each variant; what went wrong with it, or None."""
+    try:
+        output, _ = process.communicate(timeout=limit)
+        problem = None if process.returncode == 0 else f"its process ended with {process.returncode}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the compiler's processes
+        output, _ = process.communicate()
+        problem = f"stopped after {limit:.0f} s"
+    for line in output.splitlines():
+        if line.startswith("{"):
+            row = json.loads(line)
+            rows[row["model"], row["variant"]] = row
+    log.seek(0)
+    lines = log.read().splitlines()
+    if problem or verbose:
+        print("\n".join(f"    {line}" for line in (lines if verbose else lines[-25:])), file=sys.stderr)
+    if problem:
+        print(f"models.py: {name}: {problem}", file=sys.stderr)
+    return problem
+
+
+def table(rows: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    lines = [f"{'model':26} {'variant':17} {'ms':>9} {'p10':>9} {'p90':>9} {'GiB':>7} {'of stock':>9} "
+             f"{'of compiled':>11} {'of GiB':>7}"]
+    for (model, variant), row in rows.items():
+        if row.get("ms") is None:
+            lines.append(f"{model:26} {variant:17} {row['failed']}")
+            continue
+
+        def beside(key: str, other: str) -> str:
+            value = rows.get((model, other), {}).get(key)
+            return f"{row[key] / value:.3f}" if value and row.get(key) else "-"
+
+        peak = "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
+        lines.append(f"{model:26} {variant:17} {row['ms']:9.3f} {row['p10_ms']:9.3f} {row['p90_ms']:9.3f} {peak:>7} "
+                     f"{beside('ms', 'stock'):>9} {beside('ms', 'stock_compile'):>11} "
+                     f"{beside('peak_gib', 'stock'):>7}{'  FAILED: ' + row['failed'] if 'failed' in row else ''}")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", action="append", metavar="NAME", help="these models (several: repeat, or commas)")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of timing for each variant (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds for each model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of PyTorch on the CPU")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="rows, on standard output or at the end "
+                        "of FILE; the table then goes to standard error or output")
+    parser.add_argument("--tiny", action="store_true", help="small sizes that measure nothing: a dry run")
+    parser.add_argument("--warm", action="store_true", help="only compile, all models at once")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile; aot_eager for a quick dry run")
+    parser.add_argument("--unchecked", action="store_true", help="do not compare outputs")
+    parser.add_argument("--compile-all", action="store_true", help="compile mask-rcnn-train as well, which takes long")
+    parser.add_argument("--verbose", action="store_true", help="show what the models' processes say")
+    parser.add_argument("--list", action="store_true", help="names of the models")
+    parser.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    known = {**MODELS[arguments.device], **EXTRA[arguments.device]}
+    if arguments.list:
+        print("\n".join(f"{name} ({known[name][0]}){'' if name in MODELS[arguments.device] else ', only by name'}"
+                        for name in known))
+        return 0
+    if arguments.worker:
+        rows_out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # libraries print where they like
+        arguments.variants = arguments.variants.split(",")
+        work(arguments.worker, arguments, lambda row: print(json.dumps(row), file=rows_out, flush=True))
+        return 0
+
+    names = [n for word in arguments.only or [] for n in word.split(",")] or list(MODELS[arguments.device])
+    for kind, given, possible in (("model", names, known), ("variant", arguments.variants.split(","), VARIANTS)):
+        for name in given:
+            if name not in possible:
+                parser.error(f"no {kind} {name!r}; there are {', '.join(possible)}")
+    words = [f"--device={arguments.device}", f"--variants={arguments.variants}", f"--seconds={arguments.seconds}",
+             f"--backend={arguments.backend}"]
+    words += [f"--threads={arguments.threads}"] * bool(arguments.threads)
+    words += [f"--{flag.replace('_', '-')}" for flag in ("tiny", "warm", "unchecked", "compile_all")
+              if getattr(arguments, flag)]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    problems = []
+    present = []
+    for name in names:
+        package = known[name][0]
+        found = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True)
+        if found.returncode:
+            reason = (found.stderr.strip().splitlines() or ["?"])[-1]
+            print(f"models.py: {name} is left out: import {package}: {reason}", file=sys.stderr)
+            problems.append(name)
+        else:
+            present.append(name)
+    if arguments.warm:
+        # Few compiler processes each: the models compile side by side.
+        each = str(max(1, (os.cpu_count() or 1) // max(1, len(present))))
+        workers = {name: start(name, words, {"TORCHINDUCTOR_COMPILE_THREADS": each}) for name in present}
+        end = time.perf_counter() + arguments.limit
+        for name, (process, log) in workers.items():
+            if collect(process, log, max(1.0, end - time.perf_counter()), name, rows, arguments.verbose):
+                problems.append(name)
+    else:
+        for name in present:
+            began = time.perf_counter()
+            if collect(*start(name, words, {}), arguments.limit, name, rows, arguments.verbose):
+                problems.append(name)
+            print(f"models.py: {name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+            if arguments.json:  # after each model: what is done stays if this process is stopped
+                done = [json.dumps(row) + "\n" for (model, _), row in rows.items() if model == name]
+                if arguments.json == "-":
+                    print("".join(done), end="", flush=True)
+                else:
+                    with open(arguments.json, "a") as file:
+                        file.writelines(done)
+    if not arguments.warm:
+        print("\n".join(table(rows)), file=sys.stderr if arguments.json == "-" else sys.stdout)
+    failed = problems or any("failed" in row for row in rows.values())
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
