@@ -256,8 +256,8 @@ def nudged(value: Any, unit: float) -> Any:
 
 
 def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nudge: bool = False) -> list[Tensor]:
-    """What is compared: the output, or the loss and the gradients of all parameters with one axis (norms' weights and
-    all biases: every layer's gradient arrives at some of them, and they take little memory)."""
+    """What is compared: the output, or the loss and the gradients of the first weight and of all parameters with one axis
+    (norms' weights and all biases: every layer's gradient arrives at some of them, and they take little memory)."""
     inputs, call = task.compared or (task.inputs, task.call)
     if nudge:
         inputs = nudged(inputs, UNIT[task.dtype])
@@ -265,7 +265,9 @@ def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nu
         output = call(model, *(cast(inputs, wide) if wide else inputs))
         if not task.training:
             return [output.double()]
-        leaves = [p for p in model.parameters() if p.dim() <= 1 and p.requires_grad]
+        # The first weight too: PyTorch 2.13's group norm for channels-last tensors on CPUs crashes in the backward
+        # where the gradient of its input is not asked for.
+        leaves = [p for i, p in enumerate(model.parameters()) if p.requires_grad and (i == 0 or p.dim() <= 1)]
         gradients = torch.autograd.grad(output, leaves, allow_unused=True)
     return [output.detach().double().reshape(1),
             torch.cat([g.double().reshape(-1) for g in gradients if g is not None])]

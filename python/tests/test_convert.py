@@ -161,7 +161,7 @@ def test_neighbours_in_a_sequential(activation, name, parameter):
     assert model[1].__dict__.keys() == stock[1].__dict__.keys()
 
 
-@pytest.mark.parametrize("follower", [nn.PReLU(), nn.Dropout(), nn.Sigmoid(), nn.ReLU6()], ids=str)
+@pytest.mark.parametrize("follower", [nn.AlphaDropout(), nn.Sigmoid(), nn.ReLU6()], ids=str)
 def test_other_neighbours_are_left(follower):
     model = nn.Sequential(nn.GroupNorm(2, 4), follower, nn.ReLU())
     report = nft.convert(model)

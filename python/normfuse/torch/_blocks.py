@@ -216,6 +216,38 @@ def only_reader(block: nn.Module, node: torch.fx.Node, passed: list[torch.fx.Nod
     return None
 
 
+def may_call(block: nn.Module, module: nn.Module) -> bool:
+    """Could the block's forward call the module? Only a trace of every kind of call says no."""
+    try:
+        graphs = traces(block)
+    except Untraceable:
+        return True
+    signature = Signature(plain_class(block).forward)
+    if signature.has_rest or len(graphs) < 2 * len(list(signature.kinds())):
+        return True
+    return any(called_module(block, node) is module for graph in graphs.values() for node in graph.nodes)
+
+
+def passes_through(block: nn.Module) -> Optional[str]:
+    """The name of the child whose call with the block's one argument is all that the block's forward does."""
+    try:
+        graphs = traces(block)
+    except Untraceable:
+        return None
+    signature = Signature(plain_class(block).forward)
+    if signature.has_rest or len(signature.names) != 1:
+        return None
+    names = set()
+    for graph in graphs.values():
+        nodes = list(graph.nodes)
+        if [node.op for node in nodes] != ["placeholder", "call_module", "output"] \
+                or plain_input(nodes[1]) is not nodes[0] or nodes[2].args != (nodes[1],):
+            return None
+        names.add(str(nodes[1].target))
+    name = names.pop() if len(graphs) == 2 and len(names) == 1 else ""
+    return name if name in block._modules else None
+
+
 def addend(node: torch.fx.Node, value: torch.fx.Node) -> Optional[torch.fx.Node]:
     """What `node` adds to `value`, where it is an addition that leaves the other operand alone."""
     overwrites = None

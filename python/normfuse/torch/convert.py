@@ -10,11 +10,13 @@ Then what follows a layer is folded into its call, where it is proved that nothi
 - in an nn.Sequential, the activation that comes next. The layer gets it as its `activation`, and a FoldedActivation
   that does nothing takes its place.
 - in a module with code of its own ("block"), the activation, or an addition and the activation after it, wherever
-  torch.fx traces the code. The block's forward is rewritten; layers and activations stay as they are.
+  torch.fx traces the code. The block's forward is rewritten; layers and activations stay as they are. The layer may
+  also be the last one in a container that the block calls, such as nn.Sequential(convolution, norm).
 """
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Iterator, Optional, Union
 
 import torch
@@ -33,8 +35,18 @@ _REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for
     "SyncBatchNorm")}
 _OURS = frozenset(_REPLACEMENTS.values())
 _STOCK_BASES = (nn.GroupNorm, nn.modules.batchnorm._NormBase)
+# Classes of other packages by module and name, so that nothing is imported for them.
 # Subclasses whose forward is the stock class's as long as the attributes named here are false.
 _SAME_AS_STOCK = {("timm.layers.norm", "GroupNorm"): (nn.GroupNorm, ("fast_norm", "_fast_norm"))}
+# Subclasses whose forward is the stock class's, then their children drop and act; likewise.
+_WITH_OWN_ACTIVATION = {
+    ("timm.layers.norm_act", "BatchNormAct2d"): (nn.BatchNorm2d, ()),
+    ("timm.layers.norm_act", "SyncBatchNormAct"): (nn.SyncBatchNorm, ()),
+    ("timm.layers.norm_act", "GroupNormAct"): (nn.GroupNorm, ("_fast_norm",)),
+}
+# Batch norms that always evaluate, with buffers weight, bias, running_mean, running_var and an attribute eps; the
+# second also has drop and act.
+_FROZEN = {("torchvision.ops.misc", "FrozenBatchNorm2d"): False, ("timm.layers.norm_act", "FrozenBatchNormAct2d"): True}
 
 # ---- report ---------------------------------------------------------------------------------------------------------
 
@@ -149,6 +161,57 @@ def fused_call(layer: nn.Module, input: Tensor, post_add: Optional[Tensor],
     return activation(output) if module else _apply_activation(output, *activation)
 
 
+# Where a layer ends a container, and which one: a step of the path for each container, outermost first; None into the
+# last child of an nn.Sequential, a name into the child that a container passes its input to.
+_Path = tuple[Optional[str], ...]
+
+
+def _but_identities(block: nn.Sequential) -> list[nn.Module]:
+    """The children of an nn.Sequential without the nn.Identity at its end."""
+    children = list(block._modules.values())
+    while children and type(children[-1]) is nn.Identity and not _blocks.hooked(children[-1]):
+        children.pop()
+    return children
+
+
+def _at_the_end(container: nn.Module, path: _Path) -> Optional[nn.Module]:
+    """The layer that ends the container; None where that is no longer so, or someone watches a container's calls."""
+    module: Optional[nn.Module] = container
+    for step in path:
+        if module is None or _blocks.hooked(module) or "forward" in module.__dict__:
+            return None
+        if step is None:
+            children = _but_identities(module)
+            module = children[-1] if children else None
+        else:
+            module = module._modules.get(step)
+    return module if isinstance(module, _Activated) else None
+
+
+def call_up_to_end(container: nn.Module, path: _Path, input: Tensor) -> Tensor:
+    """container(input) without the layer that ends it: what a rewritten block does."""
+    if _at_the_end(container, path) is None:
+        return container(input)
+    for step in path:
+        if step is None:
+            *children, container = _but_identities(container)
+            for child in children:
+                input = child(input)
+        else:
+            container = container._modules[step]
+    return input
+
+
+def fused_end(container: nn.Module, path: _Path, input: Tensor, post_add: Optional[Tensor],
+              activation: Union[nn.Module, _Choice]) -> Tensor:
+    """activation(layer(input) [+ post_add]) with the layer that ends the container and what call_up_to_end gave."""
+    layer = _at_the_end(container, path)
+    if layer is not None:
+        return fused_call(layer, input, post_add, activation)
+    output = input if post_add is None else input + post_add
+    return activation(output) if isinstance(activation, nn.Module) else _apply_activation(output, *activation)
+
+
 class FoldedActivation(nn.Identity):
     """Stands in an nn.Sequential where an activation was that the layer before it now applies. `replaced` is that
     activation: revert puts it back."""
@@ -161,6 +224,85 @@ class FoldedActivation(nn.Identity):
         return repr(self.__dict__["replaced"])
 
 
+# ---- layers of other packages ---------------------------------------------------------------------------------------
+
+
+class _Foreign:
+    """Mixin of what such layers become: a subclass of their own class, of the same name."""
+
+    _normfuse_stock: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        return (_new_foreign, (self._normfuse_stock,), *reduced[2:])
+
+
+class _WithOwnActivation(_Foreign):
+    """A layer of ours, then what the class has of its own: drop and act, in one call where that is the same."""
+
+    _normfuse_base: type
+
+    def _own_activation(self) -> Optional[_Choice]:
+        drop, act = getattr(self, "drop", None), getattr(self, "act", None)
+        if drop is not None and (type(drop) is not nn.Identity or _blocks.hooked(drop)):
+            return None
+        return None if act is None or _blocks.hooked(act) else _module_activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        choice = self._own_activation()
+        if choice is not None:
+            return self._normfuse_base.forward(self, x, activation=choice[0], act_param=choice[1])
+        x = self._normfuse_base.forward(self, x)
+        for name in ("drop", "act"):
+            child = getattr(self, name, None)
+            x = x if child is None else child(x)
+        return x
+
+
+class _Frozen(_Foreign, _Activated):
+    """A batch norm that always evaluates, with all four of its tensors in buffers."""
+
+    def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+                act_param: Optional[float] = None) -> Tensor:
+        chosen = self._of_this_call(activation, act_param)
+        if x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+            return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
+                                         self.eps, post_add=post_add, **chosen)
+        output = self._normfuse_stock.forward(self, x)  # in the wider of the two types
+        if post_add is not None:
+            output = output + post_add
+        return _apply_activation(output, chosen["activation"], chosen["act_param"])
+
+
+class _FrozenWithOwnActivation(_WithOwnActivation, _Frozen):
+    _normfuse_base = _Frozen
+
+
+@functools.cache
+def _foreign_class(stock: type) -> type:
+    """Our subclass of another package's class."""
+    known = (stock.__module__, stock.__qualname__)
+    members: dict[str, Any] = {"__module__": stock.__module__, "__qualname__": stock.__qualname__,
+                               "__doc__": stock.__doc__, "_normfuse_stock": stock}
+    if known in _FROZEN:
+        return type(stock.__name__, (_FrozenWithOwnActivation if _FROZEN[known] else _Frozen, stock), members)
+    base = _REPLACEMENTS[_WITH_OWN_ACTIVATION[known][0]]
+    return type(stock.__name__, (_WithOwnActivation, base, stock), {**members, "_normfuse_base": base})
+
+
+def _new_foreign(stock: type) -> nn.Module:
+    ours = _foreign_class(stock)
+    return ours.__new__(ours)
+
+
+def _is_normalization(module: nn.Module) -> bool:
+    return isinstance(module, (*_STOCK_BASES, _Frozen)) or _known_as(module) in _FROZEN
+
+
+def _known_as(module: nn.Module) -> tuple[str, str]:
+    return type(module).__module__, type(module).__qualname__
+
+
 # ---- convert --------------------------------------------------------------------------------------------------------
 
 
@@ -169,13 +311,16 @@ def convert(model: nn.Module) -> ConversionReport:
 
     model: any module, a single layer included. Its layers of exactly the stock classes GroupNorm, BatchNorm1d/2d/3d,
         InstanceNorm1d/2d/3d and SyncBatchNorm become those of normfuse.torch: the same objects, parameters, buffers
-        and hooks. Subclasses with code of their own are left.
+        and hooks. So do timm's GroupNorm, and its norms with an activation of their own (BatchNormAct2d,
+        SyncBatchNormAct, GroupNormAct, FrozenBatchNormAct2d), and torchvision's FrozenBatchNorm2d. Other subclasses
+        with code of their own are left.
     Returns a ConversionReport: print it, or look at .converted, .folded, .left and each layer's .reason.
 
     A following activation (ReLU, LeakyReLU, SiLU, GELU, Hardswish, ELU, Mish, with their parameters; as a module or a
     function), and an addition between the two, become part of the layer's call where nothing else reads the values
     between them: in an nn.Sequential where they are neighbours, elsewhere where torch.fx traces the forward of the
-    module that calls them. What has hooks is not folded, nor is a layer of a Sequential that stands in several places.
+    module that calls them, or that calls a container which ends in the layer. What has hooks is not folded, nor is a
+    layer of a Sequential that is called from several places. PReLU is not: its slope is learned.
 
     Converting again folds what can be folded now. revert(model) undoes it.
     """
@@ -183,16 +328,16 @@ def convert(model: nn.Module) -> ConversionReport:
     for name, module in list(model.named_modules()):
         if isinstance(module, _blocks.RewrittenBlock):
             _blocks.restore(module)  # and folded anew below, as its attributes are now
-        if isinstance(module, _STOCK_BASES):
+        if _is_normalization(module):
             layers[module] = LayerReport(name, type(module).__name__, *_convert_layer(module))
     owners = _owners(model)
-    for block in dict.fromkeys(owner for layer in layers for owner in owners.get(layer, ())):
+    for block in _callers(layers, owners):
         if _runs_as_sequential(block):
             _fold_sequential(block, layers, owners)
         else:
             _fold_block(block, layers)
     for module, layer in layers.items():
-        if layer.done and not layer.folded and layer.reason is None and module.activation is None:
+        if layer.done and not layer.folded and layer.reason is None and _takes_activation(module):
             layer.reason = "nothing that can be folded follows it in the code that calls it"
     return ConversionReport(list(layers.values()))
 
@@ -212,24 +357,43 @@ def revert(model: nn.Module) -> None:
 
 def _convert_layer(module: nn.Module) -> tuple[bool, tuple[str, ...], Optional[str]]:
     kind = type(module)
-    if kind in _OURS:
-        return True, (), None
+    if kind in _OURS or issubclass(kind, _Foreign):
+        return True, *_own(module)
     stock = kind
-    known = _SAME_AS_STOCK.get((kind.__module__, kind.__qualname__))
+    known = _SAME_AS_STOCK.get(_known_as(module)) or _WITH_OWN_ACTIVATION.get(_known_as(module))
     if known is not None:
         stock, switches = known
         on = [switch for switch in switches if getattr(module, switch, False)]
         if on:
             return False, (), f"its {on[0]} is on"
-    if stock not in _REPLACEMENTS:
+    if stock not in _REPLACEMENTS and _known_as(module) not in _FROZEN:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             return False, (), "it is lazy: convert after the first forward"
         return False, (), f"{kind.__module__}.{kind.__qualname__} is a subclass, whose code may differ"
     if "forward" in module.__dict__:
         return False, (), "its forward was replaced on the object"
-    module.__class__ = _REPLACEMENTS[stock]
+    if _known_as(module) in _WITH_OWN_ACTIVATION or _known_as(module) in _FROZEN:
+        module.__class__ = _foreign_class(kind)
+    else:
+        module.__class__ = _REPLACEMENTS[stock]
     module.__dict__["_normfuse_converted_from"] = kind
-    return True, (), None
+    return True, *_own(module)
+
+
+def _own(module: nn.Module) -> tuple[tuple[str, ...], Optional[str]]:
+    """What a layer does with an activation of its own, for its report."""
+    if not isinstance(module, _WithOwnActivation):
+        return (), None
+    choice = module._own_activation()
+    if choice is not None:
+        return (choice[0],), None
+    after = [child for child in (getattr(module, "drop", None), getattr(module, "act", None))
+             if child is not None and type(child) is not nn.Identity]
+    return (), f"its own {type(after[0]).__name__} runs after it" if after else "it has no activation of its own"
+
+
+def _takes_activation(module: nn.Module) -> bool:
+    return isinstance(module, _Activated) and module.activation is None and not isinstance(module, _WithOwnActivation)
 
 
 def _runs_as_sequential(module: nn.Module) -> bool:
@@ -250,30 +414,90 @@ def _owners(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     return owners
 
 
+def _callers(layers: dict[nn.Module, LayerReport], owners: dict[nn.Module, list[nn.Module]]) -> list[nn.Module]:
+    """The modules that call layers, and those that call containers which end in one."""
+    found: dict[nn.Module, None] = {}
+    waiting = list(layers)
+    for module in waiting:
+        for owner in owners.get(module, ()):
+            if owner not in found:
+                found[owner] = None
+                if _end_of(owner, layers) is not None:
+                    waiting.append(owner)
+    return list(found)
+
+
+def _end_of(container: nn.Module, layers: dict[nn.Module, LayerReport]) -> Optional[tuple[_Path, nn.Module]]:
+    """The layer that ends a container, and the way to it, where the layer can take an activation."""
+    path: list[Optional[str]] = []
+    module: Optional[nn.Module] = container
+    while module is not None and module not in layers:
+        if _blocks.hooked(module) or "forward" in module.__dict__:
+            return None
+        if _runs_as_sequential(module):
+            step, children = None, _but_identities(module)
+            child = children[-1] if children else None
+        else:
+            # Only what holds another container or a layer is worth a trace.
+            step = _blocks.passes_through(module) if any(_may_end(c, layers) for c in module.children()) else None
+            child = None if step is None else module._modules[step]
+        path.append(step)
+        module = child
+    if module is None or not path or not layers[module].done or not _takes_activation(module):
+        return None
+    return tuple(path), module
+
+
+def _may_end(module: nn.Module, layers: dict[nn.Module, LayerReport]) -> bool:
+    return module in layers or (_runs_as_sequential(module) and any(child in layers for child in module.modules()))
+
+
 def _fold_sequential(block: nn.Sequential, layers: dict[nn.Module, LayerReport],
                      owners: dict[nn.Module, list[nn.Module]]) -> None:
     children = list(block._modules.items())
     for i, (_, layer) in enumerate(children):
         report = layers.get(layer)
-        if report is None or not report.done or layer.activation is not None:
+        if report is None or not report.done or not _takes_activation(layer):
             continue
         following = i + 1
-        while following < len(children) and type(children[following][1]) is nn.Identity:
+        dropouts = []
+        while following < len(children) and (type(children[following][1]) is nn.Identity
+                                             or type(children[following][1]) in _DROPOUTS):
+            dropouts += [children[following][1]] * (type(children[following][1]) is not nn.Identity)
             following += 1
-        if following == len(children) or _module_activation(children[following][1]) is None:
+        choice = None if following == len(children) else _module_activation(children[following][1])
+        if choice is None:
+            if following < len(children) and _why_not(children[following][1]):
+                report.reason = _why_not(children[following][1])
             continue
         name, activation = children[following]
-        if len(owners[layer]) > 1:
-            report.reason = f"it stands in {len(owners[layer])} places, so its activation was not folded"
+        # The block itself may stand in several places; other modules may hold the layer and not call it.
+        places = sum(child is layer for _, child in children) + sum(
+            owner is not block and _blocks.may_call(owner, layer) for owner in dict.fromkeys(owners[layer]))
+        if places > 1:
+            report.reason = f"it stands in {places} places, so its activation was not folded"
+        elif choice[0] not in _SCALING and any(dropout.p > 0 for dropout in dropouts):
+            report.reason = "a dropout stands between it and its activation"
         elif any(_blocks.hooked(child) for _, child in children[i:following + 1]):
             report.reason = "it or its activation has hooks, so they were not folded"
         elif "forward" in block.__dict__:
             report.reason = "the forward of its nn.Sequential was replaced on the object"
         else:
-            chosen, parameter = _module_activation(activation)
-            layer._set_activation(chosen, parameter)
+            layer._set_activation(*choice)
             block._modules[name] = FoldedActivation(activation)
-            report.folded += (chosen,)
+            report.folded += (choice[0],)
+
+
+# Set values to 0 and multiply the others by the same number, all but at p = 0, where they do nothing.
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+# Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it.
+_SCALING = ("relu", "leaky_relu")
+
+
+def _why_not(activation: nn.Module) -> Optional[str]:
+    if type(activation) is nn.PReLU:
+        return "the PReLU after it has a learned slope, and what a layer applies has a fixed one"
+    return None
 
 
 def _unfold(block: nn.Module, name: str, child: FoldedActivation) -> None:
@@ -321,9 +545,12 @@ def _fold_graph(block: nn.Module, graph: torch.fx.Graph,
     folded: dict[nn.Module, tuple[str, ...]] = {}
     for node in list(graph.nodes):
         layer = _blocks.called_module(block, node)
-        if layer is None or layer not in layers or not layers[layer].done or layer.activation is not None:
+        path: _Path = ()
+        if layer is not None and layer not in layers:
+            path, layer = _end_of(layer, layers) or ((), None)
+        if layer is None or not layers[layer].done or not _takes_activation(layer):
             continue
-        result = _fold_node(block, graph, node, layer)
+        result = _fold_node(block, graph, node, layer, path)
         if result.startswith("because "):
             layers[layer].reason = result.removeprefix("because ")
         elif result:
@@ -331,9 +558,9 @@ def _fold_graph(block: nn.Module, graph: torch.fx.Graph,
     return folded
 
 
-def _fold_node(block: nn.Module, graph: torch.fx.Graph, node: torch.fx.Node, layer: nn.Module) -> str:
-    """Folds what follows this call of a layer. Returns what that was; "" where nothing follows that could be;
-    "because ..." where something does and must not."""
+def _fold_node(block: nn.Module, graph: torch.fx.Graph, node: torch.fx.Node, layer: nn.Module, path: _Path) -> str:
+    """Folds what follows this call of a layer, or of a container that ends in it. Returns what that was; "" where
+    nothing follows that could be; "because ..." where something does and must not."""
     source = _blocks.plain_input(node)
     passed: list[torch.fx.Node] = []
     last = _blocks.only_reader(block, node, passed)
@@ -348,7 +575,8 @@ def _fold_node(block: nn.Module, graph: torch.fx.Graph, node: torch.fx.Node, lay
     module = _blocks.called_module(block, last)
     chosen = _module_activation(module) or _function_activation(last)
     if chosen is None or (module is not None and _blocks.plain_input(last) is None):
-        return ""
+        reason = None if module is None else _why_not(module)
+        return "" if reason is None else f"because {reason}"
     if _blocks.hooked(layer) or (module is not None and _blocks.hooked(module)):
         return "because it or its activation has hooks, so they were not folded"
     gone = {node, addition, last, *passed}
@@ -359,10 +587,17 @@ def _fold_node(block: nn.Module, graph: torch.fx.Graph, node: torch.fx.Node, lay
             if between not in gone and _blocks.may_overwrite(block, between, (source, other)):
                 return f"because {between.name}, between it and its activation, may overwrite what it reads"
             between = between.next
+    with graph.inserting_before(node):
+        called = graph.create_node("get_attr", str(node.target))
+        if path:
+            # What comes before the layer stays where it was: it may draw random numbers.
+            source = graph.call_function(call_up_to_end, (called, path, source))
     with graph.inserting_before(node if addition is None else last):
-        reference = graph.create_node("get_attr", str(node.target))
         activation = chosen if module is None else graph.create_node("get_attr", str(last.target))
-        call = graph.call_function(fused_call, (reference, source, other, activation))
+        if path:
+            call = graph.call_function(fused_end, (called, path, source, other, activation))
+        else:
+            call = graph.call_function(fused_call, (called, source, other, activation))
     last.replace_all_uses_with(call)
     for old in reversed(list(graph.nodes)):
         if old in gone:
