@@ -13,14 +13,16 @@ torchvision, as their rows say; a model whose package is missing is named and le
 Each model has a process of its own, with a time limit. In it the variants take turns, a few calls at a time, and before
 anything is timed each one's output (and gradients, for a training step) is compared with a reference: the stock model
 in a wider type (f32 for 16 bits, f64 for f32). A variant may be twice as far from it as stock is, in the Euclidean
-norm: both round as often, to the same type. (How far stock is: the most of four runs, three of them on inputs changed by
-a unit roundoff, because one ReLU that flips can outweigh all other rounding.) Eager variants are timed before the others are compiled, and again with
+norm: both round as often, to the same type. (How far stock is: the most of a few runs, all but one of them on inputs
+changed by a unit roundoff, because one ReLU that flips can outweigh all other rounding.) Gradients of deep models in 16
+bits are mostly noise, so models of 16 bits are converted and compared in f32 as well. Eager variants are timed before the others are compiled, and again with
 them, so that a compilation that fails or takes too long loses nothing.
 
 Times are per call, from an idle device to an idle device (CUDA: events around the call), median, p10 and p90.
 peak_gib is the most that the caching allocator held during one call, without what belongs to the other variants.
 Rows (--json [FILE], one JSON object a line): model, direction, variant, ms, p10_ms, p90_ms, samples, peak_gib, error
-and stock_error (the comparison above), first_call_s (compilation included), torch, gpu or cpu, threads, date, ..."""
+and stock_error (the comparison above, of the output or of the loss and the gradients; f32_error, f32_stock_error: in
+f32), first_call_s (compilation included), torch, gpu or cpu, threads, date, ..."""
 from __future__ import annotations
 
 import argparse
@@ -259,10 +261,12 @@ def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nu
     """What is compared: the output, or the loss and the gradients of the first weight and of all parameters with one axis
     (norms' weights and all biases: every layer's gradient arrives at some of them, and they take little memory)."""
     inputs, call = task.compared or (task.inputs, task.call)
+    if wide:
+        inputs = cast(inputs, wide)
     if nudge:
-        inputs = nudged(inputs, UNIT[task.dtype])
+        inputs = nudged(inputs, UNIT[wide or task.dtype])
     with task.context(wide is not None):
-        output = call(model, *(cast(inputs, wide) if wide else inputs))
+        output = call(model, *inputs)
         if not task.training:
             return [output.double()]
         # The first weight too: PyTorch 2.13's group norm for channels-last tensors on CPUs crashes in the backward
@@ -273,16 +277,22 @@ def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nu
             torch.cat([g.double().reshape(-1) for g in gradients if g is not None])]
 
 
-def reference(task: Task) -> list[Tensor]:
-    wide = torch.float64 if task.dtype == torch.float32 else torch.float32
-    model = copy.deepcopy(task.model).to(wide)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
-        return results(task, model, wide)
+def wide_results(task: Task, model: nn.Module, wide: torch.dtype, nudge: bool = False) -> list[Tensor]:
+    # Trying out cuDNN's algorithms takes longer than these few calls.
+    torch.backends.cudnn.benchmark = False
+    try:
+        return results(task, model, wide, nudge)
+    finally:
+        torch.backends.cudnn.benchmark = True
 
 
 def distances(got: list[Tensor], want: list[Tensor]) -> list[float]:
     """In the Euclidean norm, relative to what is wanted; NaN where a value is not finite."""
     return [float((g - w).norm() / w.norm().clamp_min(1e-300)) for g, w in zip(got, want)]
+
+
+def too_far(error: list[float], stock_error: list[float], dtype: torch.dtype) -> bool:
+    return not all(e <= 2 * s + 4 * UNIT[dtype] for e, s in zip(error, stock_error))
 
 
 # ---- timing ---------------------------------------------------------------------------------------------------------
@@ -397,6 +407,7 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False  # of the reference; what is timed has 16 bits
     torch.manual_seed(0)
     package, make = {**MODELS[device], **EXTRA[device]}[name]
     started = time.perf_counter()
@@ -418,13 +429,21 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
         converted = copy.deepcopy(task.model)
         summary = str(nft.convert(converted)).splitlines()[0]
     print(f"{name}: built in {time.perf_counter() - started:.1f} s", file=sys.stderr)
-    want = None
+    want, comparison = None, {}
     if variants and not arguments.warm and not arguments.unchecked:
         started = time.perf_counter()
-        want = reference(task)
-        print(f"{name}: reference in {time.perf_counter() - started:.1f} s", file=sys.stderr)
+        wide = torch.float64 if task.dtype == torch.float32 else torch.float32
+        model = copy.deepcopy(task.model).to(wide)
+        want = wide_results(task, model, wide)
         runs = [distances(results(task, task.model, nudge=i > 0), want) for i in range(4)]
         stock_error = [max(errors) for errors in zip(*runs)]
+        if wide == torch.float32 and converted is not None:
+            spread = zip(*(distances(wide_results(task, model, wide, nudge=True), want) for _ in range(3)))
+            nft.convert(model)
+            comparison = {"f32_error": distances(wide_results(task, model, wide), want),
+                          "f32_stock_error": [max(errors) for errors in spread]}
+        del model
+        print(f"{name}: reference in {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
     def prepare(variant: str) -> None:
         rows[variant] = {**row, "variant": variant}
@@ -445,9 +464,12 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
         if want is not None:
             error = runs[0] if variant == "stock" else distances(results(task, model), want)
             rows[variant].update(error=error, stock_error=stock_error)
-            unit = UNIT[task.dtype]
-            if not all(e <= 2 * s + 4 * unit for e, s in zip(error, stock_error)):
+            if too_far(error, stock_error, task.dtype):
                 rows[variant]["failed"] = "differs from the reference by more than twice what stock does"
+            if variant == "normfuse" and comparison:
+                rows[variant].update(comparison)
+                if too_far(comparison["f32_error"], comparison["f32_stock_error"], torch.float32):
+                    rows[variant]["failed"] = "differs from the reference by more than twice what stock does, in f32"
         call()
         peak = peak_gib(task, call)
         rows[variant]["peak_gib"] = None if peak is None else round(peak, 3)
