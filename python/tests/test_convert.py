@@ -189,6 +189,49 @@ def test_a_shared_layer_is_not_folded():
     check_same(model, stock, torch.randn(X))
 
 
+def test_a_layer_that_is_held_and_not_called():
+    """nnU-Net's: the layer is an attribute beside the nn.Sequential that calls it."""
+    class Held(nn.Module):
+        def __init__(self, calls):
+            super().__init__()
+            self.norm = nn.InstanceNorm2d(4, affine=True)
+            self.all = nn.Sequential(nn.Conv2d(4, 4, 1), self.norm, nn.LeakyReLU(0.1))
+            self.calls = calls
+
+        def forward(self, x):
+            return self.all(self.norm(x) if self.calls else x)
+
+    model = nn.ModuleList([Held(False), Held(True)])
+    model.append(model[0])
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert folded(report) == {"0.norm": ("leaky_relu",)} and "stands in 2 places" in reasons(report)["1.norm"]
+    for a, b in zip(model, stock):
+        check_same(a, b, torch.randn(X))
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout, nn.Dropout2d])
+@pytest.mark.parametrize("activation,p,folds", [
+    (nn.ReLU(True), 0.5, True), (nn.LeakyReLU(0.3), 0.5, True), (nn.SiLU(), 0.5, False), (nn.SiLU(), 0.0, True),
+    (nn.ELU(), 1.0, False)])
+def test_dropouts_between(dropout, activation, p, folds):
+    model = shuffled(nn.Sequential(nn.GroupNorm(2, 4), dropout(p), activation))
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert bool(folded(report)) == folds and (folds or "dropout stands between" in reasons(report)["0"])
+    check_same(model, stock, torch.randn(X))
+    nft.revert(model)
+    assert repr(model) == repr(stock)
+
+
+def test_prelu_is_left_and_why():
+    model = nn.Sequential(nn.GroupNorm(2, 4), nn.PReLU(), Of(lambda s, x: s.prelu(s.norm(x)), prelu=nn.PReLU(4)))
+    stock = copy.deepcopy(model)
+    why = reasons(nft.convert(model))
+    assert "learned slope" in why["0"] and "learned slope" in why["2.norm"]
+    check_same(model, stock, torch.randn(X))
+
+
 def test_a_shared_activation_is_taken_out_of_its_sequential_only():
     act = nn.SiLU()
     model = nn.Sequential(nn.GroupNorm(2, 4), act, nn.Conv2d(4, 4, 1), act)
@@ -466,6 +509,134 @@ def test_other_code_may_use_the_layers_of_a_block():
     check_same(model, stock, torch.randn(X))
 
 
+# ---- containers that end in a layer ---------------------------------------------------------------------------------
+
+
+class Wrapped(nn.Module):
+    """nnU-Net's ConvDropoutNormReLU."""
+
+    def __init__(self, norm, *after):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 1), norm(4)
+        self.all_modules = nn.Sequential(self.conv, nn.Dropout(0.5), self.norm, *after)
+
+    def forward(self, x):
+        return self.all_modules(x)
+
+
+class Residual(nn.Module):
+    """nnU-Net's BasicBlockD, with dropouts in both branches."""
+
+    def __init__(self, norm=nn.BatchNorm2d, skip=True):
+        super().__init__()
+        self.conv1, self.conv2 = Wrapped(norm, nn.LeakyReLU(0.1, True)), Wrapped(norm)
+        self.skip = nn.Sequential(nn.Dropout(0.5), Wrapped(norm)) if skip else nn.Identity()
+        self.act = nn.LeakyReLU(0.1, True)
+
+    def forward(self, x):
+        out = self.conv2(self.conv1(x))
+        out += self.skip(x)
+        return self.act(out)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d, lambda c: nn.GroupNorm(2, c)])
+@pytest.mark.parametrize("skip", [True, False])
+def test_containers_that_end_in_a_layer(norm, skip):
+    model = shuffled(nn.Sequential(Residual(norm, skip), Residual(norm, skip)))
+    stock = copy.deepcopy(model)
+    keys = list(model.state_dict())
+    report = nft.convert(model)
+    want = {f"{i}.conv{k}.norm": (w,) for i in (0, 1) for k, w in ((1, "leaky_relu"), (2, "add + leaky_relu"))}
+    assert folded(report) == want and list(model.state_dict()) == keys
+    check_same(model, stock, torch.randn(X))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)) if norm is nn.BatchNorm2d else model):
+        check_same(other, copy.deepcopy(stock), torch.randn(X))
+    nft.revert(model)
+    assert type(model[0]) is Residual and repr(model) == repr(stock)
+    check_same(model, stock, torch.randn(X))
+
+
+CONTAINERS = {
+    "sequential": (lambda n: nn.Sequential(nn.Conv2d(4, 4, 1), n), True),
+    "the layer alone": (lambda n: nn.Sequential(n), True),
+    "identities": (lambda n: nn.Sequential(n, nn.Identity(), nn.Identity()), True),
+    "nested": (lambda n: nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(n)), nn.Identity()), True),
+    "activation of its own": (lambda n: nn.Sequential(n, nn.ReLU()), False),
+    "something after": (lambda n: nn.Sequential(n, nn.Conv2d(4, 4, 1)), False),
+    "empty end": (lambda n: nn.Sequential(n, nn.Sequential()), False),
+    "hooked": (lambda n: hooked(nn.Sequential(n)), False),
+    "replaced forward": (lambda n: replaced(nn.Sequential(n)), False),
+    "code that does more": (lambda n: Of(lambda s, x: s.norm(x) * 2, norm=n), False),
+    "code that adds an input": (lambda n: Of(lambda s, x: s.norm(x) + x, norm=n), False),
+}
+
+
+def hooked(module):
+    module.register_forward_hook(lambda module, args, y: 2 * y)
+    return module
+
+
+def replaced(module):
+    module.forward = lambda x: 2 * type(module).forward(module, x)
+    return module
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("adds", [True, False])
+def test_what_ends_in_a_layer(name, adds):
+    make, ends = CONTAINERS[name]
+    model = Of((lambda s, x: s.act(s.branch(x) + x)) if adds else (lambda s, x: s.act(s.branch(x))),
+               branch=make(nn.GroupNorm(2, 4)), norm=nn.Identity())
+    model = shuffled(model)
+    stock = copy.deepcopy(model)
+    if name == "replaced forward":
+        replaced(stock.branch)  # a copy's is bound to the original
+    report = nft.convert(model)
+    mine = next(iter(folded(report).values()), ())
+    assert mine == ((("add + silu" if adds else "silu"),) if ends else ("relu",) if "own" in name else ())
+    check_same(model, stock, torch.randn(X))
+
+
+CHANGES = {
+    "a hook on the container": lambda m, seen: m.branch.register_forward_hook(lambda *a: seen.append(a[2].clone())),
+    "a hook inside": lambda m, seen: m.branch[1].register_forward_hook(lambda *a: seen.append(a[2].clone())),
+    "a hook on the layer": lambda m, seen: m.branch[1][0].register_forward_hook(lambda *a: seen.append(a[2].clone())),
+    "one more child": lambda m, seen: m.branch[1].append(nn.Tanh()),
+    "another layer": lambda m, seen: m.branch[1].__setitem__(0, nn.Tanh()),
+    "a layer less": lambda m, seen: m.branch[1].__delitem__(0),
+    "another forward": lambda m, seen: setattr(m.branch, "forward", lambda x: 3 * x),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_containers_that_change_later(name):
+    model = Of(lambda s, x: s.act(s.branch(x) + x), norm=nn.Identity(),
+               branch=nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(nn.GroupNorm(2, 4))))
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"branch.1.0": ("add + silu",)}
+    seen = ([], [])
+    CHANGES[name](model, seen[0]), CHANGES[name](stock, seen[1])
+    x = torch.randn(X)
+    assert close(model(x), stock(x)) and len(seen[0]) == len(seen[1]) == ("hook" in name)
+    assert all(close(a, b) for a, b in zip(*seen))
+
+
+def test_the_fused_call_of_a_container_is_made(monkeypatch):
+    model = Residual(skip=False)
+    nft.convert(model)
+    monkeypatch.setattr(model.act, "forward", None)
+    model(torch.randn(X))
+
+
+def test_batch_norms_at_the_end_of_containers_fold_into_convolutions():
+    model = shuffled(nn.Sequential(Of(lambda s, x: s.act(s.branch(x) + x), norm=nn.Identity(),
+                                      branch=nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))))).eval()
+    x = torch.randn(X)
+    want = model(x)
+    assert folded(nft.convert(model)) == {"0.branch.1": ("add + silu",)}
+    assert not nft.fold_batch_norm(model).left and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+
+
 # ---- copies, compilers ----------------------------------------------------------------------------------------------
 
 
@@ -507,7 +678,7 @@ def test_layers_made_as_ours_stay_ours():
 
 
 def test_a_converted_model_compiles_whole():
-    model = nn.Sequential(Block(), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU())
+    model = nn.Sequential(Block(), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU(), Residual(skip=False).eval())
     nft.convert(model)
     x = torch.randn(X)
     torch._dynamo.reset()
