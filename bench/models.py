@@ -31,6 +31,7 @@ import copy
 import dataclasses
 import datetime
 import gc
+import importlib.util
 import json
 import os
 import pathlib
@@ -171,9 +172,10 @@ def mask_rcnn(device: str, tiny: bool, dtype: torch.dtype, batch: int) -> Task:
     import torchvision
     from torchvision.models.detection import mask_rcnn as detection
     from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
-    height, width = (128, 160) if tiny else (800, 1088)
+    height, width = (96, 128) if tiny else (800, 1088)
     batch = 2 if tiny else batch
-    sizes = {"min_size": height, "max_size": max(width, 1333)} if tiny else {}
+    sizes = {"min_size": height, "max_size": width, "rpn_pre_nms_top_n_train": 50, "rpn_post_nms_top_n_train": 20,
+             "box_batch_size_per_image": 8} if tiny else {}
 
     def norm(channels: int) -> nn.Module:
         return nn.GroupNorm(32, channels)
@@ -519,6 +521,9 @@ def collect(process: subprocess.Popen, log: Any, limit: float, name: str, rows: 
         os.killpg(process.pid, signal.SIGKILL)  # with the compiler's processes
         output, _ = process.communicate()
         problem = f"stopped after {limit:.0f} s"
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     for line in output.splitlines():
         if line.startswith("{"):
             row = json.loads(line)
@@ -587,6 +592,7 @@ def main() -> int:
         for name in given:
             if name not in possible:
                 parser.error(f"no {kind} {name!r}; there are {', '.join(possible)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("models.py: terminated"))  # as an exception, to end the workers
     words = [f"--device={arguments.device}", f"--variants={arguments.variants}", f"--seconds={arguments.seconds}",
              f"--backend={arguments.backend}"]
     words += [f"--threads={arguments.threads}"] * bool(arguments.threads)
@@ -596,11 +602,8 @@ def main() -> int:
     problems = []
     present = []
     for name in names:
-        package = known[name][0]
-        found = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True)
-        if found.returncode:
-            reason = (found.stderr.strip().splitlines() or ["?"])[-1]
-            print(f"models.py: {name} is left out: import {package}: {reason}", file=sys.stderr)
+        if importlib.util.find_spec(known[name][0]) is None:
+            print(f"models.py: {name} is left out: {known[name][0]} is not installed", file=sys.stderr)
             problems.append(name)
         else:
             present.append(name)
