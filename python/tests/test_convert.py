@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """convert, revert, fold_batch_norm: what is folded and what must not be, on models that compute the same before and
 after. Models are f64: what convert does to the sums' order is then some 1e-14, what a wrong graph does is not."""
+import collections
 import copy
 import gc
 import pickle
@@ -485,6 +486,33 @@ def test_a_layer_in_a_list_is_of_the_code_above():
     stock = copy.deepcopy(model)
     assert folded(nft.convert(model)) == {"norms.0": ("mish",), "norms.1": ("mish",)}
     check_same(model, stock, torch.randn(X))
+
+
+def test_a_dict_of_modules_may_have_code():
+    """As torchvision's IntermediateLayerGetter, which gives an OrderedDict; another kind of dict cannot be traced."""
+    class Getter(nn.ModuleDict):
+        def __init__(self, kind):
+            super().__init__({"norm": nn.GroupNorm(2, 4), "relu": nn.ReLU()})
+            self.kind = kind
+
+        def forward(self, x):
+            found = self.kind()
+            for name, module in self.items():
+                found[name] = x = module(x)
+            del found["norm"]
+            return found
+
+    class Other(collections.OrderedDict):
+        pass
+
+    for kind, folds in ((collections.OrderedDict, True), (dict, True), (Other, False)):
+        model = Getter(kind)
+        stock = copy.deepcopy(model)
+        report = nft.convert(model)
+        assert folded(report) == ({"norm": ("relu",)} if folds else {})
+        assert folds or "it makes a Other" in report.layers[0].reason
+        x = torch.randn(X)
+        assert type(model(x)) is kind and list(model(x)) == ["relu"] and close(model(x)["relu"], stock(x)["relu"])
 
 
 def test_a_layer_called_twice():

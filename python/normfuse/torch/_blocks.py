@@ -11,6 +11,7 @@ state_dict are untouched, `isinstance` holds, and deepcopy and pickle work.
 """
 from __future__ import annotations
 
+import collections
 import importlib
 import inspect
 import itertools
@@ -74,7 +75,15 @@ class _Tracer(torch.fx.Tracer):
         return (_Argument if node.op == "placeholder" else _Value)(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        return a.node if issubclass(type(a), torch.fx.Proxy) else super().create_arg(a)
+        if issubclass(type(a), torch.fx.Proxy):
+            return a.node
+        # torch.fx makes a plain dict or list of every kind of them.
+        if type(a) is collections.OrderedDict:
+            pairs = [(key, self.create_arg(value)) for key, value in a.items()]
+            return self.create_node("call_function", collections.OrderedDict, (pairs,), {})
+        if isinstance(a, (dict, list)) and type(a) not in (dict, list):
+            raise Untraceable(f"it makes a {type(a).__name__}")
+        return super().create_arg(a)
 
 
 class Signature:

@@ -402,13 +402,12 @@ def _runs_as_sequential(module: nn.Module) -> bool:
 
 def _owners(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     """For each module, the modules nearest above it that have a forward: one for each place where it stands."""
-    containers = (nn.ModuleList, nn.ModuleDict)
     owners: dict[nn.Module, list[nn.Module]] = {}
     paths = dict(model.named_modules(remove_duplicate=False))
     for path, module in paths.items():
         while path:
             path = path.rpartition(".")[0]
-            if not isinstance(paths[path], containers):
+            if type(paths[path]).forward is not nn.Module.forward:  # as nn.ModuleList's is
                 owners.setdefault(module, []).append(paths[path])
                 break
     return owners
