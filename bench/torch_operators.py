@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Times the operators of normfuse.torch beside PyTorch's own, eager and compiled, on the CPU, as calls from Python.
+
+    python3 bench/torch_operators.py                             the problems of bench/bars.txt
+    python3 bench/torch_operators.py 'group_norm 8x64x56x56 groups=8 act=silu dir=bwd' --json rows.jsonl
+    python3 bench/torch_operators.py --tiny --variants eager,normfuse
+
+bench/peers.py has the same problems through the C library. Here all three run in one process on PyTorch's threads, and
+take turns, a call at a time; each call takes the next of several sets of tensors, together more than four times the
+last-level cache. A backward is torch.autograd.grad of x, weight and bias on a graph made once. Outputs and gradients are
+compared with eager's in f64 first: ours may be twice as far as PyTorch's in the problem's type.
+
+Rows (--json FILE, appended): problem, variant, median_us, p10_us, p90_us, samples, of_eager and of_compiled (ratios of
+medians), error and eager_error (Euclidean norm, relative), torch, cpu, threads, date."""
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any, Callable, Optional
+
+import peers
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
+VARIANTS = ("eager", "compiled", "normfuse")
+TINY = ("group_norm 2x8x6x6 groups=4 act=silu", "group_norm 2x8x6x6 groups=4 layout=nhwc dtype=bf16 dir=bwd",
+        "instance_norm 2x4x4x4x4 act=leaky_relu dir=bwd", "batch_norm 4x8x5x5 dir=bwd", "batch_norm 4x8x5x5 mode=eval",
+        "affine 4x8x5x5 per=sample", "affine 4x8x5x5 per=sample layout=nhwc dir=bwd")
+
+
+class Problem:
+    """The tensors of one problem and, for each variant, call(i): with the i-th set of them."""
+
+    def __init__(self, problem: dict[str, Any], sets: int) -> None:
+        import torch
+        import torch._functorch.config
+        torch._functorch.config.donated_buffer = False  # a compiled graph is run backward many times
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.problem, self.sets = problem, sets
+        shape, layout = problem["shape"], problem["layout"]
+        self.dtype = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
+                      "bf16": torch.bfloat16}[problem["dtype"]]
+        if layout == "nhwc" and len(shape) not in (4, 5):
+            raise peers.Unsupported("channels-last needs two or three spatial axes")
+        memory = torch.contiguous_format if layout == "nchw" else \
+            torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+
+        def big() -> Any:
+            return torch.randn(shape).to(self.dtype).contiguous(memory_format=memory)
+
+        self.xs = [big() for _ in range(sets)]
+        self.dys = [big() for _ in range(sets)] if problem["backward"] else []
+        parameters = shape[:2] if problem["per_sample"] else shape[1:2]
+        self.weight, self.bias = (torch.rand(parameters) + 0.5).to(self.dtype), torch.randn(parameters).to(self.dtype)
+        self.running = [torch.randn(shape[1]).to(self.dtype), (torch.rand(shape[1]) + 0.5).to(self.dtype)]
+
+    def stock(self, x: Any, weight: Any, bias: Any) -> Any:
+        import torch
+        import torch.nn.functional as F
+        problem, slope = self.problem, self.problem["act_param"]
+        if problem["op"] == "affine":
+            if not problem["per_sample"]:
+                weight, bias = weight[None], bias[None]
+            weight, bias = (t.reshape(*t.shape, *[1] * (x.dim() - 2)) for t in (weight, bias))
+            z = torch.addcmul(bias, x, weight)
+        elif problem["op"] == "batch_norm":
+            mean, var = (t.to(x.dtype) for t in self.running)
+            z = F.batch_norm(x, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"])
+        else:
+            z = F.group_norm(x, problem["groups"], weight, bias, problem["eps"])
+        return {"identity": lambda: z, "relu": lambda: F.relu(z), "silu": lambda: F.silu(z), "gelu": lambda: F.gelu(z),
+                "leaky_relu": lambda: F.leaky_relu(z, slope), "hardswish": lambda: F.hardswish(z),
+                "gelu_tanh": lambda: F.gelu(z, approximate="tanh"), "elu": lambda: F.elu(z, slope),
+                "mish": lambda: F.mish(z)}[problem["act"]]()
+
+    def ours(self, x: Any, weight: Any, bias: Any) -> Any:
+        import normfuse.torch as nft
+        problem = self.problem
+        act = None if problem["act"] == "identity" else problem["act"]
+        options = {"activation": act, "act_param": problem["act_param"] if act in ("leaky_relu", "elu") else None}
+        if problem["op"] == "affine":
+            return nft.channel_affine(x, weight, bias, **options)
+        if problem["op"] == "batch_norm":
+            return nft.batch_norm(x, *self.running, weight, bias, not problem["evaluate"], 0.1, problem["eps"], **options)
+        return nft.group_norm(x, problem["groups"], weight, bias, problem["eps"], **options)
+
+    def calls(self, variant: str) -> Callable[[int], Any]:
+        import torch
+        function = self.ours if variant == "normfuse" else self.stock
+        if variant == "compiled":
+            function = torch.compile(function, fullgraph=True, dynamic=False)
+        if not self.problem["backward"]:
+            def forward(i: int) -> Any:
+                with torch.no_grad():
+                    return function(self.xs[i], self.weight, self.bias)
+            return forward
+        leaves = [tuple(t.detach().clone(memory_format=torch.preserve_format).requires_grad_() if k else
+                        t.detach().requires_grad_() for k, t in enumerate((x, self.weight, self.bias))) for x in self.xs]
+        outputs = [function(*each) for each in leaves]
+        return lambda i: torch.autograd.grad(outputs[i], leaves[i], self.dys[i], retain_graph=True)
+
+    def exact(self) -> list[Any]:
+        import torch
+        x, weight, bias = (t.double().requires_grad_() for t in (self.xs[0], self.weight, self.bias))
+        if not self.problem["backward"]:
+            with torch.no_grad():
+                return [self.stock(x, weight, bias)]
+        return list(torch.autograd.grad(self.stock(x, weight, bias), (x, weight, bias), self.dys[0].double()))
+
+
+def distance(got: Any, want: list[Any]) -> float:
+    got = list(got) if isinstance(got, tuple) else [got]
+    return max(float((g.double() - w).norm() / w.norm().clamp_min(1e-300)) for g, w in zip(got, want))
+
+
+def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s: float, llc: int) -> list[dict[str, Any]]:
+    sets = peers.set_count(problem, llc)
+    made = Problem(problem, sets)
+    want = made.exact()
+    units = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+    eager_error = distance(made.calls("eager")(0), want)
+    rows, calls, rings = {}, {}, {}
+    for variant in variants:
+        rows[variant] = {"problem": problem["line"], "variant": variant}
+        try:
+            call = made.calls(variant)
+            error = distance(call(0), want)
+            rows[variant].update(error=error, eager_error=eager_error)
+            if not error <= 2 * eager_error + 4 * units[problem["dtype"]]:
+                rows[variant]["failed"] = "differs from f64 by more than twice what eager does"
+        except Exception as error:  # a variant's failure is a result
+            rows[variant]["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+            continue
+        calls[variant], rings[variant] = call, peers.Ring(sets)
+        for i in range(sets):  # its outputs' memory is mapped
+            rings[variant].call(i, call)
+    times: dict[str, list[float]] = {variant: [] for variant in calls}
+    end = time.perf_counter() + budget_s * len(calls)
+    i = 0
+    while i < samples and (i < 5 or time.perf_counter() < end):
+        for variant, call in calls.items():
+            start = time.perf_counter()
+            rings[variant].call(i % sets, call)
+            times[variant].append(1e6 * (time.perf_counter() - start))
+        i += 1
+    for variant, each in times.items():
+        cuts = statistics.quantiles(each, n=10, method="inclusive")
+        rows[variant].update(median_us=round(statistics.median(each), 2), p10_us=round(cuts[0], 2),
+                             p90_us=round(cuts[8], 2), samples=len(each))
+    for row in rows.values():
+        for other in ("eager", "compiled"):
+            beside = rows.get(other, {}).get("median_us")
+            row[f"of_{other}"] = round(row["median_us"] / beside, 4) if beside and "median_us" in row else None
+    return list(rows.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="quoted problem lines and @files")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=30, help="calls of each variant; default: %(default)s")
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds of calls of each; default: %(default)s")
+    parser.add_argument("--json", metavar="FILE", help="rows are added to the end of FILE")
+    parser.add_argument("--tiny", action="store_true", help="small problems of every kind: a dry run")
+    arguments = parser.parse_args()
+    variants = arguments.variants.split(",")
+    if not set(variants) <= set(VARIANTS):
+        parser.error(f"--variants: there are {', '.join(VARIANTS)}")
+    # As in bench/peers.py: without it each large output is a new mapping, and its page faults are timed.
+    missing = {key: value for key, value in peers.KEEP_MEMORY.items() if os.environ.get(key) != value}
+    if missing:
+        os.execve(sys.executable, [sys.executable, *sys.argv],
+                  {**os.environ, **missing, "OMP_NUM_THREADS": str(arguments.threads)})
+    import torch
+    from models import error_text, processor
+    torch.set_num_threads(arguments.threads)
+    lines = arguments.problems or (list(TINY) if arguments.tiny else
+                                   ["@" + str(pathlib.Path(__file__).resolve().parent / "bars.txt")])
+    common = {"torch": torch.__version__, "cpu": processor(), "threads": arguments.threads, "tiny": arguments.tiny}
+    failures = 0
+    gains: list[float] = []
+    print(f"{'problem':72} " + " ".join(f"{variant + ' us':>12}" for variant in variants) + f" {'gain':>6}")
+    for problem in peers.read_problems(lines):
+        try:
+            rows = measure(problem, variants, arguments.samples, arguments.budget,
+                           1 if arguments.tiny else peers.llc_bytes())
+        except Exception as error:
+            print(f"{problem['line']:72} FAILED: {error_text(error)}", flush=True)
+            failures += 1
+            continue
+        date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if arguments.json:
+            with open(arguments.json, "a") as file:
+                file.writelines(json.dumps({**row, **common, "date": date}) + "\n" for row in rows)
+        medians = {row["variant"]: row.get("median_us") for row in rows}
+        others = [m for v, m in medians.items() if v != "normfuse" and m]
+        gain: Optional[float] = min(others) / medians["normfuse"] if others and medians.get("normfuse") else None
+        gains += [gain] * (gain is not None)
+        print(f"{problem['line']:72} " + " ".join(f"{medians[v]:12.1f}" if medians[v] else f"{'-':>12}" for v in variants)
+              + (f" {gain:6.2f}" if gain else f" {'-':>6}"), flush=True)
+        for row in rows:
+            if "failed" in row:
+                failures += 1
+                print(f"    {row['variant']} FAILED: {row['failed']}", flush=True)
+    if gains:
+        mean = math.exp(sum(map(math.log, gains)) / len(gains))
+        print(f"{len(gains)} problems: faster than both on {sum(g > 1 for g in gains)}, {mean:.2f} times the faster of "
+              f"them in geometric mean, {min(gains):.2f} at least")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
