@@ -110,7 +110,7 @@ def test_stable_diffusion_unet():
     report = compared(lambda: diffusers.UNet2DConditionModel(sample_size=8, block_out_channels=(32, 32, 64, 64),
                                                              cross_attention_dim=16, attention_head_dim=8),
                       images(2, 4, 8, 8), torch.tensor([3, 500]), images(2, 5, 16),
-                      call=lambda m, x, t, e: m(x, t, e, return_dict=False)[0])
+                      call=lambda m, x, t, e: m(x, t, e, return_dict=False)[0], training=(False,))
     # The 16 of the attentions are followed by nothing; the last one stands in code that torch.fx cannot trace.
     assert counts(report) == {"silu": 44, "": 17} and not report.left
     assert {layer.reason for layer in report.layers if "attentions" in layer.name} == {
@@ -122,7 +122,7 @@ def test_stable_diffusion_vae():
     report = compared(lambda: diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
         block_out_channels=(32, 32, 64, 64), layers_per_block=2, latent_channels=4), images(1, 3, 32, 32),
-        call=lambda m, x: m.decode(m.encode(x, return_dict=False)[0].mean, return_dict=False)[0])
+        call=lambda m, x: m.decode(m.encode(x, return_dict=False)[0].mean, return_dict=False)[0], training=(True,))
     assert counts(report) == {"silu": 50, "": 2} and not report.left
 
 
