@@ -3,6 +3,7 @@
 after. Models are f64: what convert does to the sums' order is then some 1e-14, what a wrong graph does is not."""
 import collections
 import copy
+import dataclasses
 import gc
 import pickle
 import warnings
@@ -515,6 +516,28 @@ def test_a_dict_of_modules_may_have_code():
         assert type(model(x)) is kind and list(model(x)) == ["relu"] and close(model(x)["relu"], stock(x)["relu"])
 
 
+@dataclasses.dataclass
+class Output(collections.OrderedDict):
+    """As diffusers' BaseOutput and transformers' ModelOutput."""
+    sample: torch.Tensor
+    rest: tuple = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+
+def test_outputs_with_names_stay_what_they_are():
+    model = Of(lambda s, x: Output(s.act(s.norm(x)), rest=(x, 1)))
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"norm": ("silu",)}
+    x = torch.randn(X)
+    got = model(x)
+    assert type(got) is Output and list(got) == ["sample", "rest"] and got.rest[0] is x and got.rest[1] == 1
+    assert close(got["sample"], stock(x).sample) and got.sample is got["sample"]
+
+
 def test_a_layer_called_twice():
     model = Of(lambda s, x: s.norm(F.relu(s.norm(x))))
     stock = copy.deepcopy(model)
@@ -595,6 +618,8 @@ CONTAINERS = {
     "hooked": (lambda n: hooked(nn.Sequential(n)), False),
     "replaced forward": (lambda n: replaced(nn.Sequential(n)), False),
     "code that does more": (lambda n: Of(lambda s, x: s.norm(x) * 2, norm=n), False),
+    "code that drops it": (lambda n: Of(lambda s, x: (s.norm(x), x)[1], norm=n), False),
+    "code that calls it twice": (lambda n: Of(lambda s, x: s.norm(s.norm(x)), norm=n), False),
     "code that adds an input": (lambda n: Of(lambda s, x: s.norm(x) + x, norm=n), False),
 }
 

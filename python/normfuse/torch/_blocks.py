@@ -12,6 +12,7 @@ state_dict are untouched, `isinstance` holds, and deepcopy and pickle work.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import importlib
 import inspect
 import itertools
@@ -81,6 +82,9 @@ class _Tracer(torch.fx.Tracer):
         if type(a) is collections.OrderedDict:
             pairs = [(key, self.create_arg(value)) for key, value in a.items()]
             return self.create_node("call_function", collections.OrderedDict, (pairs,), {})
+        if isinstance(a, dict) and dataclasses.is_dataclass(a):  # what diffusers and transformers return
+            values = {field.name: self.create_arg(getattr(a, field.name)) for field in dataclasses.fields(a)}
+            return self.create_node("call_function", type(a), (), values)
         if isinstance(a, (dict, list)) and type(a) not in (dict, list):
             raise Untraceable(f"it makes a {type(a).__name__}")
         return super().create_arg(a)

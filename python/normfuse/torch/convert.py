@@ -175,7 +175,7 @@ def _but_identities(block: nn.Sequential) -> list[nn.Module]:
 
 
 def _at_the_end(container: nn.Module, path: _Path) -> Optional[nn.Module]:
-    """The layer that ends the container; None where that is no longer so, or someone watches a container's calls."""
+    """What ends the container; None where nothing does any more, or someone watches or replaced a container's call."""
     module: Optional[nn.Module] = container
     for step in path:
         if module is None or _blocks.hooked(module) or "forward" in module.__dict__:
@@ -185,7 +185,7 @@ def _at_the_end(container: nn.Module, path: _Path) -> Optional[nn.Module]:
             module = children[-1] if children else None
         else:
             module = module._modules.get(step)
-    return module if isinstance(module, _Activated) else None
+    return module
 
 
 def call_up_to_end(container: nn.Module, path: _Path, input: Tensor) -> Tensor:
