@@ -62,7 +62,7 @@ class Problem:
         self.weight, self.bias = (torch.rand(parameters) + 0.5).to(self.dtype), torch.randn(parameters).to(self.dtype)
         self.running = [torch.randn(shape[1]).to(self.dtype), (torch.rand(shape[1]) + 0.5).to(self.dtype)]
 
-    def stock(self, x: Any, weight: Any, bias: Any) -> Any:
+    def stock(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
         import torch
         import torch.nn.functional as F
         problem, slope = self.problem, self.problem["act_param"]
@@ -72,7 +72,6 @@ class Problem:
             weight, bias = (t.reshape(*t.shape, *[1] * (x.dim() - 2)) for t in (weight, bias))
             z = torch.addcmul(bias, x, weight)
         elif problem["op"] == "batch_norm":
-            mean, var = (t.to(x.dtype) for t in self.running)
             z = F.batch_norm(x, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"])
         else:
             z = F.group_norm(x, problem["groups"], weight, bias, problem["eps"])
@@ -81,7 +80,7 @@ class Problem:
                 "gelu_tanh": lambda: F.gelu(z, approximate="tanh"), "elu": lambda: F.elu(z, slope),
                 "mish": lambda: F.mish(z)}[problem["act"]]()
 
-    def ours(self, x: Any, weight: Any, bias: Any) -> Any:
+    def ours(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
         import normfuse.torch as nft
         problem = self.problem
         act = None if problem["act"] == "identity" else problem["act"]
@@ -89,7 +88,7 @@ class Problem:
         if problem["op"] == "affine":
             return nft.channel_affine(x, weight, bias, **options)
         if problem["op"] == "batch_norm":
-            return nft.batch_norm(x, *self.running, weight, bias, not problem["evaluate"], 0.1, problem["eps"], **options)
+            return nft.batch_norm(x, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"], **options)
         return nft.group_norm(x, problem["groups"], weight, bias, problem["eps"], **options)
 
     def calls(self, variant: str) -> Callable[[int], Any]:
@@ -100,20 +99,23 @@ class Problem:
         if not self.problem["backward"]:
             def forward(i: int) -> Any:
                 with torch.no_grad():
-                    return function(self.xs[i], self.weight, self.bias)
+                    return function(self.xs[i], self.weight, self.bias, *self.running)
             return forward
         leaves = [tuple(t.detach().clone(memory_format=torch.preserve_format).requires_grad_() if k else
                         t.detach().requires_grad_() for k, t in enumerate((x, self.weight, self.bias))) for x in self.xs]
-        outputs = [function(*each) for each in leaves]
+        # Each graph has running statistics of its own: updating those of another would spoil it.
+        outputs = [function(*each, *(t.clone() for t in self.running)) for each in leaves]
         return lambda i: torch.autograd.grad(outputs[i], leaves[i], self.dys[i], retain_graph=True)
 
     def exact(self) -> list[Any]:
         import torch
         x, weight, bias = (t.double().requires_grad_() for t in (self.xs[0], self.weight, self.bias))
+        running = [t.clone().double() for t in self.running]
         if not self.problem["backward"]:
             with torch.no_grad():
-                return [self.stock(x, weight, bias)]
-        return list(torch.autograd.grad(self.stock(x, weight, bias), (x, weight, bias), self.dys[0].double()))
+                return [self.stock(x, weight, bias, *running)]
+        y = self.stock(x, weight, bias, *running)
+        return list(torch.autograd.grad(y, (x, weight, bias), self.dys[0].double()))
 
 
 def distance(got: Any, want: list[Any]) -> float:
@@ -134,7 +136,7 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
             call = made.calls(variant)
             error = distance(call(0), want)
             rows[variant].update(error=error, eager_error=eager_error)
-            if not error <= 2 * eager_error + 4 * units[problem["dtype"]]:
+            if variant == "normfuse" and not error <= 2 * eager_error + 4 * units[problem["dtype"]]:
                 rows[variant]["failed"] = "differs from f64 by more than twice what eager does"
         except Exception as error:  # a variant's failure is a result
             rows[variant]["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
