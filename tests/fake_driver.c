@@ -275,14 +275,14 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *statu
     return CUDA_SUCCESS;
 }
 
-/* Memory, of which the first byte is 1 until it is cleared. */
+/* Memory, of ones until it is cleared. `bytes` is a multiple of 256. */
 CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 {
     if (current_device() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (is_refused_by_capture())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    char *const made = fake_driver.is_out_of_memory ? NULL : malloc(bytes);
+    char *const made = fake_driver.is_out_of_memory ? NULL : aligned_alloc(256, bytes);
     if (made == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     memset(made, 1, bytes);

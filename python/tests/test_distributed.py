@@ -322,8 +322,9 @@ def captured_graph():
         for _ in range(3):
             step(layer)
     torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that asks for events
         y = step(layer)
         gradient = x.grad
     layer.reset_running_stats()
