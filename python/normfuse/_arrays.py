@@ -158,8 +158,10 @@ def _view(source: Any, name: str, stream: int, device_id: int) -> _View:
         return _from_numpy(source, name)
     if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
         if _family(type(source)) == "torch" and source.is_cuda:
-            with sys.modules["torch"].cuda.device(source.device):  # torch exports from the current device only
-                return _from_dlpack(source, name, stream)
+            cuda = sys.modules["torch"].cuda
+            with cuda.device(source.device):  # torch exports from the current device only
+                # -1: nothing to wait for, which torch would also do if it is told its own stream by address.
+                return _from_dlpack(source, name, -1 if cuda.current_stream().cuda_stream == stream else stream)
         return _from_dlpack(source, name, stream)
     if hasattr(source, "__cuda_array_interface__"):
         return _from_cuda_interface(source, name, stream, device_id)
