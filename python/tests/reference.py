@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What the operators are, in float64, and how far a right result may be from it: docs/numerics.md as code over whole
-tensors, for the CPU and for CUDA. It shares nothing with the library; tests/ref/ is the same in C. Bounds are worst cases
-over all roundings (on the CPU without the drift of the data, which tests/ref/ measures); none is fitted to what the
-library gives.
+tensors, for the CPU and for CUDA. It shares nothing with the library; tests/ref/ is the same in C. Bounds are worst
+cases over all roundings (on the CPU without the drift of the data, which tests/ref/ measures); none is fitted to what
+the library gives.
 
 A Problem has its arrays as float64 in the axes N, C, S; forward() and backward() return {output: (want, error)}, where
 error is that before the result is stored in its dtype; compare() does the storing.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What only a GPU can show of normfuse.torch and normfuse: CUDA graphs, streams and the memory that they share or do
-not, autocast with a scaler, what the host waits for, kernels and memory counted, several devices, other libraries' arrays.
+not, autocast with a scaler, what the host waits for, kernels and memory counted, several devices, other libraries'
+arrays.
 
 What is computed is asked elsewhere (test_functional.py and others with NORMFUSE_TEST_DEVICE=cuda); here results are
 compared with those of the same call made alone, to the bit, which docs/numerics.md promises.
@@ -129,7 +130,8 @@ def test_kernels_and_binding():
 def test_devices_of_arguments():
     x = random((2, 8, 4, 4), SINGLE, 0)
     for call in (lambda: nft.group_norm(x, 2, torch.ones(8)), lambda: nft.group_norm(x, 2, pre_add=x.cpu()),
-                 lambda: nft.batch_norm(x, torch.zeros(8), torch.ones(8)), lambda: nft.group_norm(x.cpu(), 2, x[0, :, 0, 0])):
+                 lambda: nft.batch_norm(x, torch.zeros(8), torch.ones(8)),
+                 lambda: nft.group_norm(x.cpu(), 2, x[0, :, 0, 0])):
         with pytest.raises((RuntimeError, ValueError, TypeError), match="device"):
             call()
     assert torch.isfinite(nft.group_norm(x, 2)).all()
@@ -766,7 +768,8 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 import torch
 try:
     import jax
-    x = jax.device_put(jax.numpy.arange(2 * 8 * 16 * 16, dtype="float32").reshape(2, 8, 16, 16) % 7, jax.devices("cuda")[0])
+    x = jax.numpy.arange(2 * 8 * 16 * 16, dtype="float32").reshape(2, 8, 16, 16) % 7
+    x = jax.device_put(x, jax.devices("cuda")[0])
 except RuntimeError as error:
     print("no JAX on CUDA:", error, "done")
     raise SystemExit
