@@ -3,6 +3,7 @@
  * columns_backward.cu - gradients where channels are adjacent (NHWC). runs_backward.cu has the formulas; here each
  * thread sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #include "columns.cuh"
+#include "gradients.cuh"
 
 template <typename T, int V, int K, column_tile tile>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
@@ -52,7 +53,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         const column_place place = place_of<T, V>(a, team, part);
         const int shared = V > 1 && !streams ? g.kept_shared : 0;
         const int tile_rows = (K + shared) * place.rows_at_once;
-        uint32_t ticket_before = 0;
+        uint32_t ticket_before = 0, counted = 0;
         R slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
         R first[V] = {}, second[V] = {};
@@ -344,6 +345,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     pair<R> *const of_grid = reinterpret_cast<pair<R> *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
+                    if (!streams && threadIdx.x == 0 && g.contributors > 0)
+                        counted = count_block(a, divide(first_channel, g.by_group));
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         await_boxes();
 #pragma unroll 1
@@ -530,8 +533,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             }
         }
 
-        /* ---- the parameters' gradients: all threads of the block are here, what it found of the team's channels is in
-         * a.sums, and nothing of this team is waited for any more ---- */
+        /* ---- the parameters' gradients ---- */
+        if (!streams && g.contributors > 0 && is_last(a, counted)) {
+            const int channels = min(g.width * V, (int)p.c - place.first_channel);
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < channels; i += threads)
+                give_gradients(a, place.first_channel + i);
+        }
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;

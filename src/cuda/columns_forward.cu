@@ -30,11 +30,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
     raw<T, V> kept[streams ? 1 : K];
-    const auto pack_of = [&](int slot) {
+    const auto read = [&](int slot, R(&value)[V]) {
         if constexpr (V > 1)
-            return slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot];
+            unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot],
+                         value);
         else
-            return kept[slot];
+            unpack<T, V>(kept[slot], value);
     };
 
     int parity = 0;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 else
                     walk<K>(count, shared, [&](int slot) {
                         R values[V];
-                        unpack<T, V>(pack_of(slot), values);
+                        read(slot, values);
                         work(values, slot);
                     });
             };
@@ -194,7 +195,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const bool writes = gives_u && !(sums && applies);
                 walk<K>(count, shared, [&](int slot) {
                     R value[V], added[V];
-                    unpack<T, V>(pack_of(slot), value);
+                    read(slot, value);
                     unpack<T, V>(other.load(), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
@@ -220,13 +221,13 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 if (count > 0) {
                     /* Squares about one of the thread's own values cannot cancel by more than their number. */
                     if (met == 0) {
-                        raw<T, V> own = kept[0];
                         if constexpr (streams)
                             wait_for_older_copies<K - 1>();
-                        if constexpr (V > 1)
-                            if (streams || shared > 0)
-                                own = dynamic[threadIdx.x];
-                        unpack<T, V>(own, shift);
+                        /* Not one slot or the other: registers have no places to count through. */
+                        if (V > 1 && (streams || shared > 0))
+                            read(-1, shift);
+                        else
+                            read(0, shift);
                     }
                     met += count;
                     walk_all([&](R(&value)[V], int) {

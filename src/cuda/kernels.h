@@ -66,6 +66,9 @@
     KERNEL(gradients)                                                                                                  \
     KERNEL(merge)
 
+/* Words of sync memory that tickets have; what follows counts blocks. */
+enum { NORMFUSE_CUDA_TICKET_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
+
 enum normfuse_cuda_kernel {
 #define NORMFUSE_CUDA_KERNEL_ID(picture, direction, type, pack, kept)                                                  \
     NORMFUSE_CUDA_##picture##_##direction##_##type##_##pack##x##kept,
@@ -132,6 +135,7 @@ struct normfuse_cuda_geometry {
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
+    int32_t contributors;    /* blocks that have parts of a channel, where the last finds the gradients; 0: a later kernel */
     /* the small kernels */
     int32_t lanes;         /* threads that share a set or a channel: a warp, or a block */
     int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */

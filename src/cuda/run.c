@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -523,8 +524,12 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     } else if (sums && task->direction == FORWARD) {
         passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)task->device->processors)));
     }
-    if (!settle_runs(task, step, small, stream ? tile_rows * passes : tile_rows, (uint32_t)threads))
-        return false;
+    /* Sums have no coefficients to keep, whatever the number of channels. */
+    while (!settle_runs(task, step, small, stream && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
+        if (sums || passes == 1)
+            return false;
+        passes /= 2;
+    }
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = (int32_t)(task->direction == FORWARD ? slots : 32 * slots);
     g->passes = (int32_t)passes;
@@ -842,10 +847,28 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     const int64_t of_set = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups * slots : slots;
     const int64_t parts = most(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
     struct step *const step = add_small(plan, g, NORMFUSE_CUDA_gradients, sets, parts);
-    const int64_t a_block = step->threads / step->geometry.lanes;
+    const int64_t a_block = (int64_t)step->threads / step->geometry.lanes;
     step->geometry.totals_blocks = (int32_t)step->blocks;
     if (wants_gradients)
         step->blocks += divide_up(p->c, a_block);
+}
+
+/* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
+ * them, and a word of sync memory to count blocks in. Spares a kernel, 2 us on the device and 3 on the host. */
+static bool lets_last_block_finish(const struct task *task, struct step *step)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
+    const int64_t samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
+    /* Where blocks go round, each set would be counted once more, and its writes waited for. */
+    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
+    if (rounds || g->sets_a_block > 1 || samples * g->sum_slots > normfuse_tune("LAST", task->policy->most_parts_of_last) ||
+        (contributors > 1 && (!task->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
+        return false;
+    g->contributors = (int32_t)contributors;
+    return true;
 }
 
 static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases, int32_t source, bool keeps)
@@ -969,6 +992,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
                 if (step->needs_tickets)
                     plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
+                if (wants_gradients && lets_last_block_finish(&task, step))
+                    wants_gradients = false;
             }
         }
         if (!kept) {
@@ -987,7 +1012,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     return false;
             }
         }
-        if (sums && (wants_gradients || plan->totals))
+        if (sums && (wants_gradients || plan->totals || plan->steps[0].geometry.contributors > 0))
             plan->sums =
                 (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots) * 16;
     } else if (sums && wants_gradients) {
@@ -1073,36 +1098,58 @@ static size_t scratch_of(const struct plan *plan)
 
 /* ---- launching --------------------------------------------------------------------------------------------------- */
 
-static _Thread_local char last_kernels[512];
-
-const char *normfuse_last_kernels(void)
-{
-    return last_kernels;
-}
+/* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
+struct launched {
+    enum normfuse_cuda_kernel kernel;
+    uint32_t threads;
+    int64_t blocks;
+    int32_t phases, exchange, parts, passes, kept_shared;
+};
+static _Thread_local struct launched last_launched[MOST_STEPS];
+static _Thread_local int last_count;
 
 static void note(const struct step *step)
 {
-    const size_t at = strlen(last_kernels);
-    if (at + 96 > sizeof last_kernels)
-        return;
-    char *const to = last_kernels + at;
-    const size_t room = sizeof last_kernels - at;
-    const char *const joint = at == 0 ? "" : " + ";
-    if (step->phases == 0)
-        snprintf(to, room, "%s%s", joint, kernel_names[step->kernel]);
-    else
-        snprintf(to, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
-                 kernel_names[step->kernel], step->blocks, step->threads,
-                 step->geometry.exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
-                 : step->geometry.exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
-                                                                      : " parts=",
-                 step->geometry.parts, step->geometry.passes, step->geometry.kept_shared);
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    last_launched[last_count++] =
+        (struct launched){step->kernel, step->threads, step->blocks, step->phases, g->exchange,
+                          g->parts,     g->passes,     g->kept_shared};
 }
 
+const char *normfuse_last_kernels(void)
+{
+    static _Thread_local char text[512];
+    text[0] = '\0';
+    for (int i = 0; i < last_count; i++) {
+        const struct launched *const ran = &last_launched[i];
+        const size_t at = strlen(text), room = sizeof text - at;
+        const char *const joint = at == 0 ? "" : " + ";
+        if (room < 96)
+            break;
+        if (ran->phases == 0)
+            snprintf(text + at, room, "%s%s", joint, kernel_names[ran->kernel]);
+        else
+            snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
+                     kernel_names[ran->kernel], ran->blocks, ran->threads,
+                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
+                     : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
+                                                                : " parts=",
+                     ran->parts, ran->passes, ran->kept_shared);
+    }
+    return text;
+}
+
+/* Asked once: the environment is searched word by word. */
 static bool verbose(void)
 {
-    const char *const value = getenv("NORMFUSE_VERBOSE");
-    return value != NULL && strstr(value, "dispatch") != NULL;
+    static _Atomic int known; /* 0: not yet */
+    int said = atomic_load_explicit(&known, memory_order_relaxed);
+    if (said == 0) {
+        const char *const value = getenv("NORMFUSE_VERBOSE");
+        said = value != NULL && strstr(value, "dispatch") != NULL ? 1 : -1;
+        atomic_store_explicit(&known, said, memory_order_relaxed);
+    }
+    return said > 0;
 }
 
 normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
@@ -1131,7 +1178,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     arguments.totals = plan->totals ? (double *)(void *)scratch : NULL;
     arguments.tickets = has_tickets ? exec->sync : NULL;
 
-    last_kernels[0] = '\0';
+    last_count = 0;
     for (int i = 0; i < plan->count; i++) {
         const struct step *const step = &plan->steps[i];
         note(step);
@@ -1164,7 +1211,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             return status;
     }
     if (verbose())
-        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, last_kernels);
+        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, normfuse_last_kernels());
     return NORMFUSE_OK;
 }
 
