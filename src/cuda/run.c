@@ -158,6 +158,17 @@ static int32_t rows_abreast(const struct normfuse_problem *p, int pack)
     return (int32_t)abreast;
 }
 
+/* Of `abreast` rows at once, so that a lane that joins what threads found has no more of it one after the other than
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each pack holds pieces of several. */
+static int64_t most_at_once(int direction, int32_t abreast, int pack, int64_t group)
+{
+    if (abreast <= 1)
+        return INT64_MAX;
+    const int64_t in_lane = direction == FORWARD ? 16 + least(group, 16) : 16;
+    const int64_t pieces = direction == FORWARD ? common_multiple(group, pack) / pack : 1;
+    return in_lane / abreast * 32 / pieces;
+}
+
 /* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
  * under columns a sample, or all samples that one reads through. */
 static bool are_alike(const struct normfuse_problem *p, bool all_samples)
@@ -706,7 +717,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0, 1, 2, 4, 8, 16, 0, 0, 0};
             const bool grid = way % 8 >= 5;
             const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
-            const int64_t most_at_once = most(1, most_threads / width);
+            const int64_t at_most =
+                least(most(1, most_threads / width), most_at_once(task->direction, task->abreast, task->pack, d));
             if ((grid && !task->has_tickets) || (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
@@ -736,8 +748,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             if (parts > g->rows || parts < 1)
                 continue;
             /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-            const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, most_at_once);
-            const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : most_at_once;
+            const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, at_most);
+            const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : at_most;
             const uint32_t threads = whole_warps(width * at_once);
             const enum kept kept = !task->plain                                          ? ANY
                                    : !grid && parts == 1                                 ? WHOLE
@@ -783,7 +795,10 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     const int64_t slots = packs_kept[1][task->direction][small] + more;
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const uint32_t threads = whole_warps(width * most(1, 256 / width));
+    const int64_t at_most = sums || task->direction == BACKWARD
+                                ? most_at_once(task->direction, task->abreast, task->pack, group)
+                                : INT64_MAX;
+    const uint32_t threads = whole_warps(width * least(most(1, 256 / width), at_most));
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
     /* A thread's sums grow no longer than docs/numerics.md says. */
@@ -876,7 +891,11 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
     task.abreast = rows_abreast(p, task.pack);
-    task.wide = task.abreast > 0 && (task.abreast == 1 || normfuse_tune("ABREAST", 1) != 0);
+    if (task.abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 ||
+                             most_at_once(task.direction, task.abreast, task.pack,
+                                          p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1) == 0))
+        task.abreast = 0;
+    task.wide = task.abreast > 0;
     task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
                  p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
     task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
