@@ -677,7 +677,7 @@ struct plan_case {
     int op; /* 0 group norm, 1 batch norm, 2 affine */
     int64_t sizes[3], groups;
     normfuse_type type;
-    bool channels_last, backward, has_sync, misaligned;
+    bool channels_last, backward, has_sync, misaligned, sliced; /* sliced: of channels-last tensors with more channels */
     int32_t activation;
 };
 
@@ -902,6 +902,13 @@ static void check_abreast(const struct plan_case *test, const struct fake_launch
     CHECK(g->blocks_wide == 1 && (int64_t)g->width * pack == p->c * g->abreast && g->abreast <= pack &&
               p->c * (g->abreast / 2) % pack != 0,
           "%s: %s: %d rows abreast in %d packs", test->name, launch->name, (int)g->abreast, (int)g->width);
+    const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
+    const int64_t pieces = (g->group >> g->piece_bits) * at_once;
+    const int64_t in_lane = test->backward ? up(at_once * g->abreast, INT64_C(1) << g->channel_bits)
+                                           : g->abreast * up(pieces, INT64_C(1) << g->group_bits);
+    CHECK(p->sets == NORMFUSE_SETS_NONE || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 ||
+              in_lane <= (test->backward ? 16 : 22 + group - 3 * g->piece_bits),
+          "%s: %s: a lane joins %lld sums one after the other", test->name, launch->name, (long long)in_lane);
     CHECK(p->c % g->group == 0 || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 || p->sets == NORMFUSE_SETS_NONE,
           "%s: %s: groups of %d channels", test->name, launch->name, (int)g->group);
 }
@@ -1072,7 +1079,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s",
              operators[test->op], (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
              (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
-             test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "", test->misaligned ? " misaligned" : "",
+             test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "",
+             test->misaligned ? " misaligned"
+             : test->sliced   ? " sliced"
+                              : "",
              device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
@@ -1083,6 +1093,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
                                      : normfuse_tensor_contiguous(data, test->type, 3, sizes, &axes[i]);
         big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+        if (test->sliced) {
+            axes[i].strides[2] = sizes[1] + 8;
+            axes[i].strides[0] = sizes[2] * axes[i].strides[2];
+        }
     }
     const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
     for (int i = 0; i < 5; i++) {
@@ -1199,6 +1213,7 @@ static void test_plans(void)
             test.backward = random_below(2) != 0;
             test.has_sync = random_below(3) != 0;
             test.misaligned = random_below(6) == 0;
+            test.sliced = test.channels_last && random_below(6) == 0;
             int most = i % 3 == 0 ? 12 : 31;
             for (int axis = 0; axis < 3; axis++) {
                 const int limit[] = {12, i % 50 == 0 ? 17 : 12, 24};
