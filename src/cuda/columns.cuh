@@ -20,10 +20,12 @@ struct column_place {
     int first_channel;                /* of the block */
     int first, stop;                  /* the rows of the part */
     int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
+    unsigned step;                    /* bytes from one row of the thread to the next, of tensors that are alike */
     bool active;                      /* has a pack at all */
 };
 
-template <int V> __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int team, int part)
+template <typename T, int V>
+__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int team, int part)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     column_place place;
@@ -38,6 +40,8 @@ template <int V> __device__ __forceinline__ column_place place_of(const normfuse
     place.active = place.beside < place.rows_at_once && place.c < g.row_channels;
     place.first = (part - of_sample * g.parts_a_sample) * g.part_rows;
     place.stop = min(g.rows, place.first + g.part_rows);
+    place.step = (unsigned)place.rows_at_once * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
+    asm("" : "+r"(place.step));
     return place;
 }
 
@@ -62,6 +66,8 @@ template <typename T, int V, bool alike> struct column_cursor {
         base = own.data;
         if constexpr (alike) {
             base += sample;
+            /* Else it is found again at each access, by a dozen instructions. */
+            asm("" : "+l"(base));
             at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
         } else {
             asm volatile("" : "+r"(row));
@@ -70,13 +76,23 @@ template <typename T, int V, bool alike> struct column_cursor {
         }
     }
     /* To the row that the thread has next. */
-    __device__ __forceinline__ void advance(const normfuse_view &own, const normfuse_view &x, const column_place &place)
+    __device__ __forceinline__ void advance(const normfuse_view &own, const column_place &place)
     {
-        at += (offset)place.rows_at_once * (offset)(alike ? x.position : own.position) * (offset)sizeof(T);
+        if constexpr (alike)
+            at += place.step;
+        else
+            at += (offset)place.rows_at_once * own.position * (offset)sizeof(T);
     }
     __device__ __forceinline__ raw<T, V> load() const
     {
         return load_pack<T, V>(base + at, 0);
+    }
+    __device__ __forceinline__ void load_if(bool asked, raw<T, V> &pack) const
+    {
+        if constexpr (V > 1)
+            load_pack_if(asked, pack, base + at);
+        else if (asked)
+            pack = load();
     }
     __device__ __forceinline__ void store(raw<T, V> pack) const
     {
@@ -141,6 +157,40 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
     for (int k = 0; k < min(shared, count); k++)
         work(-1 - k);
     walk_kept<0, K>(count - shared, work);
+}
+
+/* Without a tile: of `count` rows the first K have been asked for, and once unpack(place) has made values of one, it is
+ * asked for again, load(place, whether there is a row K further on), before work(values): something is always on its
+ * way. `step` at a time, which are waited for together: a warp has too few counters of loads for one to each. */
+template <int k, int step, typename Values, int K, typename Pack, typename Unpack, typename Load, typename Work>
+__device__ __forceinline__ void stream_kept(int left, Pack (&kept)[K], Unpack &unpack, Load &load, Work &work)
+{
+    if constexpr (k < K) {
+        if (k < left) {
+            Values values[step];
+#pragma unroll
+            for (int i = 0; i < step; i++)
+                unpack(kept[k + i], values[i]);
+#pragma unroll
+            for (int i = 0; i < step; i++)
+                load(kept[k + i], k + i + K < left);
+            work(values[0]);
+#pragma unroll
+            for (int i = 1; i < step; i++)
+                if (k + i < left)
+                    work(values[i]);
+            stream_kept<k + step, step, Values>(left, kept, unpack, load, work);
+        }
+    }
+}
+
+template <int step, typename Values, int K, typename Pack, typename Unpack, typename Load, typename Work>
+__device__ __forceinline__ void stream(int count, Pack (&kept)[K], Unpack unpack, Load load, Work work)
+{
+    static_assert(K % step == 0, "steps are whole");
+#pragma unroll 1
+    for (int left = count; left > 0; left -= K)
+        stream_kept<0, step, Values>(left, kept, unpack, load, work);
 }
 
 /* `lanes` is the same in the whole warp. */

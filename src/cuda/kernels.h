@@ -63,7 +63,6 @@
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
     KERNEL(statistics)                                                                                                 \
     KERNEL(running)                                                                                                    \
-    KERNEL(totals)                                                                                                     \
     KERNEL(gradients)                                                                                                  \
     KERNEL(merge)
 
@@ -138,6 +137,9 @@ struct normfuse_cuda_geometry {
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
+    /* the small kernels */
+    int32_t lanes;         /* threads that share a set or a channel: a warp, or a block */
+    int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */
     struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
     struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once;
     struct normfuse_cuda_divisor by_pieces;       /* columns: pieces of a group, */

@@ -11,10 +11,10 @@ template <typename R> struct run_coefficient {
     R shift, slope, offset, unused;
 };
 
-/* Coefficients of the channels that the block touches. With statistics to come they are weight and bias with the
+/* Coefficients of the channels that the block touches, slope and offset times `factor`. With statistics to come they are weight and bias with the
  * sample's scale and shift. */
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs,
+__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs, R factor,
                                                      run_coefficient<R> *coefficients)
 {
     const normfuse_problem &p = a.problem;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
             shift = (R)mean;
             offset -= (R)(mean - (double)shift) * slope;
         }
-        coefficients[i] = {shift, slope, offset, R(0)};
+        coefficients[i] = {shift, slope * factor, offset * factor, R(0)};
     }
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, plain = tile >= TILE_WHOLE;
-    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED;
+    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED, streams = tile == TILE_PASSING;
     using tensor = run_tensor<T, V, plain, ragged>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     __shared__ moments<R> of_warps[most_warps];
     __shared__ double of_parts[TRIPLE * MOST_CLUSTER];
     __shared__ mailbox mail;
-    const int shared = V > 1 && !many ? g.kept_shared : 0;
+    const int shared = V > 1 && !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
     run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
@@ -72,7 +72,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const bool shares = tile == TILE_SHARED || tile == TILE_ANY || ragged;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const bool backwards = !keeps && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
@@ -157,13 +157,31 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 }
             }
             if (applies && (pass == 0 || !many))
-                prepare_coefficients<many>(a, packs, coefficients);
+                prepare_coefficients<many>(a, packs, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1), coefficients);
             if (V > 1 && shared > 0)
                 wait_for_copies();
-            /* Calls work(pack, index) for each pack of the thread; it says whether it changed the pack. */
+            /* Calls work(pack, index) for each pack of the thread; it says whether it changed the pack. Where nothing
+             * is kept a pack that was read is asked for again at once, K packs further on. */
             const auto walk = [&](auto work) {
                 int index = packs.index;
                 asm volatile("" : "+r"(index));
+                if constexpr (streams) {
+                    const tensor x(a, p.x, p.x, packs.n, packs.c);
+#pragma unroll 1
+                    while (index < packs.end) {
+#pragma unroll
+                        for (int k = 0; k < K; k++) {
+                            if (index >= packs.end)
+                                break;
+                            raw<T, V> pack = kept[k];
+                            const int next = index + K * packs.step;
+                            load_pack_if(next < packs.end, kept[k], x.at(g, next, divide(next, g.by_spans)));
+                            work(pack, index);
+                            index += packs.step;
+                        }
+                    }
+                    return;
+                }
                 if constexpr (V > 1 && !many) {
 #pragma unroll 1
                     for (int k = 0; k < shared; k++) {
@@ -364,7 +382,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
                         }
-                        activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
+                        activate_chosen<fast, plain>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
                         return false;
                     });
