@@ -87,13 +87,6 @@ template <typename T, int V, bool alike> struct column_cursor {
     {
         return load_pack<T, V>(base + at, 0);
     }
-    __device__ __forceinline__ void load_if(bool asked, raw<T, V> &pack) const
-    {
-        if constexpr (V > 1)
-            load_pack_if(asked, pack, base + at);
-        else if (asked)
-            pack = load();
-    }
     __device__ __forceinline__ void store(raw<T, V> pack) const
     {
         store_pack<T, V>(base + at, 0, pack);
@@ -157,40 +150,6 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
     for (int k = 0; k < min(shared, count); k++)
         work(-1 - k);
     walk_kept<0, K>(count - shared, work);
-}
-
-/* Without a tile: of `count` rows the first K have been asked for, and once unpack(place) has made values of one, it is
- * asked for again, load(place, whether there is a row K further on), before work(values): something is always on its
- * way. `step` at a time, which are waited for together: a warp has too few counters of loads for one to each. */
-template <int k, int step, typename Values, int K, typename Pack, typename Unpack, typename Load, typename Work>
-__device__ __forceinline__ void stream_kept(int left, Pack (&kept)[K], Unpack &unpack, Load &load, Work &work)
-{
-    if constexpr (k < K) {
-        if (k < left) {
-            Values values[step];
-#pragma unroll
-            for (int i = 0; i < step; i++)
-                unpack(kept[k + i], values[i]);
-#pragma unroll
-            for (int i = 0; i < step; i++)
-                load(kept[k + i], k + i + K < left);
-            work(values[0]);
-#pragma unroll
-            for (int i = 1; i < step; i++)
-                if (k + i < left)
-                    work(values[i]);
-            stream_kept<k + step, step, Values>(left, kept, unpack, load, work);
-        }
-    }
-}
-
-template <int step, typename Values, int K, typename Pack, typename Unpack, typename Load, typename Work>
-__device__ __forceinline__ void stream(int count, Pack (&kept)[K], Unpack unpack, Load load, Work work)
-{
-    static_assert(K % step == 0, "steps are whole");
-#pragma unroll 1
-    for (int left = count; left > 0; left -= K)
-        stream_kept<0, step, Values>(left, kept, unpack, load, work);
 }
 
 /* `lanes` is the same in the whole warp. */

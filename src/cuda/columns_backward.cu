@@ -32,7 +32,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
     struct both {
         raw<T, V> x, dy;
-    } kept[K];
+    } kept[streams ? 1 : K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
@@ -79,8 +79,17 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 x.advance(p.x, place);
                 dy.advance(p.dy, place);
             };
-            if (!is_loaded)
-                walk<K>(min(count, K + shared), shared, [&](int slot) { load(x_at, dy_at, slot); });
+            const auto copy = [&](int slot) {
+                uint4 *const to = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                copy_ahead(to, x_at.base + x_at.at, 0);
+                copy_ahead(to + threads, dy_at.base + dy_at.at, 0);
+                x_at.advance(p.x, place);
+                dy_at.advance(p.dy, place);
+            };
+            if constexpr (streams)
+                open_ring<K>(count, copy);
+            else if (!is_loaded)
+                walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
 
             /* What follows from these is found now, not ahead of all loops and loads. */
             int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
@@ -99,7 +108,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * shared * threads);
+                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * (streams ? K : shared) * threads);
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + groups);
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -430,11 +439,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- results ---- */
 #pragma unroll
-            for (int k = 0; k < K; k++) {
+            for (int k = 0; k < (streams ? 0 : K); k++) {
                 forget(kept[k].x);
                 forget(kept[k].dy);
             }
-            if (streams) {
+            if constexpr (streams) {
                 /* Sums without results, results from totals that are known, or results that need none. */
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
@@ -442,20 +451,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     struct row_values {
                         R x[V / H][H], dy[V / H][H];
                     };
-                    stream<1, row_values>(
-                        count, kept,
-                        [](const both &pack, row_values &values) {
+                    walk_ring<K>(
+                        count, copy,
+                        [&](int slot) {
+                            const uint4 *const from = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                            const uint4 x = from[0], dy = from[threads];
+                            row_values values;
 #pragma unroll
                             for (int h = 0; h < V / H; h++) {
-                                unpack_part<T, V>(pack.x, h, values.x[h]);
-                                unpack_part<T, V>(pack.dy, h, values.dy[h]);
+                                unpack_part<T, V>(x, h, values.x[h]);
+                                unpack_part<T, V>(dy, h, values.dy[h]);
                             }
-                        },
-                        [&](both &to, bool asked) {
-                            x_at.load_if(asked, to.x);
-                            dy_at.load_if(asked, to.dy);
-                            x_at.advance(p.x, place);
-                            dy_at.advance(p.dy, place);
+                            return values;
                         },
                         [&](row_values &values) {
                             raw<T, V> dx_out = zero_pack<T, V>();
@@ -546,11 +553,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
 __host__ __device__ constexpr int most_registers(column_tile tile, int bytes)
 {
-    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
+    return tile == COLUMNS_PASSING && bytes < 8 ? 80 : tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 4 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_BACKWARD(picture, direction, type, pack, kept)                                                         \

@@ -29,7 +29,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
     const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
-    raw<T, V> kept[K];
+    raw<T, V> kept[streams ? 1 : K];
     const auto pack_of = [&](int slot) {
         if constexpr (V > 1)
             return slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot];
@@ -66,20 +66,26 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
                 from.advance(p.x, place);
             };
-            if (!is_loaded)
-                walk<K>(min(count, K + shared), shared, [&](int slot) { load(x, slot); });
+            const auto copy = [&](int slot) {
+                copy_ahead(dynamic + slot * threads + (int)threadIdx.x, x.base + x.at, 0);
+                x.advance(p.x, place);
+            };
+            if constexpr (streams)
+                open_ring<K>(count, copy);
+            else if (!is_loaded)
+                walk<K>(count, shared, [&](int slot) { load(x, slot); });
             /* Calls work(values, slot) for each row of the thread. */
             struct row_values {
                 R of[V];
             };
             const auto walk_all = [&](auto work) {
                 if constexpr (streams)
-                    stream<2, row_values>(
-                        count, kept,
-                        [](const raw<T, V> &pack, row_values &values) { unpack<T, V>(pack, values.of); },
-                        [&](raw<T, V> &to, bool asked) {
-                            x.load_if(asked, to);
-                            x.advance(p.x, place);
+                    walk_ring<K>(
+                        count, copy,
+                        [&](int slot) {
+                            row_values values;
+                            unpack<T, V>(dynamic[slot * threads + (int)threadIdx.x], values.of);
+                            return values;
                         },
                         [&](row_values &values) { work(values.of, 0); });
                 else
@@ -101,15 +107,17 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             forget(step);
             forget(rows);
             forget(part_rows);
-            /* Shared memory, in this order: packs; sums of pieces; statistics of groups; of each channel what
-             * channel_values says; means of groups; of each block of a cluster the pair of a group. */
+            /* Shared memory, in this order: packs; sums of pieces (where rings are, once these are done with);
+             * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
+             * cluster the pair of a group. */
             const int channels = width * V, first_channel = place.first_channel;
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
             piece_sums<R> *const of_pieces = reinterpret_cast<piece_sums<R> *>(dynamic + shared * threads);
-            group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(of_pieces + (sums ? (at_once * width) << pack_bits : 0));
+            const int pieces_bytes = sums ? ((at_once * width) << pack_bits) * (int)sizeof(piece_sums<R>) : 0;
+            group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
+                reinterpret_cast<char *>(of_pieces) + (streams ? max(pieces_bytes, K * threads * 16) : pieces_bytes));
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + (sums ? groups : 0));
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -217,8 +225,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     /* Squares about one of the thread's own values cannot cancel by more than their number. */
                     if (met == 0) {
                         raw<T, V> own = kept[0];
+                        if constexpr (streams)
+                            wait_for_older_copies<K - 1>();
                         if constexpr (V > 1)
-                            if (shared > 0)
+                            if (streams || shared > 0)
                                 own = dynamic[threadIdx.x];
                         unpack<T, V>(own, shift);
                     }
@@ -237,6 +247,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
                 /* ---- the statistics of the groups ---- */
                 const int pieces = g.group >> piece_bits, entries = pieces * at_once;
+                if (streams)
+                    __syncthreads();
                 if (place.active) {
                     const R count_here = (R)met, share = R(1) / (R)max(met, 1);
 #pragma unroll
@@ -412,7 +424,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
                 }
 #pragma unroll
-                for (int k = 0; k < K; k++)
+                for (int k = 0; k < (streams ? 0 : K); k++)
                     forget(kept[k]);
                 cursor y(p.y, p.x, place, row), other(!plain && p.post_add.data ? p.post_add : p.y, p.x, place, row);
                 cursor u(!plain && p.u.data ? p.u : p.y, p.x, place, row);
@@ -481,11 +493,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 /* Blocks of 320 threads that hold a set of 20 KB: two on a processor. */
 __host__ __device__ constexpr int most_registers(column_tile tile, int pack, int bytes)
 {
-    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : pack > 1 || bytes == 8 ? 128 : 96;
+    return tile == COLUMNS_PASSING && bytes < 8  ? 64
+           : tile == COLUMNS_WHOLE && bytes < 8  ? 96
+           : pack > 1 || bytes == 8              ? 128
+                                                 : 96;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 12 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \

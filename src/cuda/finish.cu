@@ -160,15 +160,16 @@ static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arg
             slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
 }
 
-/* How the threads of an item share out channels or samples of about `slots` parts each: as many threads to each of
- * these as it has parts, rounded up to a power of two. */
+/* How the threads of an item share out channels or samples, `outers`, of about `slots` parts each: all of those at once
+ * if there are threads, since each waits for parameters of its own, and the parts of each among the threads then left. */
 struct shared_parts {
     int first, step, slot, lanes;
 
-    __device__ __forceinline__ shared_parts(const shared_item &item, int slots)
+    __device__ __forceinline__ shared_parts(const shared_item &item, int64_t outers, int slots)
     {
-        lanes = slots <= 1 ? 1 : min(item.lanes, 1 << (32 - __clz(slots - 1)));
-        const int bits = 31 - __clz(lanes);
+        const auto exponent = [](int value) { return value <= 1 ? 0 : 32 - __clz(value - 1); };
+        const int all = exponent(item.lanes), bits = min(exponent(slots), all - min(all, exponent((int)outers)));
+        lanes = 1 << bits;
         first = item.lane >> bits;
         step = item.lanes >> bits;
         slot = item.lane & (lanes - 1);
@@ -203,7 +204,7 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
         return;
     const int channels = by_channel ? 1 : (int)(p.c / p.groups), slots = a.sums ? a.geometry.sum_slots : 1;
     const int64_t n = by_channel ? 0 : set / p.groups, first = by_channel ? set : (set - n * p.groups) * channels;
-    const shared_parts share(item, slots);
+    const shared_parts share(item, channels, slots);
     double plain = 0.0, centred = 0.0;
     for (int64_t outer = share.first; outer < channels; outer += share.step) {
         const int64_t c = first + outer;
@@ -256,7 +257,7 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     };
     double weight = 0.0, bias = 0.0;
     if (!each) {
-        const shared_parts share(item, a.sums ? a.geometry.sum_slots : 1);
+        const shared_parts share(item, samples, a.sums ? a.geometry.sum_slots : 1);
         for (int64_t n = share.first; n < samples; n += share.step) {
             const double2 sum = share.add(parts_of(a, n, c));
             const double scale = 1.0 + parameter<double>(p.scale, n, c, 0.0);

@@ -67,10 +67,10 @@ static uint32_t whole_warps(int64_t threads)
 
 enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED };
 
-/* Packs that a thread of each kind keeps in registers, as in kernels.h. */
+/* Packs that a thread of each kind keeps in registers, or in its ring, as in kernels.h. */
 static const int packs_kept[2][2][7] = {
-    {{4, 6, 7, 8, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
-    {{0, 6, 4, 8, 7, 16, 0}, {0, 3, 2, 4, 5, 6, 0}}, /* columns */
+    {{4, 6, 7, 12, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
+    {{0, 6, 4, 12, 7, 16, 0}, {0, 3, 2, 8, 5, 6, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -306,7 +306,7 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
     return g;
 }
 
-/* A kernel that keeps nothing and asks for a pack as it has read another: any number of them to a thread. */
+/* A kernel that keeps nothing: a thread walks any number of packs, through a ring in shared memory. */
 static bool streams(const struct task *task, enum kept kept)
 {
     return kept == PASSING && (task->problem->columns || task->direction == FORWARD);
@@ -336,7 +336,8 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t numbers = task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
-    step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
+    const int64_t slots = streams(task, kept) ? registers : g->kept_shared;
+    step->shared = (size_t)task->tensors * 16 * (size_t)slots * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
 
@@ -556,7 +557,7 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", task->policy->passing_waves[0][sums]);
         const int64_t resident = (int64_t)normfuse_cuda_blocks_per_processor(
                                      task->device, tile_kernel(false, FORWARD, task->problem->type, true, small),
-                                     (uint32_t)threads, 1024) *
+                                     (uint32_t)threads, (size_t)(16 * threads * slots) + 1024) *
                                  task->device->processors;
         passes = tiles * g->sets / (waves * most(1, resident));
         passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_tune("PASSES", 4)));
@@ -622,7 +623,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     g->part_rows = (int32_t)part_rows;
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
-    g->kept_shared = (int32_t)most(0, divide_up(part_rows, at_once) - registers);
+    g->kept_shared = streams(task, kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     if (g->kept_shared > 0 && !task->wide)
         return false;
     const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
@@ -641,19 +642,22 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
     const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
+    size_t packs = (size_t)task->tensors * 16 * (size_t)(streams(task, kept) ? registers : g->kept_shared) * threads;
     if (task->direction == BACKWARD) {
         words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        words = 4 * at_once * (task->pack >> g->piece_bits) * g->width + 4 * groups;
+        const size_t pieces =
+            (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
+        /* Rings are done with when sums are joined. */
+        packs = streams(task, kept) ? (packs > pieces ? packs : pieces) : packs + pieces;
+        words = 4 * groups;
         words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
         doubles = groups + groups % 2;
     } else {
         words = 3 * stride;
     }
-    const size_t bytes = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads +
-                         (size_t)words * task->value_bytes + (size_t)doubles * sizeof(double);
-    step->shared = bytes;
+    step->shared = packs + (size_t)words * task->value_bytes + (size_t)doubles * sizeof(double);
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
