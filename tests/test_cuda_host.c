@@ -17,6 +17,7 @@
 #include "harness.h"
 #include "normfuse.h"
 #include "tolerance.h"
+#include "torch.h"
 
 #define KERNEL ((enum normfuse_cuda_kernel)0)
 #define LAST_KERNEL ((enum normfuse_cuda_kernel)(NORMFUSE_CUDA_KERNELS - 1))
@@ -145,6 +146,89 @@ static void test_start(void)
 }
 
 /* The entries by name, versions included, through a library that is opened. */
+static void *sync_of(int32_t device, uintptr_t stream)
+{
+    size_t bytes = 1;
+    void *const memory = normfuse_stream_sync(device, (void *)stream, &bytes);
+    CHECK(bytes == (memory != NULL ? 65536u : 0u), "%zu bytes", bytes);
+    return memory;
+}
+
+/* Which memory is whose: a stream's, a stream's of a captured graph, of a context. `there` is of the driver opened as
+ * `library`. */
+static void test_stream_sync(void *library, struct fake_driver *there)
+{
+    void (*destroy_graphs)(void), (*set_context)(CUcontext);
+    int (*contexts)(void);
+    CUcontext (*context_of)(int, int);
+    const struct {
+        const char *name;
+        void *function;
+    } wanted[] = {{"fake_driver_destroy_graphs", &destroy_graphs},
+                  {"fake_driver_set_context", &set_context},
+                  {"fake_driver_depth", &contexts},
+                  {"fake_driver_context", &context_of}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *const address = dlsym(library, wanted[i].name);
+        memcpy(wanted[i].function, &address, sizeof address);
+    }
+    set_context(NULL);
+    there->devices = 2;
+
+    there->is_out_of_memory = true;
+    CHECK(sync_of(0, 0x100) == NULL && contexts() == 0, "memory where there is none");
+    there->is_out_of_memory = false;
+    char *const first = sync_of(0, 0x100);
+    CHECK(first != NULL && first[0] == 0 && first[65535] == 0, "no memory, or it was not cleared");
+    char *const second = sync_of(0, 0x200), *const usual = sync_of(0, 0);
+    CHECK(second != NULL && second != first && usual != NULL && usual != first && usual != second,
+          "two streams share memory");
+    CHECK(sync_of(0, 0x100) == first && sync_of(0, 0x200) == second && sync_of(0, (uintptr_t)CU_STREAM_LEGACY) == usual,
+          "a stream's memory has changed");
+    CHECK(sync_of(0, (uintptr_t)CU_STREAM_PER_THREAD) == NULL, "threads share the memory of their own default streams");
+    char *const other = sync_of(1, 0x100);
+    CHECK(other != NULL && other != first && sync_of(1, 0x100) == other, "two devices share memory");
+    CHECK(there->allocations == 4 && there->streams == 0 && contexts() == 0, "%d allocations, %d streams, %d contexts",
+          there->allocations, there->streams, contexts());
+    CHECK(there->device[1].primary_retained == 1, "retained %d times", there->device[1].primary_retained);
+    /* A context of the caller's own, as the launch will take it, and the same one being the primary. */
+    set_context(context_of(0, 1));
+    char *const own = sync_of(0, 0x100);
+    CHECK(own != NULL && own != first && sync_of(0, 0x100) == own && contexts() == 1, "two contexts share memory");
+    set_context(context_of(0, 0));
+    CHECK(sync_of(0, 0x100) == first, "the primary context has two memories for a stream");
+
+    there->capturing = true;
+    there->capture = 7;
+    char *const captured = sync_of(0, 0x100), *const beside = sync_of(0, 0x200);
+    CHECK(captured != NULL && captured != first && captured != second && beside != NULL && beside != captured &&
+              beside != first && beside != second && sync_of(0, 0x100) == captured,
+          "a graph shares memory with a stream");
+    there->capture = 8;
+    char *const later = sync_of(0, 0x100);
+    CHECK(later != NULL && later != captured && later != beside && later != first, "two graphs share memory");
+    CHECK(there->graph_objects == 3, "graphs hold %d objects", there->graph_objects);
+    there->capture = 0;
+    CHECK(sync_of(0, 0x100) == first && sync_of(0, 0x200) == second, "a stream's memory has changed by a capture");
+    /* Of graphs that are gone: taken again, by a stream or by another graph, and nothing is allocated. */
+    const int allocations = there->allocations;
+    destroy_graphs();
+    char *const again = sync_of(0, 0x300);
+    CHECK(again == captured || again == beside || again == later, "the memory of a graph was lost");
+    there->capture = 9;
+    char *const next = sync_of(0, 0x300);
+    CHECK(next != again && (next == captured || next == beside || next == later), "the memory of a graph was lost");
+    CHECK(there->allocations == allocations, "%d allocations more", there->allocations - allocations);
+    /* A graph that takes no object: the block is free again, and this call has none. */
+    there->user_object_result = CUDA_ERROR_INVALID_VALUE;
+    CHECK(sync_of(0, 0x400) == NULL && sync_of(0, 0x400) == NULL, "memory that no graph holds");
+    there->user_object_result = CUDA_SUCCESS;
+    char *const last = sync_of(0, 0x400);
+    CHECK(last != NULL && last != next && there->allocations == allocations, "the memory of a graph was lost");
+    destroy_graphs();
+    set_context(NULL);
+}
+
 static void test_opened(void)
 {
     if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != NULL) {
@@ -173,6 +257,7 @@ static void test_opened(void)
           "launch: %s", normfuse_last_error());
     CHECK(there->launches == 1 && there->launch[0].grid == 3, "the launch did not arrive");
     CHECK(there->device[0].primary_retained == 1, "retained %d times", there->device[0].primary_retained);
+    test_stream_sync(library, there);
 }
 
 /* What allocates device memory, copies, sets or waits has no place among the entries. */
@@ -284,6 +369,19 @@ static void test_kernels_prepared(void)
     CHECK(fake_driver.calls[FAKE_CALLS_cuKernelSetAttribute] == 3 * NORMFUSE_CUDA_KERNELS, "attributes were set again");
     CHECK(fake_driver_depth() == 1, "%d contexts", fake_driver_depth());
     fake_driver_set_context(NULL);
+
+    /* While a stream is captured; the thread's mode is afterwards what it was. */
+    fake_driver_reset();
+    fake_driver.capturing = true;
+    fake_driver_use();
+    CHECK(prepare_quietly(0) == NORMFUSE_OK, "under capture: %s", normfuse_last_error());
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    fake_driver_table()->cuThreadExchangeStreamCaptureMode(&mode);
+    CHECK(mode == CU_STREAM_CAPTURE_MODE_GLOBAL, "the capture mode became %d", (int)mode);
+    fake_driver_reset();
+    fake_driver.device[0].function_result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    fake_driver_use();
+    REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "NVIDIA H200", "call normfuse_prepare", "fake error 900");
 }
 
 enum { THREADS = 8 };
@@ -677,12 +775,12 @@ struct plan_case {
     int op; /* 0 group norm, 1 batch norm, 2 affine */
     int64_t sizes[3], groups;
     normfuse_type type;
-    bool channels_last, backward, has_sync, misaligned;
+    bool channels_last, backward, has_sync, misaligned, sliced; /* sliced: of channels-last tensors with more channels */
     int32_t activation;
 };
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, ragged_launches;
+static int too_large, too_little_shared, ragged_launches, abreast_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -718,11 +816,11 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
         const int64_t at_once = (int64_t)threads / g->width, rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
         if (backward)
-            return (double)(up(rows, at_once) + up(beside, INT64_C(1) << g->channel_bits) +
+            return (double)(up(rows, at_once) + up(beside * g->abreast, INT64_C(1) << g->channel_bits) +
                             (centred ? up(g->group, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
         const int64_t pieces = (g->group >> g->piece_bits) * beside;
-        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + up(pieces, lanes) + 7) +
+        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + g->abreast * up(pieces, lanes) + 7) +
                (applies && g->parts > 1 ? (double)up(g->parts, lanes) + 7 : 0.0);
     }
     const bool many = g->sets_a_block > 1;
@@ -766,7 +864,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const int64_t packs = p->columns ? p->c / pack : p->s / pack;
+    const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
     for (int64_t block = 0; block < launch->grid; block++) {
         const int64_t team = block / g->parts, part = block % g->parts;
         for (int64_t set = team; set < g->sets;
@@ -880,6 +978,39 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
     free(seen);
 }
 
+/* Rows that are walked as one are adjacent, whole packs, and all of them in each block. */
+static void check_abreast(const struct plan_case *test, const struct fake_launch *launch,
+                          const struct normfuse_cuda_arguments *a, int pack)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    CHECK(g->abreast >= 1 && (int64_t)g->rows * g->abreast == p->s && g->row_channels == p->c * g->abreast &&
+              g->row_values == (int64_t)g->group * g->abreast,
+          "%s: %s: %d rows of %d abreast, %d channels", test->name, launch->name, (int)g->rows, (int)g->abreast,
+          (int)g->row_channels);
+    CHECK(pack > 1 || g->abreast == 1, "%s: %s: %d rows abreast", test->name, launch->name, (int)g->abreast);
+    if (g->abreast == 1)
+        return;
+    abreast_launches++;
+    const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch % pack == 0 &&
+                                         views[i]->channel == 1 && views[i]->position == p->c * g->abreast),
+              "%s: %s: tensor %zu does not allow %d rows abreast", test->name, launch->name, i, (int)g->abreast);
+    CHECK(g->blocks_wide == 1 && (int64_t)g->width * pack == p->c * g->abreast && g->abreast <= pack &&
+              p->c * (g->abreast / 2) % pack != 0,
+          "%s: %s: %d rows abreast in %d packs", test->name, launch->name, (int)g->abreast, (int)g->width);
+    const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
+    const int64_t pieces = (g->group >> g->piece_bits) * at_once;
+    const int64_t in_lane = test->backward ? up(at_once * g->abreast, INT64_C(1) << g->channel_bits)
+                                           : g->abreast * up(pieces, INT64_C(1) << g->group_bits);
+    CHECK(p->sets == NORMFUSE_SETS_NONE || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 ||
+              in_lane <= (test->backward ? 16 : 22 + group - 3 * g->piece_bits),
+          "%s: %s: a lane joins %lld sums one after the other", test->name, launch->name, (long long)in_lane);
+    CHECK(p->c % g->group == 0 || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 || p->sets == NORMFUSE_SETS_NONE,
+          "%s: %s: groups of %d channels", test->name, launch->name, (int)g->group);
+}
+
 static size_t end_of(const void *part, size_t bytes)
 {
     return part != NULL ? (size_t)((uintptr_t)part - scratch_address) + bytes : 0;
@@ -909,7 +1040,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(backward == test->backward && (strstr(launch->name, "columns") != NULL) == (p->columns != 0));
     const bool ragged = is_ragged(launch->name, kept);
-    HOLDS(pack == 1 || ragged || (p->columns ? p->c : p->s) % pack == 0);
+    HOLDS(pack == 1 || ragged || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
+    if (p->columns)
+        check_abreast(test, launch, &a, pack);
     HOLDS(pack == 1 || !test->misaligned);
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
@@ -935,7 +1068,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(!p->columns || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
           g->width * pack % g->group == 0);
     /* All elements, once. */
-    const int64_t packs = ragged ? g->spans : (p->columns ? p->c : p->s) / pack, lanes = INT64_C(1) << g->lane_bits;
+    const int64_t packs = ragged ? g->spans : (p->columns ? p->c * g->abreast : p->s) / pack;
+    const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
     if (!p->columns) {
         HOLDS(g->spans == packs && g->spans <= up(p->s + pack - 1, pack));
@@ -1043,7 +1177,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s",
              operators[test->op], (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
              (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
-             test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "", test->misaligned ? " misaligned" : "",
+             test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "",
+             test->misaligned ? " misaligned"
+             : test->sliced   ? " sliced"
+                              : "",
              device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
@@ -1054,6 +1191,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
                                      : normfuse_tensor_contiguous(data, test->type, 3, sizes, &axes[i]);
         big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+        if (test->sliced) {
+            axes[i].strides[2] = sizes[1] + 8;
+            axes[i].strides[0] = sizes[2] * axes[i].strides[2];
+        }
     }
     const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
     for (int i = 0; i < 5; i++) {
@@ -1170,6 +1311,7 @@ static void test_plans(void)
             test.backward = random_below(2) != 0;
             test.has_sync = random_below(3) != 0;
             test.misaligned = random_below(6) == 0;
+            test.sliced = test.channels_last && random_below(6) == 0;
             int most = i % 3 == 0 ? 12 : 31;
             for (int axis = 0; axis < 3; axis++) {
                 const int limit[] = {12, i % 50 == 0 ? 17 : 12, 24};
@@ -1191,6 +1333,7 @@ static void test_plans(void)
             run_plan_case(&test, device);
         }
     }
+    CHECK(abreast_launches > 500, "rows were walked abreast %d times", abreast_launches);
     CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",

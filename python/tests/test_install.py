@@ -13,6 +13,7 @@ import reference
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from device import DEVICE, ON_CUDA, default_device  # noqa: E402, F401
 from torch import nn  # noqa: E402
 
 kernels = sys.modules["normfuse.torch.install"]
@@ -48,7 +49,7 @@ def calls(monkeypatch):
 
 
 def array(t):
-    return t.detach().double().numpy().copy()
+    return t.detach().double().cpu().numpy().copy()
 
 
 def flat(t):
@@ -81,7 +82,7 @@ def test_numbers(dtype, mixed, layout, kind, calls):
         groups=2 if kind == "group" else 4, columns=layout == "channels_last", weight=array(weight), bias=array(bias),
         evaluate=evaluate,
         running_mean=None if kind == "group" else array(running[0]),
-        running_var=None if kind == "group" else array(running[1]))
+        running_var=None if kind == "group" else array(running[1]), on_cuda=ON_CUDA)
     with nft.install():
         if kind == "group":
             y = F.group_norm(x, 2, weight, bias)
@@ -272,7 +273,7 @@ def test_other_threads(calls):
 def test_autocast(calls):
     """Casts come before, and stay stock's (CUDA's are to f32; the CPU has none for these)."""
     x = torch.randn(2, 4, 5, dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         want = F.group_norm(x, 2).dtype
         with nft.install():
             assert F.group_norm(x, 2).dtype == want
@@ -280,7 +281,7 @@ def test_autocast(calls):
 
 
 def test_cudnn_operators_have_the_same_contract():
-    """There is no CUDA here: the kernels of cudnn's batch norm are called directly."""
+    """The kernels of cudnn's batch norm are called directly, since the CPU has none of them."""
     x, (w, b), dy = torch.randn(3, 4, 5), parameters(torch.float32, 4), torch.randn(3, 4, 5)
     running = torch.zeros(4), torch.ones(4)
     y, mean, rstd, reserve = kernels._cudnn_batch_norm(x, w, b, *running, True, 0.1, 1e-5)

@@ -18,7 +18,7 @@ enum column_tile {
 struct column_place {
     int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
     int first_channel;                /* of the block */
-    int first, stop;                  /* the rows of the part */
+    int first, stop;                  /* the rows of the part, or what it is from, interleaved with the others */
     int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
     unsigned step;                    /* bytes from one row of the thread to the next, of tensors that are alike */
     bool active;                      /* has a pack at all */
@@ -37,10 +37,11 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     place.column = (int)threadIdx.x - place.beside * g.width;
     place.first_channel = beside * g.width * V;
     place.c = place.first_channel + place.column * V;
-    place.active = place.beside < place.rows_at_once && place.c < (int)a.problem.c;
-    place.first = (part - of_sample * g.parts_a_sample) * g.part_rows;
-    place.stop = min(g.rows, place.first + g.part_rows);
-    place.step = (unsigned)place.rows_at_once * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
+    place.active = place.beside < place.rows_at_once && place.c < g.row_channels;
+    const int of_all = part - of_sample * g.parts_a_sample;
+    place.first = of_all * (g.interleaved ? place.rows_at_once : g.part_rows);
+    place.stop = g.interleaved ? g.rows : min(g.rows, place.first + g.part_rows);
+    place.step = g.by_row_step.divisor * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
     asm("" : "+r"(place.step));
     return place;
 }
@@ -87,13 +88,6 @@ template <typename T, int V, bool alike> struct column_cursor {
     {
         return load_pack<T, V>(base + at, 0);
     }
-    __device__ __forceinline__ void load_if(bool asked, raw<T, V> &pack) const
-    {
-        if constexpr (V > 1)
-            load_pack_if(asked, pack, base + at);
-        else if (asked)
-            pack = load();
-    }
     __device__ __forceinline__ void store(raw<T, V> pack) const
     {
         store_pack<T, V>(base + at, 0, pack);
@@ -131,12 +125,23 @@ __device__ __forceinline__ void put_part(raw<T, V> &pack, int part, const comput
     }
 }
 
+/* How many rows a part has. */
+__device__ __forceinline__ int rows_of(const normfuse_cuda_geometry &g, const column_place &place)
+{
+    const int rows = max(0, place.stop - place.first);
+    if (!g.interleaved)
+        return rows;
+    const int step = (int)g.by_row_step.divisor, whole = divide(rows, g.by_row_step);
+    return whole * place.rows_at_once + min(place.rows_at_once, rows - whole * step);
+}
+
 /* How many of `slots` packs the thread has in a tile that begins at `row`. */
 __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
     const int rows = place.stop - row;
     return !place.active || rows <= 0 ? 0
-                                      : min(slots, divide(rows + place.rows_at_once - 1, a.geometry.by_rows_at_once));
+                                      : min(slots, divide(rows + (int)a.geometry.by_row_step.divisor - 1,
+                                                          a.geometry.by_row_step));
 }
 
 template <int k, int K, typename Work> __device__ __forceinline__ void walk_kept(int count, Work &work)
@@ -157,40 +162,6 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
     for (int k = 0; k < min(shared, count); k++)
         work(-1 - k);
     walk_kept<0, K>(count - shared, work);
-}
-
-/* Without a tile: of `count` rows the first K have been asked for, and once unpack(place) has made values of one, it is
- * asked for again, load(place, whether there is a row K further on), before work(values): something is always on its
- * way. `step` at a time, which are waited for together: a warp has too few counters of loads for one to each. */
-template <int k, int step, typename Values, int K, typename Pack, typename Unpack, typename Load, typename Work>
-__device__ __forceinline__ void stream_kept(int left, Pack (&kept)[K], Unpack &unpack, Load &load, Work &work)
-{
-    if constexpr (k < K) {
-        if (k < left) {
-            Values values[step];
-#pragma unroll
-            for (int i = 0; i < step; i++)
-                unpack(kept[k + i], values[i]);
-#pragma unroll
-            for (int i = 0; i < step; i++)
-                load(kept[k + i], k + i + K < left);
-            work(values[0]);
-#pragma unroll
-            for (int i = 1; i < step; i++)
-                if (k + i < left)
-                    work(values[i]);
-            stream_kept<k + step, step, Values>(left, kept, unpack, load, work);
-        }
-    }
-}
-
-template <int step, typename Values, int K, typename Pack, typename Unpack, typename Load, typename Work>
-__device__ __forceinline__ void stream(int count, Pack (&kept)[K], Unpack unpack, Load load, Work work)
-{
-    static_assert(K % step == 0, "steps are whole");
-#pragma unroll 1
-    for (int left = count; left > 0; left -= K)
-        stream_kept<0, step, Values>(left, kept, unpack, load, work);
 }
 
 /* `lanes` is the same in the whole warp. */
@@ -220,10 +191,18 @@ __device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_v
     bias = (p.bias.data ? of.offsets[i] : R(0)) * scale + (p.shift.data ? of.shifts[i] : R(0));
 }
 
+/* What the block knows of the i-th of `count` channels or groups, rows abreast have each, one after the other: `all`. */
+template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int count, int all, Work work)
+{
+#pragma unroll 1
+    for (; i < all; i += count)
+        work(i);
+}
+
 /* The parameters of a block's channels into shared memory. */
 template <typename R>
 __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_values<R> &of, int n, int first,
-                                      int count, int threads)
+                                      int count, int all, int threads)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
@@ -237,14 +216,16 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
             scale = ask<R>(p.scale, n * p.scale.batch + c * p.scale.channel);
         if (p.shift.data)
             shift = ask<R>(p.shift, n * p.shift.batch + c * p.shift.channel);
-        if (p.weight.data)
-            of.slopes[i] = told<R>(weight, p.weight.type);
-        if (p.bias.data)
-            of.offsets[i] = told<R>(bias, p.bias.type);
-        if (p.scale.data)
-            of.means[i] = told<R>(scale, p.scale.type);
-        if (p.shift.data)
-            of.shifts[i] = told<R>(shift, p.shift.type);
+        in_all_rows(i, count, all, [&](int at) {
+            if (p.weight.data)
+                of.slopes[at] = told<R>(weight, p.weight.type);
+            if (p.bias.data)
+                of.offsets[at] = told<R>(bias, p.bias.type);
+            if (p.scale.data)
+                of.means[at] = told<R>(scale, p.scale.type);
+            if (p.shift.data)
+                of.shifts[at] = told<R>(shift, p.shift.type);
+        });
     }
 }
 

@@ -3,6 +3,7 @@
  * columns_backward.cu - gradients where channels are adjacent (NHWC). runs_backward.cu has the formulas; here each
  * thread sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #include "columns.cuh"
+#include "gradients.cuh"
 
 template <typename T, int V, int K, column_tile tile>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
@@ -32,7 +33,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
     struct both {
         raw<T, V> x, dy;
-    } kept[K];
+    } kept[streams ? 1 : K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
@@ -52,7 +53,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         const column_place place = place_of<T, V>(a, team, part);
         const int shared = V > 1 && !streams ? g.kept_shared : 0;
         const int tile_rows = (K + shared) * place.rows_at_once;
-        uint32_t ticket_before = 0;
+        uint32_t ticket_before = 0, counted = 0;
         R slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
         R first[V] = {}, second[V] = {};
@@ -79,8 +80,17 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 x.advance(p.x, place);
                 dy.advance(p.dy, place);
             };
-            if (!is_loaded)
-                walk<K>(min(count, K + shared), shared, [&](int slot) { load(x_at, dy_at, slot); });
+            const auto copy = [&](int slot) {
+                uint4 *const to = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                copy_ahead(to, x_at.base + x_at.at, 0);
+                copy_ahead(to + threads, dy_at.base + dy_at.at, 0);
+                x_at.advance(p.x, place);
+                dy_at.advance(p.dy, place);
+            };
+            if constexpr (streams)
+                open_ring<K>(count, copy);
+            else if (!is_loaded)
+                walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
 
             /* What follows from these is found now, not ahead of all loops and loads. */
             int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
@@ -99,7 +109,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * shared * threads);
+                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * (streams ? K : shared) * threads);
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + groups);
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -132,10 +142,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         const R slope_here = parameter<R>(p.weight, n, c, R(1)) * scale * rstd;
                         const R offset_here =
                             parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
-                        split_mean<T>(mean, of_channels.means[i], rest);
-                        of_channels.slopes[i] = slope_here;
-                        of_channels.offsets[i] = offset_here - rest * slope_here;
-                        of_channels.shifts[i] = rest;
+                        R mean_here;
+                        split_mean<T>(mean, mean_here, rest);
+                        in_all_rows(i, here, channels, [&](int at) {
+                            of_channels.means[at] = mean_here;
+                            of_channels.slopes[at] = slope_here;
+                            of_channels.offsets[at] = offset_here - rest * slope_here;
+                            of_channels.shifts[at] = rest;
+                        });
                         if (centred)
                             of_groups[i].rstd = rstd;
                     }
@@ -150,13 +164,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         group_statistics<R> found;
                         found.rstd = told<R>(rstd, p.rstd.type);
                         split_mean<T>(told<double>(mean, p.mean.type), found.mean, found.rest);
-                        of_groups[i] = found;
+                        in_all_rows(i, groups_here, groups, [&](int at) { of_groups[at] = found; });
                     };
                     bits<R> rstd = 0;
                     bits<double> mean = 0;
                     if ((int)threadIdx.x < groups_here)
                         ask_group((int)threadIdx.x, rstd, mean);
-                    stage(p, of_channels, n, first_channel, here, step);
+                    stage(p, of_channels, n, first_channel, here, channels, step);
                     if ((int)threadIdx.x < groups_here)
                         keep_group((int)threadIdx.x, rstd, mean);
 #pragma unroll 1
@@ -284,6 +298,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     write_values<R, V>(of_centred + at, second);
                 }
                 __syncthreads();
+                /* Rows abreast are beside one another here, too. */
+                const int row_channels = V > 1 && g.abreast > 1 ? here : channels, sums_beside = at_once * g.abreast;
                 const int lanes = 1 << channel_bits, lane = (int)threadIdx.x & (lanes - 1);
                 const int first_of_warp = (int)(threadIdx.x & ~31u) >> channel_bits;
 #pragma unroll 1
@@ -291,9 +307,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     const int i = round + ((int)threadIdx.x >> channel_bits);
                     R sum = R(0), product = R(0);
 #pragma unroll 4
-                    for (int beside = lane; beside < (i < here ? at_once : 0); beside += lanes) {
-                        sum += of_plain[beside * channels + i];
-                        product += of_centred[beside * channels + i];
+                    for (int beside = lane; beside < (i < here ? sums_beside : 0); beside += lanes) {
+                        sum += of_plain[beside * row_channels + i];
+                        product += of_centred[beside * row_channels + i];
                     }
                     sum = sum_few(sum, lanes);
                     product = sum_few(product, lanes);
@@ -325,7 +341,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 const R share = R(1) / (R)p.set_values;
                 const auto finish = [&](int group, R sum, R product) {
                     const R rstd = of_groups[group].rstd;
-                    of_totals[group] = {-sum * share, -(product * rstd) * (rstd * share)};
+                    in_all_rows(group, groups_here, groups, [&](int at) {
+                        of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)};
+                    });
                 };
                 if (sums) {
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
@@ -335,6 +353,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     pair<R> *const of_grid = reinterpret_cast<pair<R> *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
+                    if (!streams && threadIdx.x == 0 && g.contributors > 0)
+                        counted = count_block(a, divide(first_channel, g.by_group));
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         await_boxes();
 #pragma unroll 1
@@ -422,11 +442,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- results ---- */
 #pragma unroll
-            for (int k = 0; k < K; k++) {
+            for (int k = 0; k < (streams ? 0 : K); k++) {
                 forget(kept[k].x);
                 forget(kept[k].dy);
             }
-            if (streams) {
+            if constexpr (streams) {
                 /* Sums without results, results from totals that are known, or results that need none. */
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
@@ -434,20 +454,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     struct row_values {
                         R x[V / H][H], dy[V / H][H];
                     };
-                    stream<1, row_values>(
-                        count, kept,
-                        [](const both &pack, row_values &values) {
+                    walk_ring<K>(
+                        count, copy,
+                        [&](int slot) {
+                            const uint4 *const from = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                            const uint4 x = from[0], dy = from[threads];
+                            row_values values;
 #pragma unroll
                             for (int h = 0; h < V / H; h++) {
-                                unpack_part<T, V>(pack.x, h, values.x[h]);
-                                unpack_part<T, V>(pack.dy, h, values.dy[h]);
+                                unpack_part<T, V>(x, h, values.x[h]);
+                                unpack_part<T, V>(dy, h, values.dy[h]);
                             }
-                        },
-                        [&](both &to, bool asked) {
-                            x_at.load_if(asked, to.x);
-                            dy_at.load_if(asked, to.dy);
-                            x_at.advance(p.x, place);
-                            dy_at.advance(p.dy, place);
+                            return values;
                         },
                         [&](row_values &values) {
                             raw<T, V> dx_out = zero_pack<T, V>();
@@ -477,7 +495,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 /* The same rows of the team that this block has next are asked for as places become free. */
                 const int next_team = team + g.teams;
                 is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
-                            (int)p.c == g.blocks_wide * g.width * V;
+                            g.row_channels == g.blocks_wide * g.width * V;
                 const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
@@ -523,8 +541,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             }
         }
 
-        /* ---- the parameters' gradients: all threads of the block are here, what it found of the team's channels is in
-         * a.sums, and nothing of this team is waited for any more ---- */
+        /* ---- the parameters' gradients ---- */
+        if (!streams && g.contributors > 0 && is_last(a, counted)) {
+            const int channels = min(g.width * V, (int)p.c - place.first_channel);
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < channels; i += threads)
+                give_gradients(a, place.first_channel + i);
+        }
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
@@ -538,11 +561,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
 __host__ __device__ constexpr int most_registers(column_tile tile, int bytes)
 {
-    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
+    return tile == COLUMNS_PASSING && bytes < 8 ? 80 : tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 4 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_BACKWARD(picture, direction, type, pack, kept)                                                         \

@@ -133,19 +133,6 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> load_pack(cons
     }
 }
 
-/* The same where `asked` says so, into the same registers. An ordinary condition makes the compiler keep what was there
- * for the other case and copy what was loaded, which waits for it. */
-__device__ __forceinline__ void load_pack_if(bool asked, uint4 &pack, const char *address)
-{
-    asm volatile("{\n"
-                 ".reg .pred asked;\n"
-                 "setp.ne.s32 asked, %5, 0;\n"
-                 "@asked ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 "}"
-                 : "+r"(pack.x), "+r"(pack.y), "+r"(pack.z), "+r"(pack.w)
-                 : "l"(address), "r"((int)asked));
-}
-
 /* Results are not read again soon: streaming stores gained 5 % over plain ones in whole-tensor copies. */
 template <typename T, int V> __device__ __forceinline__ void store_pack(char *data, int64_t element, raw<T, V> value)
 {
@@ -189,6 +176,45 @@ __device__ __forceinline__ void copy_ahead(uint4 *to, const char *data, int64_t 
 __device__ __forceinline__ void wait_for_copies()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Of copies in order: a group for each commit, of which all but the last `behind` are waited for. */
+__device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int behind> __device__ __forceinline__ void wait_for_older_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
+}
+
+/* A thread's own ring in shared memory, for what it reads once: copy(slot, nth) asks for the nth of `count`, read(slot)
+ * makes values of it, work(values) is what they are for. As many are on their way as the ring has slots. Registers did
+ * worse: a warp has six counters for what it waits for, and two loads on one counter are waited for together. */
+template <int slots, typename Copy>
+__device__ __forceinline__ void open_ring(int count, Copy &copy)
+{
+#pragma unroll
+    for (int slot = 0; slot < slots; slot++) {
+        if (slot < count)
+            copy(slot);
+        commit_copies();
+    }
+}
+template <int slots, typename Copy, typename Read, typename Work>
+__device__ __forceinline__ void walk_ring(int count, Copy &copy, Read read, Work work)
+{
+    int slot = 0;
+#pragma unroll 1
+    for (int left = count; left > 0; left--) {
+        wait_for_older_copies<slots - 1>();
+        auto values = read(slot);
+        if (left > slots)
+            copy(slot);
+        commit_copies();
+        work(values);
+        slot = slot + 1 == slots ? 0 : slot + 1;
+    }
 }
 
 /* ---- single values of any dtype --------------------------------------------------------------------------------- */

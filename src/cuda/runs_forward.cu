@@ -66,7 +66,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     __shared__ mailbox mail;
     const int shared = V > 1 && !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
-    run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
+    run_coefficient<R> *const coefficients = 
+        reinterpret_cast<run_coefficient<R> *>(dynamic + (streams ? K : shared) * (int)blockDim.x);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
@@ -78,7 +79,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const int team = whole ? block : divide(block, g.by_parts);
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
-    raw<T, V> kept[K];
+    raw<T, V> kept[streams ? 1 : K];
     const auto own_of = [&](const run_packs &packs, int index) {
         return elements_of<T, V, plain, ragged>(a, packs, index);
     };
@@ -95,7 +96,16 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
             const int rest = packs.index + shared * packs.step; /* the first that is kept in a register */
 
             /* ---- load ---- */
-            {
+            int next = packs.index, count = 0; /* the pack that is asked for next, and how many there are */
+            const auto copy = [&](int slot) {
+                const tensor x(a, p.x, p.x, packs.n, packs.c);
+                copy_ahead(own_shared + slot * (int)blockDim.x, x.at(g, next, divide(next, g.by_spans)), 0);
+                next += packs.step;
+            };
+            if constexpr (streams) {
+                count = max(0, (packs.end - packs.index + packs.step - 1) / packs.step);
+                open_ring<K>(count, copy);
+            } else {
                 const tensor x(a, p.x, p.x, packs.n, packs.c);
                 const run_end<T, ragged> end(a, packs, x.lead);
                 if constexpr (V > 1 && !many) {
@@ -166,20 +176,12 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 int index = packs.index;
                 asm volatile("" : "+r"(index));
                 if constexpr (streams) {
-                    const tensor x(a, p.x, p.x, packs.n, packs.c);
-#pragma unroll 1
-                    while (index < packs.end) {
-#pragma unroll
-                        for (int k = 0; k < K; k++) {
-                            if (index >= packs.end)
-                                break;
-                            raw<T, V> pack = kept[k];
-                            const int next = index + K * packs.step;
-                            load_pack_if(next < packs.end, kept[k], x.at(g, next, divide(next, g.by_spans)));
+                    walk_ring<K>(
+                        count, copy, [&](int slot) { return own_shared[slot * (int)blockDim.x]; },
+                        [&](raw<T, V> &pack) {
                             work(pack, index);
                             index += packs.step;
-                        }
-                    }
+                        });
                     return;
                 }
                 if constexpr (V > 1 && !many) {
@@ -229,8 +231,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 if (packs.index < packs.end) {
                     R value[V];
                     raw<T, V> first = kept[0];
+                    if constexpr (streams)
+                        wait_for_older_copies<K - 1>();
                     if constexpr (V > 1 && !many) {
-                        if (shared > 0)
+                        if (streams || shared > 0)
                             first = own_shared[0];
                     }
                     unpack<T, V>(first, value);
@@ -351,7 +355,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 const int channel_step = by_sample ? 0 : 1, before = own - packs.first_outer * channel_step;
                 const tensor y(a, p.y, plain ? p.x : p.y, packs.n, packs.c);
 #pragma unroll
-                for (int k = 0; k < K; k++)
+                for (int k = 0; k < (streams ? 0 : K); k++)
                     forget(kept[k]);
                 /* z of a pack, and where it goes */
                 const auto normalize = [&](raw<T, V> &pack, int index, R(&z)[V]) {
@@ -424,14 +428,14 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
 /* Blocks of 224 threads that hold a set of 25 KB: four on a processor at 64 registers. */
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 64 : tile == TILE_PASSING ? 80 : 96;
+    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE || tile == TILE_PASSING ? 64 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
     return kept == 4   ? TILE_MANY
            : kept == 6 ? TILE_ANY
            : kept == 7 ? TILE_WHOLE
-           : kept == 8 ? TILE_PASSING
+           : kept == 12 ? TILE_PASSING
            : kept == 9 ? TILE_RAGGED
                        : TILE_SHARED;
 }
