@@ -192,14 +192,15 @@ def main() -> int:
             with open(arguments.json, "a") as file:
                 file.write(text)
     out = sys.stderr if arguments.json == "-" else sys.stdout
-    print(f"{'MiB':42} {'saved: stock':>12} {'normfuse':>9} {'ratio':>6} {'peak: stock':>12} {'normfuse':>9} {'ratio':>6}",
-          file=out)
+    print(f"{'MiB':42} {'saved: stock':>12} {'normfuse':>9} {'ratio':>6} {'peak: stock':>12} {'normfuse':>9} "
+          f"{'ratio':>6}", file=out)
     for row in rows:
         name = row["case"] + ("" if row["layers"] in (1, None) else f", {row['layers']} of them")
         numbers = [row["stock_saved_mib"], row["saved_mib"], row["saved_ratio"], row["stock_peak_mib"], row["peak_mib"],
                    row["peak_ratio"]]
         words = ["-" if n is None else f"{n:.3f}" if i % 3 == 2 else f"{n:.1f}" for i, n in enumerate(numbers)]
-        print(f"{name:42} {words[0]:>12} {words[1]:>9} {words[2]:>6} {words[3]:>12} {words[4]:>9} {words[5]:>6}", file=out)
+        print(f"{name:42} {words[0]:>12} {words[1]:>9} {words[2]:>6} {words[3]:>12} {words[4]:>9} {words[5]:>6}",
+              file=out)
     for failure in failures:
         print(f"FAILED: {failure}", file=out)
     return 1 if failures else 0

@@ -4,7 +4,7 @@
 
     python3 bench/models.py                                   every model of the device, all four variants
     python3 bench/models.py --only unet,resnet50-gn-train --variants stock,normfuse
-    python3 bench/models.py --warm                            fills the compiler's cache, all models at once; times nothing
+    python3 bench/models.py --warm                            fills the compiler's cache, all models at once
     python3 bench/models.py --device cpu --tiny               a dry run in a minute or two
 
 Models are built from their configurations with random weights: nothing is downloaded. They need diffusers, timm or
@@ -15,8 +15,10 @@ anything is timed each one's output (and gradients, for a training step) is comp
 in a wider type (f32 for 16 bits, f64 for f32). A variant may be twice as far from it as stock is, in the Euclidean
 norm: both round as often, to the same type. (How far stock is: the most of a few runs, all but one of them on inputs
 changed by a unit roundoff, because one ReLU that flips can outweigh all other rounding.) Gradients of deep models in 16
-bits are mostly noise, so models of 16 bits are converted and compared in f32 as well. Eager variants are timed before the others are compiled, and again with
-them, so that a compilation that fails or takes too long loses nothing.
+bits are mostly noise, so models of 16 bits are converted and compared in f32 as well.
+
+Eager variants are timed before the others are compiled, and again with them, so that a compilation that fails or takes
+too long loses nothing.
 
 Times are per call, from an idle device to an idle device (CUDA: events around the call), median, p10 and p90.
 peak_gib is the most that the caching allocator held during one call, without what belongs to the other variants.
@@ -260,8 +262,8 @@ def nudged(value: Any, unit: float) -> Any:
 
 
 def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nudge: bool = False) -> list[Tensor]:
-    """What is compared: the output, or the loss and the gradients of the first weight and of all parameters with one axis
-    (norms' weights and all biases: every layer's gradient arrives at some of them, and they take little memory)."""
+    """What is compared: the output, or the loss and the gradients of the first weight and of all parameters with one
+    axis (norms' weights and all biases: every layer's gradient arrives at some of them, and they take little memory)."""
     inputs, call = task.compared or (task.inputs, task.call)
     if wide:
         inputs = cast(inputs, wide)

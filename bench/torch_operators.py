@@ -8,8 +8,8 @@
 
 bench/peers.py has the same problems through the C library. Here all three run in one process on PyTorch's threads, and
 take turns, a call at a time; each call takes the next of several sets of tensors, together more than four times the
-last-level cache. A backward is torch.autograd.grad of x, weight and bias on a graph made once. Outputs and gradients are
-compared with eager's in f64 first: ours may be twice as far as PyTorch's in the problem's type.
+last-level cache. A backward is torch.autograd.grad of x, weight and bias on a graph made once. Outputs and gradients
+are compared with eager's in f64 first: ours may be twice as far as PyTorch's in the problem's type.
 
 Rows (--json FILE, appended): problem, variant, median_us, p10_us, p90_us, samples, of_eager and of_compiled (ratios of
 medians), error and eager_error (Euclidean norm, relative), torch, cpu, threads, date."""
@@ -101,8 +101,8 @@ class Problem:
                 with torch.no_grad():
                     return function(self.xs[i], self.weight, self.bias, *self.running)
             return forward
-        leaves = [tuple(t.detach().clone(memory_format=torch.preserve_format).requires_grad_() if k else
-                        t.detach().requires_grad_() for k, t in enumerate((x, self.weight, self.bias))) for x in self.xs]
+        leaves = [(x.detach().requires_grad_(), self.weight.clone().requires_grad_(), self.bias.clone().requires_grad_())
+                  for x in self.xs]
         # Each graph has running statistics of its own: updating those of another would spoil it.
         outputs = [function(*each, *(t.clone() for t in self.running)) for each in leaves]
         return lambda i: torch.autograd.grad(outputs[i], leaves[i], self.dys[i], retain_graph=True)
@@ -123,7 +123,8 @@ def distance(got: Any, want: list[Any]) -> float:
     return max(float((g.double() - w).norm() / w.norm().clamp_min(1e-300)) for g, w in zip(got, want))
 
 
-def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s: float, llc: int) -> list[dict[str, Any]]:
+def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s: float,
+            llc: int) -> list[dict[str, Any]]:
     sets = peers.set_count(problem, llc)
     made = Problem(problem, sets)
     want = made.exact()
@@ -207,8 +208,8 @@ def main() -> int:
         others = [m for v, m in medians.items() if v != "normfuse" and m]
         gain: Optional[float] = min(others) / medians["normfuse"] if others and medians.get("normfuse") else None
         gains += [gain] * (gain is not None)
-        print(f"{problem['line']:72} " + " ".join(f"{medians[v]:12.1f}" if medians[v] else f"{'-':>12}" for v in variants)
-              + (f" {gain:6.2f}" if gain else f" {'-':>6}"), flush=True)
+        cells = [f"{medians[v]:12.1f}" if medians[v] else f"{'-':>12}" for v in variants]
+        print(f"{problem['line']:72} {' '.join(cells)} " + (f"{gain:6.2f}" if gain else f"{'-':>6}"), flush=True)
         for row in rows:
             if "failed" in row:
                 failures += 1

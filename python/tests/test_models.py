@@ -2,8 +2,8 @@
 """Models of other packages, built from their configurations with random weights, converted and compared with the same
 model as it was: output, gradients of the input and of every parameter, and running statistics, training and evaluating.
 
-All in f64, where what convert does to the order of sums comes to 1e-12 or less at the depth of these models, and a wrong
-graph to 1. A package that is missing, or does not load, is named in the reason for which its tests are skipped."""
+All in f64, where what convert does to the order of sums comes to 1e-12 or less at the depth of these models, and a
+wrong graph to 1. A package that is missing, or does not load, is named in the reason for which its tests are skipped."""
 import copy
 import importlib
 import pickle
@@ -203,7 +203,8 @@ def test_frozen_batch_norms():
         return nn.Sequential(nn.Conv2d(4, 4, 1), layer, nn.ReLU(), frozen(4))
 
     report = compared(model, images(2, 4, 5, 5))
-    assert [(layer.name, layer.done, layer.folded) for layer in report.layers] == [("1", True, ("relu",)), ("3", True, ())]
+    assert [(layer.name, layer.done, layer.folded) for layer in report.layers] == [("1", True, ("relu",)),
+                                                                                   ("3", True, ())]
     stock = random_norms(model())
     ours = copy.deepcopy(stock)
     nft.convert(ours)
@@ -248,7 +249,8 @@ def test_the_backbone_of_mask_rcnn():
 def test_unet_3d_with_instance_norm():
     nets = load("monai.networks.nets")
     report = compared(lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=2, dropout=0.3,
-                                        act=("leakyrelu", {"negative_slope": 0.1}), norm=("instance", {"affine": True})),
+                                        act=("leakyrelu", {"negative_slope": 0.1}),
+                                        norm=("instance", {"affine": True})),
                       images(2, 1, 16, 16, 16))
     assert counts(report) == {"leaky_relu": 9} and not report.left
 
@@ -276,8 +278,8 @@ def test_dynunet():
 def test_nnunet(kind, blocks, folded):
     unets = load("dynamic_network_architectures.architectures.unet")
     report = compared(lambda: getattr(unets, kind)(
-        input_channels=1, n_stages=3, features_per_stage=(4, 8, 8), conv_op=nn.Conv3d, kernel_sizes=3, strides=(1, 2, 2),
-        num_classes=2, n_conv_per_stage_decoder=(1, 1), conv_bias=True, norm_op=nn.InstanceNorm3d,
+        input_channels=1, n_stages=3, features_per_stage=(4, 8, 8), conv_op=nn.Conv3d, kernel_sizes=3,
+        strides=(1, 2, 2), num_classes=2, n_conv_per_stage_decoder=(1, 1), conv_bias=True, norm_op=nn.InstanceNorm3d,
         norm_op_kwargs={"affine": True}, nonlin=nn.LeakyReLU, nonlin_kwargs={"inplace": True},
         **{blocks: (1, 2, 2)}), images(2, 1, 16, 16, 16))
     assert counts(report) == folded and not report.left
