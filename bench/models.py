@@ -263,7 +263,7 @@ def nudged(value: Any, unit: float) -> Any:
 
 def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nudge: bool = False) -> list[Tensor]:
     """What is compared: the output, or the loss and the gradients of the first weight and of all parameters with one
-    axis (norms' weights and all biases: every layer's gradient arrives at some of them, and they take little memory)."""
+    axis (norms' weights and all biases: every layer's gradient arrives at some of them, and they are small)."""
     inputs, call = task.compared or (task.inputs, task.call)
     if wide:
         inputs = cast(inputs, wide)

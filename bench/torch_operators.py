@@ -101,8 +101,8 @@ class Problem:
                 with torch.no_grad():
                     return function(self.xs[i], self.weight, self.bias, *self.running)
             return forward
-        leaves = [(x.detach().requires_grad_(), self.weight.clone().requires_grad_(), self.bias.clone().requires_grad_())
-                  for x in self.xs]
+        leaves = [(x.detach().requires_grad_(), self.weight.clone().requires_grad_(),
+                   self.bias.clone().requires_grad_()) for x in self.xs]
         # Each graph has running statistics of its own: updating those of another would spoil it.
         outputs = [function(*each, *(t.clone() for t in self.running)) for each in leaves]
         return lambda i: torch.autograd.grad(outputs[i], leaves[i], self.dys[i], retain_graph=True)

@@ -3,7 +3,7 @@
 model as it was: output, gradients of the input and of every parameter, and running statistics, training and evaluating.
 
 All in f64, where what convert does to the order of sums comes to 1e-12 or less at the depth of these models, and a
-wrong graph to 1. A package that is missing, or does not load, is named in the reason for which its tests are skipped."""
+wrong graph to 1. A package that is missing is named in the reason for which its tests are skipped."""
 import copy
 import importlib
 import pickle
