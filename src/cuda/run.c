@@ -741,13 +741,21 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     return time;
 }
 
+/* Packs of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
+ * that is a set of its own takes shared memory. */
+static int64_t widest_of(int64_t group)
+{
+    return group == 1 ? 64 : 256;
+}
+
 static bool plan_kept_columns(const struct task *task, struct step *best)
 {
     const struct normfuse_problem *const p = task->problem;
     const struct normfuse_cuda_policy *const policy = task->policy;
     const int64_t packs = packs_of_row(task), d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = packs_of_unit(task, d);
-    double lowest = task->bytes * policy->twice[task->direction] / policy->bytes_a_microsecond +
+    const double wide = d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
+    double lowest = task->bytes * policy->twice[task->direction] * wide / policy->bytes_a_microsecond +
                     policy->twice_wait[task->direction];
     bool found = false;
     const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
@@ -884,8 +892,7 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const int64_t unit = packs_of_unit(task, d);
     const int64_t more = task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
     const bool joins = p->sets != NORMFUSE_SETS_NONE && (sums || task->direction == BACKWARD);
-    /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
-    const int64_t widest = d == 1 ? 64 : 256;
+    const int64_t widest = widest_of(d);
     int64_t width = least(packs, widest);
     if (packs > widest && unit <= 512)
         width = most(1, widest / unit) * unit;
@@ -948,7 +955,7 @@ static bool lets_last_block_finish(const struct task *task, struct step *step)
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
     if (rounds || g->sets_a_block > 1 ||
-        samples * g->sum_slots > normfuse_tune("LAST", task->policy->most_parts_of_last) ||
+        samples * g->sum_slots > normfuse_tune("LAST", task->policy->most_parts_of_last[p->columns]) ||
         (contributors > 1 && (!task->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
