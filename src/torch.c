@@ -5,8 +5,10 @@
  * loaded, and serves every torch that has them. Schemas, fake kernels and gradients are in Python
  * (python/normfuse/torch), as are kernels over ctypes that do the same as these where the symbols are missing.
  *
+ * The same kernels, with other arguments and outputs, can take the place of aten's own group and batch norms.
+ *
  * A kernel is called with a stack of 64-bit values: a tensor is an owned handle, an optional one a cell on the heap that
- * holds one, or 0. It leaves its outputs there, owned by the caller. */
+ * holds one, or 0, a list an owned handle too. It leaves its outputs there, owned by the caller. */
 #include "torch.h"
 
 #include <dlfcn.h>
@@ -18,6 +20,7 @@
 typedef uint64_t stack_value;
 typedef struct torch_tensor *tensor_handle;
 typedef struct torch_library *library_handle;
+typedef struct torch_list *list_handle;
 typedef int32_t torch_error; /* 0: none */
 typedef void kernel(stack_value *stack, uint64_t inputs, uint64_t outputs);
 
@@ -46,6 +49,13 @@ static struct {
     int32_t (*aoti_torch_dtype_bfloat16)(void);
     int32_t (*aoti_torch_dtype_uint8)(void);
     int32_t (*aoti_torch_device_type_cuda)(void);
+    /* what aten's operators alone need */
+    torch_error (*aoti_torch_is_defined)(tensor_handle, bool *);
+    torch_error (*aoti_torch_new_uninitialized_tensor)(tensor_handle *);
+    torch_error (*aoti_torch__reinterpret_tensor)(tensor_handle, int64_t, const int64_t *, const int64_t *, int64_t,
+                                                  tensor_handle *);
+    torch_error (*torch_list_get_item)(list_handle, size_t, stack_value *);
+    torch_error (*torch_delete_list)(list_handle);
     /* optional */
     torch_error (*torch_delete_stable_ivalue)(stack_value *); /* 2.13; before, the cells are C++'s new */
     void (*operator_delete)(void *);
@@ -62,6 +72,8 @@ enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
     DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, SLOTS,
     GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED,
+    /* aten's */
+    SAMPLES, CHANNELS, POSITIONS, TRAIN, MASK, RESERVE,
     OPTIONAL = 64,
     END = 255
 };
@@ -87,9 +99,10 @@ struct operation {
     enum kind kind;
     uint32_t flags;
     bool is_backward;
+    bool is_aten; /* one of aten's operators */
     uint8_t arguments[MOST_ARGUMENTS]; /* in the order of the schema */
     uint8_t outputs[MOST_OUTPUTS + 1];
-    group_norm_call *group_norm; /* the one that `kind` says */
+    group_norm_call *group_norm; /* the one that `kind` says; of aten's batch norms both */
     batch_norm_call *batch_norm;
     affine_call *affine;
 };
@@ -108,13 +121,20 @@ struct call {
     tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
     tensor_handle outputs[MOST_OUTPUTS];
     tensor_handle scratch;
-    normfuse_tensor tensors[SLOTS];
-    int64_t axes[SLOTS][2][3]; /* shape and strides of those with more axes than the library takes */
-    int32_t dtype;             /* x's, as torch numbers it */
+    enum kind kind;
+    int32_t dtype; /* x's, as torch numbers it */
     int32_t device_type, device_index;
     double eps, momentum, act_param;
     int64_t groups, set_values, activation, wanted;
-    const char *problem; /* why it failed, where the library was not asked; "": torch says */
+    bool evaluates;
+    /* aten's group norm: what x has, whatever its shape; or `positions` is -1 and the shape says. */
+    int64_t samples, channels, positions;
+    bool is_reshaped;
+    tensor_handle transposed_y; /* y as [C, N, ...]; see separate_channels */
+    const char *problem;        /* why it failed, where the library was not asked; "": torch says */
+    /* written where they are used */
+    normfuse_tensor tensors[SLOTS];
+    int64_t axes[SLOTS][2][3]; /* shape and strides of those that the library sees with other axes than torch */
 };
 
 static bool fail(struct call *call, const char *problem)
@@ -148,6 +168,19 @@ static bool is_empty(int64_t axes, const int64_t *sizes)
         if (sizes[a] == 0)
             return true;
     return false;
+}
+
+/* n * c * positions of them, a product that may not be an int64_t. */
+static bool has_elements(int64_t axes, const int64_t *sizes, int64_t n, int64_t c, int64_t positions)
+{
+    int64_t elements = 1;
+    for (int64_t a = 0; a < axes; a++)
+        elements *= sizes[a];
+    if (n < 0 || c < 0 || positions < 0)
+        return false;
+    if (n == 0 || c == 0 || positions == 0)
+        return elements == 0;
+    return elements % n == 0 && elements / n % c == 0 && elements / n / c == positions;
 }
 
 /* Contiguous, channels-last, or a slice of either along N or C. */
@@ -207,6 +240,21 @@ static bool empty_contiguous(struct call *call, tensor_handle *handle, int64_t a
     return empty(call, handle, axes, sizes, strides, dtype);
 }
 
+/* Of another one's shape. */
+static bool empty_shaped(struct call *call, tensor_handle *handle, tensor_handle like, int32_t dtype)
+{
+    int64_t axes, *sizes;
+    if (torch.aoti_torch_get_dim(like, &axes) || torch.aoti_torch_get_sizes(like, &sizes))
+        return fail(call, "");
+    return axes > MOST_AXES ? fail(call, "a tensor has too many dimensions")
+                            : empty_contiguous(call, handle, axes, sizes, dtype);
+}
+
+static bool copy_to(struct call *call, tensor_handle to, tensor_handle from)
+{
+    return torch.aoti_torch_copy_(to, from, 0) == 0 || fail(call, "");
+}
+
 /* x's strides where x is dense, else channels-last where x's channels are adjacent, and contiguous otherwise. */
 static bool empty_like(struct call *call, tensor_handle *handle, tensor_handle x)
 {
@@ -214,6 +262,8 @@ static bool empty_like(struct call *call, tensor_handle *handle, tensor_handle x
     if (torch.aoti_torch_get_dim(x, &axes) || torch.aoti_torch_get_sizes(x, &sizes) ||
         torch.aoti_torch_get_strides(x, &x_strides))
         return fail(call, "");
+    if (call->is_reshaped)
+        return empty_contiguous(call, handle, axes, sizes, call->dtype);
     if (is_contiguous(axes, sizes, x_strides))
         return empty(call, handle, axes, sizes, x_strides, call->dtype);
     if (axes > 2 && sizes[1] > 1 && x_strides[1] == 1 && is_walkable(axes, sizes, x_strides)) {
@@ -244,6 +294,16 @@ static bool describe_dtype(struct call *call, normfuse_dtype *dtype, int32_t tor
     return true;
 }
 
+/* What `slot` holds is contiguous and seen as one of three axes. */
+static void view_as(struct call *call, int slot, const int64_t shape[3])
+{
+    normfuse_tensor *tensor = &call->tensors[slot];
+    tensor->ndim = 3;
+    tensor->shape = memcpy(call->axes[slot][0], shape, 3 * sizeof *shape);
+    tensor->strides = call->axes[slot][1];
+    contiguous_strides(3, shape, tensor->strides);
+}
+
 /* The library's view of a tensor. It lives as long as the handle, whose shape and strides it borrows. */
 static bool describe(struct call *call, int slot, tensor_handle handle, bool is_output)
 {
@@ -267,7 +327,10 @@ static bool describe(struct call *call, int slot, tensor_handle handle, bool is_
     tensor->ndim = (int32_t)axes;
     const bool is_big = slot <= POST_ADD || slot == Y || slot == U || slot == DY || slot == DU || slot == DX ||
                         slot == DPOST_ADD;
-    if (is_big && axes > NORMFUSE_MAX_AXES) {
+    if (is_big && call->is_reshaped) {
+        const int64_t shape[3] = {call->samples, call->channels, call->positions};
+        view_as(call, slot, shape);
+    } else if (is_big && axes > NORMFUSE_MAX_AXES) {
         int64_t(*merged)[3] = call->axes[slot], positions = 1;
         for (int64_t a = 2; a < axes; a++)
             positions *= tensor->shape[a];
@@ -292,16 +355,21 @@ static bool take_big(struct call *call, int slot)
     if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &sizes) ||
         torch.aoti_torch_get_strides(handle, &strides))
         return fail(call, "");
-    if (axes < 2 || axes > MOST_AXES)
+    if (axes > MOST_AXES || (axes < 2 && call->positions < 0))
         return fail(call, "expected a tensor of at least 2 dimensions, [N, C, ...]");
-    if (!is_walkable(axes, sizes, strides)) {
+    if (call->positions >= 0) {
+        call->is_reshaped = axes < 2 || sizes[0] != call->samples || sizes[1] != call->channels;
+        if (call->is_reshaped && !has_elements(axes, sizes, call->samples, call->channels, call->positions))
+            return fail(call, "expected a tensor of N * C * HxW elements");
+    }
+    if (call->is_reshaped ? !is_contiguous(axes, sizes, strides) : !is_walkable(axes, sizes, strides)) {
         int32_t dtype;
         if (torch.aoti_torch_get_dtype(handle, &dtype))
             return fail(call, "");
         if (!empty_contiguous(call, &call->copies[slot], axes, sizes, dtype))
             return false;
-        if (torch.aoti_torch_copy_(call->copies[slot], handle, 0))
-            return fail(call, "");
+        if (!copy_to(call, call->copies[slot], handle))
+            return false;
         handle = call->copies[slot];
     }
     return describe(call, slot, handle, false);
@@ -321,6 +389,21 @@ static double as_double(stack_value value)
     return number;
 }
 
+/* [x, weight, bias], a list of truth values. */
+static int64_t take_mask(stack_value value)
+{
+    static const int64_t bits[] = {WANT_X, WANT_WEIGHT, WANT_BIAS};
+    const list_handle list = (list_handle)(uintptr_t)value;
+    int64_t wanted = 0;
+    for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) {
+        stack_value is_wanted = 0;
+        if (torch.torch_list_get_item(list, i, &is_wanted) == 0 && (is_wanted & 1))
+            wanted |= bits[i];
+    }
+    (void)torch.torch_delete_list(list);
+    return wanted;
+}
+
 /* Takes the arguments off the stack, which owns nothing afterwards. */
 static void take_arguments(struct call *call, const struct operation *operation, const stack_value *stack)
 {
@@ -334,6 +417,12 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case ACT_PARAM: call->act_param = as_double(value); break;
         case SET_VALUES: call->set_values = (int64_t)value; break;
         case WANTED: call->wanted = (int64_t)value; break;
+        case SAMPLES: call->samples = (int64_t)value; break;
+        case CHANNELS: call->channels = (int64_t)value; break;
+        case POSITIONS: call->positions = (int64_t)value; break;
+        case TRAIN: call->evaluates = (value & 1) == 0; break;
+        case MASK: call->wanted = take_mask(value); break;
+        case RESERVE: (void)torch.aoti_torch_delete_tensor_object(as_tensor(value)); break;
         default:
             if (!(operation->arguments[i] & OPTIONAL)) {
                 call->handles[operation->arguments[i]] = as_tensor(value);
@@ -349,6 +438,40 @@ static void take_arguments(struct call *call, const struct operation *operation,
     }
 }
 
+static void let_go(tensor_handle *handles, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (handles[i] != NULL)
+            (void)torch.aoti_torch_delete_tensor_object(handles[i]);
+}
+
+/* aten says "none" by tensors that are undefined or empty, too, and gives a backward the statistics of both modes. */
+static bool drop_what_is_none(struct call *call, const struct operation *operation)
+{
+    static const uint8_t slots[] = {WEIGHT, BIAS, RUNNING_MEAN, RUNNING_VAR, MEAN, RSTD};
+    for (size_t i = 0; i < sizeof slots; i++) {
+        tensor_handle *handle = &call->handles[slots[i]];
+        if (*handle == NULL)
+            continue;
+        const bool is_running = slots[i] == RUNNING_MEAN || slots[i] == RUNNING_VAR;
+        const bool is_saved = slots[i] == MEAN || slots[i] == RSTD;
+        bool is_given = !operation->is_backward || !(call->evaluates ? is_saved : is_running);
+        if (is_given && torch.aoti_torch_is_defined(*handle, &is_given))
+            return fail(call, "");
+        if (is_given && is_running) {
+            int64_t axes, *sizes;
+            if (torch.aoti_torch_get_dim(*handle, &axes) || torch.aoti_torch_get_sizes(*handle, &sizes))
+                return fail(call, "");
+            is_given = !is_empty(axes, sizes);
+        }
+        if (!is_given) {
+            let_go(handle, 1);
+            *handle = NULL;
+        }
+    }
+    return true;
+}
+
 static bool take_inputs(struct call *call)
 {
     tensor_handle x = call->handles[X];
@@ -362,6 +485,12 @@ static bool take_inputs(struct call *call)
         const bool is_updated = slot == RUNNING_MEAN || slot == RUNNING_VAR;
         if (is_big ? !take_big(call, slot) : !describe(call, slot, call->handles[slot], is_updated))
             return false;
+        /* Of 16 bits where aten's own kernels saved them. */
+        if ((slot == MEAN || slot == RSTD) && call->tensors[slot].dtype.bits == 16 &&
+            !(empty_shaped(call, &call->copies[slot], call->handles[slot], torch.f32) &&
+              copy_to(call, call->copies[slot], call->handles[slot]) &&
+              describe(call, slot, call->copies[slot], false)))
+            return false;
     }
     return true;
 }
@@ -369,28 +498,43 @@ static bool take_inputs(struct call *call)
 /* A gradient has its parameter's shape and dtype. */
 static bool empty_gradient(struct call *call, tensor_handle *handle, int parameter)
 {
-    int64_t axes, *sizes;
     int32_t dtype;
-    if (torch.aoti_torch_get_dim(call->handles[parameter], &axes) ||
-        torch.aoti_torch_get_sizes(call->handles[parameter], &sizes) ||
-        torch.aoti_torch_get_dtype(call->handles[parameter], &dtype))
+    if (torch.aoti_torch_get_dtype(call->handles[parameter], &dtype))
         return fail(call, "");
-    return axes > MOST_AXES ? fail(call, "a parameter has too many dimensions")
-                            : empty_contiguous(call, handle, axes, sizes, dtype);
+    return empty_shaped(call, handle, call->handles[parameter], dtype);
 }
 
-static bool is_wanted(const struct call *call, int slot)
+static bool is_wanted(const struct call *call, const struct operation *operation, int slot)
 {
     switch (slot) {
     case U: return call->handles[PRE_ADD] != NULL;
     case DX: return call->wanted & WANT_X;
     case DWEIGHT: return (call->wanted & WANT_WEIGHT) && call->handles[WEIGHT] != NULL;
-    case DBIAS: return (call->wanted & WANT_BIAS) && call->handles[BIAS] != NULL;
+    case DBIAS: return (call->wanted & WANT_BIAS) && (call->handles[BIAS] != NULL || operation->is_aten);
     case DSCALE: return (call->wanted & WANT_SCALE) && call->handles[SCALE] != NULL;
     case DSHIFT: return (call->wanted & WANT_SHIFT) && call->handles[SHIFT] != NULL;
     case DPOST_ADD: return (call->wanted & WANT_POST_ADD) && call->handles[POST_ADD] != NULL;
+    case MEAN:
+    case RSTD: return !call->evaluates;
+    case RESERVE: return false;
     default: return true;
     }
+}
+
+static int32_t statistics_dtype(const struct call *call)
+{
+    return call->dtype == torch.f64 ? torch.f64 : torch.f32;
+}
+
+/* In the place of an output that is not wanted. */
+static bool make_placeholder(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
+{
+    if (operation->is_aten && slot != MEAN && slot != RSTD && slot != RESERVE)
+        return torch.aoti_torch_new_uninitialized_tensor(handle) == 0 || fail(call, "");
+    return empty_contiguous(call, handle, 1, (const int64_t[]){0},
+                            !operation->is_aten ? call->dtype
+                            : slot == RESERVE   ? torch.uint8
+                                                : statistics_dtype(call));
 }
 
 static bool make_output(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
@@ -400,14 +544,20 @@ static bool make_output(struct call *call, const struct operation *operation, in
     const bool of_channels = operation->kind == BATCH_NORM;
     switch (slot) {
     case DWEIGHT: return empty_gradient(call, handle, WEIGHT);
-    case DBIAS: return empty_gradient(call, handle, BIAS);
+    case DBIAS:
+        /* aten's backwards are not told bias: it is as weight is. */
+        if (!operation->is_aten)
+            return empty_gradient(call, handle, BIAS);
+        return call->handles[WEIGHT] != NULL
+                   ? empty_gradient(call, handle, WEIGHT)
+                   : empty_contiguous(call, handle, 1, (const int64_t[]){c}, call->dtype);
     case DSCALE: return empty_gradient(call, handle, SCALE);
     case DSHIFT: return empty_gradient(call, handle, SHIFT);
     case MEAN:
     case RSTD:
         return empty_contiguous(call, handle, of_channels ? 1 : 2,
                                 of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
-                                slot == MEAN || call->dtype == torch.f64 ? torch.f64 : torch.f32);
+                                slot == MEAN && !operation->is_aten ? torch.f64 : statistics_dtype(call));
     case STATS:
         return empty_contiguous(call, handle, of_channels ? 2 : 3,
                                 of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3},
@@ -421,14 +571,14 @@ static bool make_output(struct call *call, const struct operation *operation, in
 
 static bool make_outputs(struct call *call, const struct operation *operation)
 {
-    if (operation->kind == INSTANCE_NORM)
+    if (call->kind == INSTANCE_NORM)
         call->groups = call->tensors[X].shape[1];
-    if (operation->kind == GROUP_NORM && call->groups <= 0)
+    if (call->kind == GROUP_NORM && call->groups <= 0)
         return fail(call, "groups must be greater than 0");
     for (int i = 0; operation->outputs[i] != END; i++) {
         const int slot = operation->outputs[i];
-        if (!is_wanted(call, slot)) {
-            if (!empty_contiguous(call, &call->outputs[i], 1, (const int64_t[]){0}, call->dtype))
+        if (!is_wanted(call, operation, slot)) {
+            if (!make_placeholder(call, operation, slot, &call->outputs[i]))
                 return false;
         } else if (!make_output(call, operation, slot, &call->outputs[i]) ||
                    !describe(call, slot, call->outputs[i], true)) {
@@ -436,6 +586,63 @@ static bool make_outputs(struct call *call, const struct operation *operation)
         }
     }
     return true;
+}
+
+/* The tensor as [C, N, ...]. */
+static bool transpose(struct call *call, tensor_handle handle, tensor_handle *view)
+{
+    int64_t axes, *sizes, *strides, shape[MOST_AXES], steps[MOST_AXES];
+    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &sizes) ||
+        torch.aoti_torch_get_strides(handle, &strides))
+        return fail(call, "");
+    for (int64_t a = 0; a < axes; a++) {
+        const int64_t from = a < 2 ? 1 - a : a;
+        shape[a] = sizes[from];
+        steps[a] = strides[from];
+    }
+    return torch.aoti_torch__reinterpret_tensor(handle, axes, shape, steps, 0, view) == 0 || fail(call, "");
+}
+
+/* What the library's batch norm refuses while training and aten's takes, as aten's instance norm passes it on: eps <= 0,
+ * and one value a channel. It runs as group norm of one sample with a group for each channel. */
+static bool separate_channels(struct call *call, const struct operation *operation)
+{
+    const normfuse_tensor *x = &call->tensors[X];
+    int64_t values = x->shape[0];
+    for (int32_t a = 2; a < x->ndim; a++)
+        values *= x->shape[a];
+    if (call->evaluates || values == 0 || (values != 1 && (operation->is_backward || call->eps > 0.0)))
+        return true;
+    call->kind = INSTANCE_NORM;
+    call->groups = x->shape[1];
+    if (x->shape[0] == 1)
+        return true;
+    const int64_t shape[3] = {1, call->groups, values};
+    tensor_handle view = NULL;
+    if (!transpose(call, call->handles[X], &view))
+        return false;
+    let_go(&call->copies[X], 1);
+    call->copies[X] = NULL;
+    const bool is_copied = empty_shaped(call, &call->copies[X], view, call->dtype) &&
+                           copy_to(call, call->copies[X], view) &&
+                           empty_shaped(call, &call->transposed_y, view, call->dtype) &&
+                           describe(call, X, call->copies[X], false) && describe(call, Y, call->transposed_y, true);
+    let_go(&view, 1);
+    view_as(call, X, shape);
+    view_as(call, Y, shape);
+    return is_copied;
+}
+
+/* Where y was computed as [C, N, ...]. */
+static bool put_transposed(struct call *call)
+{
+    if (call->transposed_y == NULL)
+        return true;
+    tensor_handle view = NULL;
+    const bool is_put = transpose(call, call->outputs[0], &view) &&
+                        copy_to(call, view, call->transposed_y);
+    let_go(&view, 1);
+    return is_put;
 }
 
 /* The library's tasks on torch's threads: a second pool would compete with them for the cores. */
@@ -458,21 +665,21 @@ static void parallel_for(void *pool, int64_t count, void (*task)(void *context, 
     (void)torch.torch_parallel_for(0, count, 1, run_tasks, &tasks);
 }
 
-static normfuse_status scratch_bytes(const struct operation *operation, const union options *options,
+static normfuse_status scratch_bytes(enum kind kind, bool is_backward, const union options *options,
                                      const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {
-    switch (operation->kind) {
+    switch (kind) {
     case GROUP_NORM:
     case INSTANCE_NORM:
-        return (operation->is_backward ? normfuse_group_norm_backward_scratch_bytes
+        return (is_backward ? normfuse_group_norm_backward_scratch_bytes
                                        : normfuse_group_norm_forward_scratch_bytes)(&options->group_norm, tensors, exec,
                                                                                     bytes);
     case BATCH_NORM:
-        return (operation->is_backward ? normfuse_batch_norm_backward_scratch_bytes
+        return (is_backward ? normfuse_batch_norm_backward_scratch_bytes
                                        : normfuse_batch_norm_forward_scratch_bytes)(&options->batch_norm, tensors, exec,
                                                                                     bytes);
     default:
-        return (operation->is_backward ? normfuse_affine_backward_scratch_bytes
+        return (is_backward ? normfuse_affine_backward_scratch_bytes
                                        : normfuse_affine_forward_scratch_bytes)(&options->affine, tensors, exec, bytes);
     }
 }
@@ -500,7 +707,7 @@ static bool add_scratch(struct call *call, const struct operation *operation, co
 {
     if (call->device_type != torch.cuda)
         return true;
-    if (scratch_bytes(operation, options, tensors, exec, &exec->scratch_bytes) != NORMFUSE_OK)
+    if (scratch_bytes(call->kind, operation->is_backward, options, tensors, exec, &exec->scratch_bytes) != NORMFUSE_OK)
         return fail(call, normfuse_last_error());
     if (exec->scratch_bytes == 0)
         return true;
@@ -517,13 +724,13 @@ static bool compute(struct call *call, const struct operation *operation)
     for (int slot = 0; slot < SLOTS; slot++)
         slots[slot] = call->handles[slot] != NULL ? &call->tensors[slot] : NULL;
     for (int i = 0; operation->outputs[i] != END; i++)
-        if (is_wanted(call, operation->outputs[i]))
+        if (is_wanted(call, operation, operation->outputs[i]))
             slots[operation->outputs[i]] = &call->tensors[operation->outputs[i]];
 
-    const uint32_t flags = operation->flags | NORMFUSE_HAS_ACT_PARAM;
+    const uint32_t flags = operation->flags | (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
     const int32_t activation = (int32_t)call->activation;
     union options options;
-    switch (operation->kind) {
+    switch (call->kind) {
     case GROUP_NORM:
     case INSTANCE_NORM:
         options.group_norm = (normfuse_group_norm_options){
@@ -545,20 +752,13 @@ static bool compute(struct call *call, const struct operation *operation)
     if (!prepare_exec(call, &exec) || !add_scratch(call, operation, &options, &tensors, &exec))
         return false;
     normfuse_status status;
-    switch (operation->kind) {
+    switch (call->kind) {
     case GROUP_NORM:
     case INSTANCE_NORM: status = operation->group_norm(&options.group_norm, &tensors, &exec); break;
     case BATCH_NORM: status = operation->batch_norm(&options.batch_norm, &tensors, &exec); break;
     default: status = operation->affine(&options.affine, &tensors, &exec); break;
     }
     return status == NORMFUSE_OK ? true : fail(call, normfuse_last_error());
-}
-
-static void let_go(tensor_handle *handles, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (handles[i] != NULL)
-            (void)torch.aoti_torch_delete_tensor_object(handles[i]);
 }
 
 /* Throws a C++ exception, which crosses this frame and its callers': nothing of theirs may be left to let go. */
@@ -578,17 +778,22 @@ static void run(const struct operation *operation, stack_value *stack)
 {
     struct call call;
     memset(&call, 0, offsetof(struct call, tensors));
-    call.dtype = call.device_type = call.device_index = 0;
+    call.kind = operation->kind;
     call.eps = 1.0; /* of calls that have rstd instead */
-    call.momentum = call.act_param = 0.0;
-    call.groups = call.set_values = call.activation = call.wanted = 0;
-    call.problem = NULL;
+    call.positions = -1;
+    call.wanted = WANT_X | WANT_WEIGHT | WANT_BIAS; /* where nothing says */
     take_arguments(&call, operation, stack);
-    const bool succeeded =
-        take_inputs(&call) && make_outputs(&call, operation) && compute(&call, operation);
+    if (operation->is_aten && operation->is_backward && !call.evaluates)
+        call.eps = 1.0;
+    const bool is_aten_batch_norm = operation->is_aten && operation->kind == BATCH_NORM;
+    const bool succeeded = (!operation->is_aten || drop_what_is_none(&call, operation)) && take_inputs(&call) &&
+                           make_outputs(&call, operation) &&
+                           (!is_aten_batch_norm || separate_channels(&call, operation)) && compute(&call, operation) &&
+                           put_transposed(&call);
     let_go(call.handles, SLOTS);
     let_go(call.copies, SLOTS);
     let_go(&call.scratch, 1);
+    let_go(&call.transposed_y, 1);
     if (!succeeded) {
         let_go(call.outputs, MOST_OUTPUTS);
         raise_error(call.problem);
@@ -618,7 +823,7 @@ static void merge(stack_value *stack,
         succeeded = fail(&call, "expected a tensor of at least 2 dimensions, [shards, ...]");
     if (succeeded && !is_contiguous(axes, sizes, strides)) {
         succeeded = empty_contiguous(&call, &call.copies[STATS], axes, sizes, call.dtype) &&
-                    (torch.aoti_torch_copy_(call.copies[STATS], parts, 0) == 0 || fail(&call, ""));
+                    copy_to(&call, call.copies[STATS], parts);
         parts = call.copies[STATS];
     }
     normfuse_exec exec = {.struct_bytes = sizeof exec};
@@ -731,6 +936,39 @@ OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = n
           .arguments = {DY, X, GIVEN_RUNNING, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
+/* aten's own operators. What they save is what aten's kernels save, so that each may be differentiated by the other. */
+#define ATEN_GROUP_NORM .is_aten = true, .kind = GROUP_NORM
+#define ATEN_BATCH_NORM                                                                                                \
+    .is_aten = true, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,                                    \
+    .group_norm = normfuse_group_norm_forward
+#define ATEN_BATCH_NORM_BACKWARD                                                                                       \
+    .is_aten = true, .kind = BATCH_NORM, .is_backward = true, .batch_norm = normfuse_batch_norm_backward,              \
+    .group_norm = normfuse_group_norm_backward
+#define SAVED O(MEAN), O(RSTD)
+
+OPERATION(native_group_norm, ATEN_GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, SAMPLES, CHANNELS, POSITIONS, GROUPS, EPS, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(native_group_norm_backward, ATEN_GROUP_NORM, .is_backward = true, .group_norm = normfuse_group_norm_backward,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), SAMPLES, CHANNELS, POSITIONS, GROUPS, MASK, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(native_batch_norm, ATEN_BATCH_NORM, .arguments = {NORM, RUNNING, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(native_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
+          .arguments = {DY, X, O(WEIGHT), RUNNING, SAVED, TRAIN, EPS, MASK, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(native_batch_norm_legit, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUNNING, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(native_batch_norm_legit_no_stats, ATEN_BATCH_NORM, .arguments = {NORM, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(batch_norm_with_update, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUNNING, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, RESERVE, END})
+OPERATION(aten_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
+          .arguments = {DY, X, WEIGHT, RUNNING, SAVED, TRAIN, EPS, MASK, RESERVE, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(cudnn_batch_norm, ATEN_BATCH_NORM, .arguments = {X, WEIGHT, O(BIAS), RUNNING, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, RESERVE, END})
+OPERATION(cudnn_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
+          .arguments = {X, DY, WEIGHT, RUNNING, SAVED, EPS, RESERVE, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
+
 static void stats_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
 {
     (void)inputs;
@@ -783,6 +1021,24 @@ static const struct {
 #undef KERNEL
 };
 
+/* The name of aten's operator, with its overload. */
+static const struct {
+    const char *name;
+    kernel *kernel;
+    bool is_of_cuda; /* alone */
+} aten_kernels[] = {
+    {"native_group_norm", native_group_norm, false},
+    {"native_group_norm_backward", native_group_norm_backward, false},
+    {"native_batch_norm", native_batch_norm, false},
+    {"native_batch_norm_backward", native_batch_norm_backward, false},
+    {"_native_batch_norm_legit", native_batch_norm_legit, false},
+    {"_native_batch_norm_legit.no_stats", native_batch_norm_legit_no_stats, false},
+    {"_batch_norm_with_update", batch_norm_with_update, false},
+    {"batch_norm_backward", aten_batch_norm_backward, false},
+    {"cudnn_batch_norm", cudnn_batch_norm, true},
+    {"cudnn_batch_norm_backward", cudnn_batch_norm_backward, true},
+};
+
 /* ISO C has no conversion from an object pointer to a function pointer; POSIX promises that this one works. */
 static bool look_up(void *library, const char *name, void *function)
 {
@@ -822,6 +1078,11 @@ static const char *look_up_all(void *library)
     NEEDED(aoti_torch_dtype_bfloat16)
     NEEDED(aoti_torch_dtype_uint8)
     NEEDED(aoti_torch_device_type_cuda)
+    NEEDED(aoti_torch_is_defined)
+    NEEDED(aoti_torch_new_uninitialized_tensor)
+    NEEDED(aoti_torch__reinterpret_tensor)
+    NEEDED(torch_list_get_item)
+    NEEDED(torch_delete_list)
 #undef NEEDED
     if (!look_up(library, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue) &&
         !look_up(library, "_ZdlPv", &torch.operator_delete))
@@ -867,4 +1128,36 @@ const char *normfuse_torch_register(void)
     if (cuda != NULL)
         (void)torch.aoti_torch_delete_library_object(cuda);
     return "libtorch refused the registration of a kernel";
+}
+
+static library_handle aten_cpu, aten_cuda;
+
+const char *normfuse_torch_install(void)
+{
+    if (torch.aoti_torch_library_impl == NULL)
+        return "normfuse_torch_register comes before";
+    if (aten_cpu != NULL)
+        return NULL;
+    bool succeeded = torch.aoti_torch_library_init_impl("aten", "CPU", "torch.c", 0, &aten_cpu) == 0 &&
+                     torch.aoti_torch_library_init_impl("aten", "CUDA", "torch.c", 0, &aten_cuda) == 0;
+    for (size_t i = 0; succeeded && i < sizeof aten_kernels / sizeof aten_kernels[0]; i++) {
+        const char *const name = aten_kernels[i].name;
+        kernel *const function = aten_kernels[i].kernel;
+        succeeded = (aten_kernels[i].is_of_cuda || torch.aoti_torch_library_impl(aten_cpu, name, function) == 0) &&
+                    torch.aoti_torch_library_impl(aten_cuda, name, function) == 0;
+    }
+    if (succeeded)
+        return NULL;
+    normfuse_torch_uninstall();
+    return "libtorch refused to override a kernel";
+}
+
+void normfuse_torch_uninstall(void)
+{
+    library_handle *const libraries[] = {&aten_cpu, &aten_cuda};
+    for (int i = 0; i < 2; i++) {
+        if (*libraries[i] != NULL)
+            (void)torch.aoti_torch_delete_library_object(*libraries[i]);
+        *libraries[i] = NULL;
+    }
 }
