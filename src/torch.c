@@ -56,6 +56,7 @@ static struct {
                                                   tensor_handle *);
     torch_error (*torch_list_get_item)(list_handle, size_t, stack_value *);
     torch_error (*torch_delete_list)(list_handle);
+    torch_error (*aoti_torch_call_dispatcher)(const char *, const char *, stack_value *);
     /* optional */
     torch_error (*torch_delete_stable_ivalue)(stack_value *); /* 2.13; before, the cells are C++'s new */
     void (*operator_delete)(void *);
@@ -97,8 +98,8 @@ typedef normfuse_status affine_call(const normfuse_affine_options *, const normf
 
 struct operation {
     enum kind kind;
-    uint32_t flags;
     bool is_backward;
+    bool evaluates;
     bool is_aten; /* one of aten's operators */
     uint8_t arguments[MOST_ARGUMENTS]; /* in the order of the schema */
     uint8_t outputs[MOST_OUTPUTS + 1];
@@ -131,6 +132,7 @@ struct call {
     int64_t samples, channels, positions;
     bool is_reshaped;
     tensor_handle transposed_y; /* y as [C, N, ...]; see separate_channels */
+    tensor_handle running[2];   /* of one value a channel, likewise: mean and variance */
     const char *problem;        /* why it failed, where the library was not asked; "": torch says */
     /* written where they are used */
     normfuse_tensor tensors[SLOTS];
@@ -615,6 +617,13 @@ static bool separate_channels(struct call *call, const struct operation *operati
         return true;
     call->kind = INSTANCE_NORM;
     call->groups = x->shape[1];
+    if (values == 1 && call->handles[RUNNING_MEAN] != NULL && call->handles[RUNNING_VAR] != NULL) {
+        /* The variance over values - 1 is not a number: the library refuses that here, too. */
+        for (int i = 0; i < 2; i++) {
+            call->running[i] = call->handles[RUNNING_MEAN + i];
+            call->handles[RUNNING_MEAN + i] = NULL;
+        }
+    }
     if (x->shape[0] == 1)
         return true;
     const int64_t shape[3] = {1, call->groups, values};
@@ -643,6 +652,18 @@ static bool put_transposed(struct call *call)
                         copy_to(call, view, call->transposed_y);
     let_go(&view, 1);
     return is_put;
+}
+
+/* Running statistics of one value a channel, by an operator in Python, which nothing asks for but a caller that goes past
+ * torch.nn.functional's checks. */
+static bool update_running_of_one_value(struct call *call)
+{
+    if (call->running[0] == NULL)
+        return true;
+    stack_value stack[4] = {(uintptr_t)call->running[0], (uintptr_t)call->running[1], (uintptr_t)call->handles[X]};
+    memcpy(&stack[3], &call->momentum, sizeof call->momentum);
+    call->running[0] = call->running[1] = call->handles[X] = NULL; /* the callee's */
+    return torch.aoti_torch_call_dispatcher("normfuse::update_running_of_one_value", "", stack) == 0 || fail(call, "");
 }
 
 /* The library's tasks on torch's threads: a second pool would compete with them for the cores. */
@@ -727,7 +748,7 @@ static bool compute(struct call *call, const struct operation *operation)
         if (is_wanted(call, operation, operation->outputs[i]))
             slots[operation->outputs[i]] = &call->tensors[operation->outputs[i]];
 
-    const uint32_t flags = operation->flags | (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
+    const uint32_t flags = (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
     const int32_t activation = (int32_t)call->activation;
     union options options;
     switch (call->kind) {
@@ -779,6 +800,7 @@ static void run(const struct operation *operation, stack_value *stack)
     struct call call;
     memset(&call, 0, offsetof(struct call, tensors));
     call.kind = operation->kind;
+    call.evaluates = operation->evaluates;
     call.eps = 1.0; /* of calls that have rstd instead */
     call.positions = -1;
     call.wanted = WANT_X | WANT_WEIGHT | WANT_BIAS; /* where nothing says */
@@ -789,11 +811,12 @@ static void run(const struct operation *operation, stack_value *stack)
     const bool succeeded = (!operation->is_aten || drop_what_is_none(&call, operation)) && take_inputs(&call) &&
                            make_outputs(&call, operation) &&
                            (!is_aten_batch_norm || separate_channels(&call, operation)) && compute(&call, operation) &&
-                           put_transposed(&call);
+                           put_transposed(&call) && update_running_of_one_value(&call);
     let_go(call.handles, SLOTS);
     let_go(call.copies, SLOTS);
     let_go(&call.scratch, 1);
     let_go(&call.transposed_y, 1);
+    let_go(call.running, 2);
     if (!succeeded) {
         let_go(call.outputs, MOST_OUTPUTS);
         raise_error(call.problem);
@@ -878,11 +901,11 @@ OPERATION(batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_
           .arguments = {GRADIENT_OF(MEAN, RSTD), O(POST_ADD), EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
 OPERATION(batch_norm_evaluate, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, U, END})
+          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, U, END})
 OPERATION(batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, END})
+          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
-          .flags = NORMFUSE_EVALUATE, .is_backward = true,
+          .evaluates = true, .is_backward = true,
           .arguments = {GRADIENT_OF(GIVEN_RUNNING), O(POST_ADD), EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
 OPERATION(channel_affine, .kind = AFFINE, .affine = normfuse_affine_forward,
@@ -927,12 +950,12 @@ OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_g
 OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
 OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
+          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
           .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
-          .flags = NORMFUSE_EVALUATE, .is_backward = true,
+          .evaluates = true, .is_backward = true,
           .arguments = {DY, X, GIVEN_RUNNING, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
@@ -960,6 +983,8 @@ OPERATION(native_batch_norm_legit, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RU
 OPERATION(native_batch_norm_legit_no_stats, ATEN_BATCH_NORM, .arguments = {NORM, TRAIN, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, END})
 OPERATION(batch_norm_with_update, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUNNING, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, RESERVE, END})
+OPERATION(batch_norm_no_update, ATEN_BATCH_NORM, .evaluates = true, .arguments = {NORM, RUNNING, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, RESERVE, END})
 OPERATION(aten_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
           .arguments = {DY, X, WEIGHT, RUNNING, SAVED, TRAIN, EPS, MASK, RESERVE, END},
@@ -1034,6 +1059,7 @@ static const struct {
     {"_native_batch_norm_legit", native_batch_norm_legit, false},
     {"_native_batch_norm_legit.no_stats", native_batch_norm_legit_no_stats, false},
     {"_batch_norm_with_update", batch_norm_with_update, false},
+    {"_batch_norm_no_update", batch_norm_no_update, false},
     {"batch_norm_backward", aten_batch_norm_backward, false},
     {"cudnn_batch_norm", cudnn_batch_norm, true},
     {"cudnn_batch_norm_backward", cudnn_batch_norm_backward, true},
@@ -1083,6 +1109,7 @@ static const char *look_up_all(void *library)
     NEEDED(aoti_torch__reinterpret_tensor)
     NEEDED(torch_list_get_item)
     NEEDED(torch_delete_list)
+    NEEDED(aoti_torch_call_dispatcher)
 #undef NEEDED
     if (!look_up(library, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue) &&
         !look_up(library, "_ZdlPv", &torch.operator_delete))

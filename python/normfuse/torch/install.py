@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._operators import WANT_BIAS, WANT_WEIGHT, WANT_X, binding, ops
+from ._operators import WANT_BIAS, WANT_WEIGHT, WANT_X, _library as _operators, binding, ops
 
 __all__ = ["install", "uninstall"]
 
@@ -91,6 +91,25 @@ def _native_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
     return y, mean.to(statistics), rstd
 
 
+def _update_running(running_mean: Tensor, running_var: Tensor, mean: Tensor, one: Tensor, momentum: float) -> None:
+    """one: [1, C, values]"""
+    values = one.double() if one.dtype == torch.float64 else one.float()
+    # torch's own var warns of one value.
+    variance = values.var(2).flatten() if values.shape[2] > 1 else torch.full_like(mean, torch.nan)
+    for running, new in ((running_mean, mean), (running_var, variance)):
+        running.copy_((1.0 - momentum) * running + momentum * new)
+
+
+def _update_running_of_one_value(running_mean: Tensor, running_var: Tensor, x: Tensor, momentum: float) -> None:
+    _update_running(running_mean, running_var, x.flatten().to(_statistics_type(x)), x.reshape(1, -1, 1), momentum)
+
+
+# What the C library's kernels leave to Python.
+_operators.define("update_running_of_one_value(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor x, "
+                  "float momentum) -> ()")
+_operators.impl("update_running_of_one_value", _update_running_of_one_value, "CompositeExplicitAutograd")
+
+
 def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
                         running_mean: Optional[Tensor], running_var: Optional[Tensor], momentum: float,
                         eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,9 +120,7 @@ def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[
     one = swapped.reshape(1, c, -1)
     y, _, mean, rstd = ops.group_norm.default(one, weight, bias, None, None, None, None, c, eps, 0, 0.0)
     if running_mean is not None and running_var is not None:
-        values = one.double() if one.dtype == torch.float64 else one.float()
-        for running, new in ((running_mean, mean.view(c)), (running_var, values.var(2).view(c))):
-            running.copy_((1.0 - momentum) * running + momentum * new)
+        _update_running(running_mean, running_var, mean.view(c), one, momentum)
     result = torch.empty_like(input)
     result.copy_(y.view(swapped.shape).transpose(0, 1))
     return result, mean.view(c).to(_statistics_type(input)), rstd.view(c)
@@ -156,6 +173,13 @@ def _batch_norm_with_update(input: Tensor, weight: Optional[Tensor], bias: Optio
             input.new_empty(0, dtype=torch.uint8))
 
 
+def _batch_norm_no_update(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                          running_mean: Optional[Tensor], running_var: Optional[Tensor], momentum: float,
+                          eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (*_native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps),
+            input.new_empty(0, dtype=torch.uint8))
+
+
 def _batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optional[Tensor], running_mean: Optional[Tensor],
                          running_var: Optional[Tensor], save_mean: Optional[Tensor], save_var: Optional[Tensor],
                          update: bool, eps: float, output_mask: list[bool], reserve: Tensor) -> _Three:
@@ -171,6 +195,7 @@ _KERNELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "_native_batch_norm_legit": (_native_batch_norm, ("CPU", "CUDA")),
     "_native_batch_norm_legit.no_stats": (_native_batch_norm_legit_no_stats, ("CPU", "CUDA")),
     "_batch_norm_with_update": (_batch_norm_with_update, ("CPU", "CUDA")),
+    "_batch_norm_no_update": (_batch_norm_no_update, ("CPU", "CUDA")),
     "batch_norm_backward": (_batch_norm_backward, ("CPU", "CUDA")),
     "cudnn_batch_norm": (_cudnn_batch_norm, ("CUDA",)),
     "cudnn_batch_norm_backward": (_cudnn_batch_norm_backward, ("CUDA",)),
