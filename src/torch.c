@@ -116,9 +116,16 @@ union options {
 
 /* ---- tensors --------------------------------------------------------------------------------------------------- */
 
+/* A tensor's shape, as torch has it; borrowed of its handle. */
+struct shape {
+    int64_t axes, *sizes, *strides;
+};
+
 /* One call: its handles are let go at its end, but for the outputs of one that succeeded. */
 struct call {
     tensor_handle handles[SLOTS]; /* inputs */
+    int32_t input_count;
+    uint8_t inputs[MOST_ARGUMENTS]; /* the slots of those that were given */
     tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
     tensor_handle outputs[MOST_OUTPUTS];
     tensor_handle scratch;
@@ -131,6 +138,7 @@ struct call {
     /* aten's group norm: what x has, whatever its shape; or `positions` is -1 and the shape says. */
     int64_t samples, channels, positions;
     bool is_reshaped;
+    struct shape x, walked; /* of x, and of its copy where it has one */
     tensor_handle transposed_y; /* y as [C, N, ...]; see separate_channels */
     tensor_handle running[2];   /* of one value a channel, likewise: mean and variance */
     const char *problem;        /* why it failed, where the library was not asked; "": torch says */
@@ -144,6 +152,14 @@ static bool fail(struct call *call, const char *problem)
     if (call->problem == NULL)
         call->problem = problem;
     return false;
+}
+
+static bool get_shape(struct call *call, struct shape *shape, tensor_handle handle)
+{
+    return (torch.aoti_torch_get_dim(handle, &shape->axes) == 0 &&
+            torch.aoti_torch_get_sizes(handle, &shape->sizes) == 0 &&
+            torch.aoti_torch_get_strides(handle, &shape->strides) == 0) ||
+           fail(call, "");
 }
 
 /* The stride of the spatial axes taken as one, 0 where there is one position; -1 where they are not one. */
@@ -257,30 +273,6 @@ static bool copy_to(struct call *call, tensor_handle to, tensor_handle from)
     return torch.aoti_torch_copy_(to, from, 0) == 0 || fail(call, "");
 }
 
-/* x's strides where x is dense, else channels-last where x's channels are adjacent, and contiguous otherwise. */
-static bool empty_like(struct call *call, tensor_handle *handle, tensor_handle x)
-{
-    int64_t axes, *sizes, *x_strides, strides[MOST_AXES];
-    if (torch.aoti_torch_get_dim(x, &axes) || torch.aoti_torch_get_sizes(x, &sizes) ||
-        torch.aoti_torch_get_strides(x, &x_strides))
-        return fail(call, "");
-    if (call->is_reshaped)
-        return empty_contiguous(call, handle, axes, sizes, call->dtype);
-    if (is_contiguous(axes, sizes, x_strides))
-        return empty(call, handle, axes, sizes, x_strides, call->dtype);
-    if (axes > 2 && sizes[1] > 1 && x_strides[1] == 1 && is_walkable(axes, sizes, x_strides)) {
-        int64_t step = sizes[1];
-        for (int64_t a = axes - 1; a >= 2; a--) {
-            strides[a] = step;
-            step *= sizes[a];
-        }
-        strides[1] = 1;
-        strides[0] = step;
-        return empty(call, handle, axes, sizes, strides, call->dtype);
-    }
-    return empty_contiguous(call, handle, axes, sizes, call->dtype);
-}
-
 static bool describe_dtype(struct call *call, normfuse_dtype *dtype, int32_t torch_dtype)
 {
     dtype->lanes = 1;
@@ -306,75 +298,145 @@ static void view_as(struct call *call, int slot, const int64_t shape[3])
     contiguous_strides(3, shape, tensor->strides);
 }
 
-/* The library's view of a tensor. It lives as long as the handle, whose shape and strides it borrows. */
-static bool describe(struct call *call, int slot, tensor_handle handle, bool is_output)
+static bool is_big(int slot)
+{
+    return slot <= POST_ADD || slot == Y || slot == U || slot == DY || slot == DU || slot == DX || slot == DPOST_ADD;
+}
+
+/* Reading through const keeps copy-on-write tensors shared. */
+static bool get_data(struct call *call, void **data, tensor_handle handle, bool is_output)
+{
+    if (is_output)
+        return torch.torch_get_mutable_data_ptr(handle, data) == 0 || fail(call, "");
+    const void *read_only = NULL;
+    if (torch.torch_get_const_data_ptr(handle, &read_only))
+        return fail(call, "");
+    memcpy(data, &read_only, sizeof read_only);
+    return true;
+}
+
+static void put_shape(struct call *call, int slot, const struct shape *shape)
 {
     normfuse_tensor *tensor = &call->tensors[slot];
-    int64_t axes;
-    int32_t dtype, device_type, device_index;
-    /* Reading through const keeps copy-on-write tensors shared. */
-    const void *read_only = NULL;
-    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &tensor->shape) ||
-        torch.aoti_torch_get_strides(handle, &tensor->strides) || torch.aoti_torch_get_dtype(handle, &dtype) ||
-        torch.aoti_torch_get_device_type(handle, &device_type) ||
-        (device_type == torch.cuda && torch.aoti_torch_get_device_index(handle, &device_index)) ||
-        (is_output ? torch.torch_get_mutable_data_ptr(handle, &tensor->data)
-                   : torch.torch_get_const_data_ptr(handle, &read_only)))
-        return fail(call, "");
-    if (!is_output)
-        memcpy(&tensor->data, &read_only, sizeof read_only);
-    tensor->byte_offset = 0;
-    tensor->device.device_type = device_type == torch.cuda ? NORMFUSE_CUDA : NORMFUSE_CPU;
-    tensor->device.device_id = device_type == torch.cuda ? device_index : 0;
-    tensor->ndim = (int32_t)axes;
-    const bool is_big = slot <= POST_ADD || slot == Y || slot == U || slot == DY || slot == DU || slot == DX ||
-                        slot == DPOST_ADD;
-    if (is_big && call->is_reshaped) {
-        const int64_t shape[3] = {call->samples, call->channels, call->positions};
-        view_as(call, slot, shape);
-    } else if (is_big && axes > NORMFUSE_MAX_AXES) {
+    tensor->ndim = (int32_t)shape->axes;
+    tensor->shape = shape->sizes;
+    tensor->strides = shape->strides;
+    if (!is_big(slot))
+        return;
+    if (call->is_reshaped) {
+        view_as(call, slot, (const int64_t[]){call->samples, call->channels, call->positions});
+    } else if (shape->axes > NORMFUSE_MAX_AXES) {
         int64_t(*merged)[3] = call->axes[slot], positions = 1;
-        for (int64_t a = 2; a < axes; a++)
-            positions *= tensor->shape[a];
-        merged[0][0] = tensor->shape[0];
-        merged[0][1] = tensor->shape[1];
+        for (int64_t a = 2; a < shape->axes; a++)
+            positions *= shape->sizes[a];
+        merged[0][0] = shape->sizes[0];
+        merged[0][1] = shape->sizes[1];
         merged[0][2] = positions;
-        merged[1][0] = tensor->strides[0];
-        merged[1][1] = tensor->strides[1];
-        merged[1][2] = positions == 0 ? 1 : spatial_stride(axes, tensor->shape, tensor->strides, &positions);
+        merged[1][0] = shape->strides[0];
+        merged[1][1] = shape->strides[1];
+        merged[1][2] =
+            positions == 0 ? 1 : spatial_stride(shape->axes, shape->sizes, shape->strides, &positions);
         tensor->ndim = 3;
         tensor->shape = merged[0];
         tensor->strides = merged[1];
     }
-    return describe_dtype(call, &tensor->dtype, dtype);
+}
+
+/* The library's view of a tensor. It lives as long as the handle, whose shape and strides it borrows. */
+static bool describe_as(struct call *call, int slot, tensor_handle handle, bool is_output, const struct shape *shape)
+{
+    normfuse_tensor *tensor = &call->tensors[slot];
+    int32_t dtype, device_type, device_index;
+    if (torch.aoti_torch_get_dtype(handle, &dtype) || torch.aoti_torch_get_device_type(handle, &device_type) ||
+        (device_type == torch.cuda && torch.aoti_torch_get_device_index(handle, &device_index)))
+        return fail(call, "");
+    tensor->byte_offset = 0;
+    tensor->device.device_type = device_type == torch.cuda ? NORMFUSE_CUDA : NORMFUSE_CPU;
+    tensor->device.device_id = device_type == torch.cuda ? device_index : 0;
+    put_shape(call, slot, shape);
+    return get_data(call, &tensor->data, handle, is_output) && describe_dtype(call, &tensor->dtype, dtype);
+}
+
+static bool describe(struct call *call, int slot, tensor_handle handle, bool is_output)
+{
+    struct shape shape;
+    return get_shape(call, &shape, handle) && describe_as(call, slot, handle, is_output, &shape);
 }
 
 /* An input of x's kind, copied where the library does not walk it. */
 static bool take_big(struct call *call, int slot)
 {
     tensor_handle handle = call->handles[slot];
-    int64_t axes, *sizes, *strides;
-    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &sizes) ||
-        torch.aoti_torch_get_strides(handle, &strides))
-        return fail(call, "");
-    if (axes > MOST_AXES || (axes < 2 && call->positions < 0))
+    struct shape shape;
+    if (!get_shape(call, &shape, handle))
+        return false;
+    if (shape.axes > MOST_AXES || (shape.axes < 2 && call->positions < 0))
         return fail(call, "expected a tensor of at least 2 dimensions, [N, C, ...]");
     if (call->positions >= 0) {
-        call->is_reshaped = axes < 2 || sizes[0] != call->samples || sizes[1] != call->channels;
-        if (call->is_reshaped && !has_elements(axes, sizes, call->samples, call->channels, call->positions))
+        call->is_reshaped =
+            shape.axes < 2 || shape.sizes[0] != call->samples || shape.sizes[1] != call->channels;
+        if (call->is_reshaped &&
+            !has_elements(shape.axes, shape.sizes, call->samples, call->channels, call->positions))
             return fail(call, "expected a tensor of N * C * HxW elements");
     }
-    if (call->is_reshaped ? !is_contiguous(axes, sizes, strides) : !is_walkable(axes, sizes, strides)) {
+    if (slot == X)
+        call->x = shape;
+    if (call->is_reshaped ? !is_contiguous(shape.axes, shape.sizes, shape.strides)
+                          : !is_walkable(shape.axes, shape.sizes, shape.strides)) {
         int32_t dtype;
         if (torch.aoti_torch_get_dtype(handle, &dtype))
             return fail(call, "");
-        if (!empty_contiguous(call, &call->copies[slot], axes, sizes, dtype))
-            return false;
-        if (!copy_to(call, call->copies[slot], handle))
+        if (!empty_contiguous(call, &call->copies[slot], shape.axes, shape.sizes, dtype) ||
+            !copy_to(call, call->copies[slot], handle) || !get_shape(call, &shape, call->copies[slot]))
             return false;
         handle = call->copies[slot];
     }
-    return describe(call, slot, handle, false);
+    if (slot == X)
+        call->walked = shape;
+    return describe_as(call, slot, handle, false, &shape);
+}
+
+/* An output of x's shape and dtype: x's strides where x is contiguous, else channels-last where x's channels are
+ * adjacent, and contiguous otherwise. */
+static bool make_like_x(struct call *call, int slot, tensor_handle *handle)
+{
+    const int64_t axes = call->x.axes, *sizes = call->x.sizes;
+    int64_t strides[MOST_AXES];
+    if (is_contiguous(axes, sizes, call->x.strides)) {
+        memcpy(strides, call->x.strides, (size_t)axes * sizeof *strides);
+    } else if (!call->is_reshaped && axes > 2 && sizes[1] > 1 && call->x.strides[1] == 1 &&
+               is_walkable(axes, sizes, call->x.strides)) {
+        int64_t step = sizes[1];
+        for (int64_t a = axes - 1; a >= 2; a--) {
+            strides[a] = step;
+            step *= sizes[a];
+        }
+        strides[1] = 1;
+        strides[0] = step;
+    } else {
+        contiguous_strides(axes, sizes, strides);
+    }
+    if (!empty(call, handle, axes, sizes, strides, call->dtype))
+        return false;
+    if (memcmp(strides, call->walked.strides, (size_t)axes * sizeof *strides) != 0)
+        return describe(call, slot, *handle, true);
+    call->tensors[slot] = call->tensors[X];
+    return get_data(call, &call->tensors[slot].data, *handle, true);
+}
+
+/* A contiguous output of x's device. */
+static bool make(struct call *call, int slot, tensor_handle *handle, int64_t axes, const int64_t *sizes, int32_t dtype)
+{
+    if (axes > 3)
+        return empty_contiguous(call, handle, axes, sizes, dtype) && describe(call, slot, *handle, true);
+    normfuse_tensor *tensor = &call->tensors[slot];
+    *tensor = (normfuse_tensor){.ndim = (int32_t)axes, .device = call->tensors[X].device,
+                                .shape = call->axes[slot][0], .strides = call->axes[slot][1]};
+    for (int64_t a = 0; a < axes; a++)
+        tensor->shape[a] = sizes[a];
+    contiguous_strides(axes, sizes, tensor->strides);
+    return describe_dtype(call, &tensor->dtype, dtype) &&
+           empty(call, handle, axes, sizes, tensor->strides, dtype) && get_data(call, &tensor->data, *handle, true);
 }
 
 /* ---- a call ---------------------------------------------------------------------------------------------------- */
@@ -426,11 +488,14 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case MASK: call->wanted = take_mask(value); break;
         case RESERVE: (void)torch.aoti_torch_delete_tensor_object(as_tensor(value)); break;
         default:
+            if (value == 0)
+                break;
+            call->inputs[call->input_count++] = (uint8_t)(operation->arguments[i] & (OPTIONAL - 1));
             if (!(operation->arguments[i] & OPTIONAL)) {
                 call->handles[operation->arguments[i]] = as_tensor(value);
-            } else if (value != 0) {
+            } else {
                 stack_value *cell = (stack_value *)(uintptr_t)value;
-                call->handles[operation->arguments[i] & ~OPTIONAL] = as_tensor(*cell);
+                call->handles[operation->arguments[i] & (OPTIONAL - 1)] = as_tensor(*cell);
                 if (torch.torch_delete_stable_ivalue != NULL)
                     (void)torch.torch_delete_stable_ivalue(cell);
                 else
@@ -450,13 +515,13 @@ static void let_go(tensor_handle *handles, int count)
 /* aten says "none" by tensors that are undefined or empty, too, and gives a backward the statistics of both modes. */
 static bool drop_what_is_none(struct call *call, const struct operation *operation)
 {
-    static const uint8_t slots[] = {WEIGHT, BIAS, RUNNING_MEAN, RUNNING_VAR, MEAN, RSTD};
-    for (size_t i = 0; i < sizeof slots; i++) {
-        tensor_handle *handle = &call->handles[slots[i]];
-        if (*handle == NULL)
+    for (int32_t i = 0; i < call->input_count; i++) {
+        const int slot = call->inputs[i];
+        tensor_handle *handle = &call->handles[slot];
+        const bool is_running = slot == RUNNING_MEAN || slot == RUNNING_VAR;
+        const bool is_saved = slot == MEAN || slot == RSTD;
+        if (!is_running && !is_saved && slot != WEIGHT && slot != BIAS)
             continue;
-        const bool is_running = slots[i] == RUNNING_MEAN || slots[i] == RUNNING_VAR;
-        const bool is_saved = slots[i] == MEAN || slots[i] == RSTD;
         bool is_given = !operation->is_backward || !(call->evaluates ? is_saved : is_running);
         if (is_given && torch.aoti_torch_is_defined(*handle, &is_given))
             return fail(call, "");
@@ -480,12 +545,14 @@ static bool take_inputs(struct call *call)
     if (torch.aoti_torch_get_dtype(x, &call->dtype) || torch.aoti_torch_get_device_type(x, &call->device_type) ||
         torch.aoti_torch_get_device_index(x, &call->device_index))
         return fail(call, "");
-    for (int slot = 0; slot < SLOTS; slot++) {
-        if (call->handles[slot] == NULL)
+    if (!take_big(call, X))
+        return false;
+    for (int32_t i = 0; i < call->input_count; i++) {
+        const int slot = call->inputs[i];
+        if (slot == X || call->handles[slot] == NULL)
             continue;
-        const bool is_big = slot <= POST_ADD || slot == DY || slot == DU;
-        const bool is_updated = slot == RUNNING_MEAN || slot == RUNNING_VAR;
-        if (is_big ? !take_big(call, slot) : !describe(call, slot, call->handles[slot], is_updated))
+        const bool is_updated = (slot == RUNNING_MEAN || slot == RUNNING_VAR) && !call->evaluates;
+        if (is_big(slot) ? !take_big(call, slot) : !describe(call, slot, call->handles[slot], is_updated))
             return false;
         /* Of 16 bits where aten's own kernels saved them. */
         if ((slot == MEAN || slot == RSTD) && call->tensors[slot].dtype.bits == 16 &&
@@ -498,12 +565,14 @@ static bool take_inputs(struct call *call)
 }
 
 /* A gradient has its parameter's shape and dtype. */
-static bool empty_gradient(struct call *call, tensor_handle *handle, int parameter)
+static bool make_gradient(struct call *call, int slot, tensor_handle *handle, int parameter)
 {
+    const normfuse_tensor *like = &call->tensors[parameter];
     int32_t dtype;
     if (torch.aoti_torch_get_dtype(call->handles[parameter], &dtype))
         return fail(call, "");
-    return empty_shaped(call, handle, call->handles[parameter], dtype);
+    return like->ndim > MOST_AXES ? fail(call, "a parameter has too many dimensions")
+                                  : make(call, slot, handle, like->ndim, like->shape, dtype);
 }
 
 static bool is_wanted(const struct call *call, const struct operation *operation, int slot)
@@ -545,29 +614,26 @@ static bool make_output(struct call *call, const struct operation *operation, in
     const int64_t n = x->shape[0], c = x->shape[1];
     const bool of_channels = operation->kind == BATCH_NORM;
     switch (slot) {
-    case DWEIGHT: return empty_gradient(call, handle, WEIGHT);
+    case DWEIGHT: return make_gradient(call, slot, handle, WEIGHT);
     case DBIAS:
         /* aten's backwards are not told bias: it is as weight is. */
-        if (!operation->is_aten)
-            return empty_gradient(call, handle, BIAS);
-        return call->handles[WEIGHT] != NULL
-                   ? empty_gradient(call, handle, WEIGHT)
-                   : empty_contiguous(call, handle, 1, (const int64_t[]){c}, call->dtype);
-    case DSCALE: return empty_gradient(call, handle, SCALE);
-    case DSHIFT: return empty_gradient(call, handle, SHIFT);
+        if (operation->is_aten && call->handles[WEIGHT] == NULL)
+            return make(call, slot, handle, 1, &c, call->dtype);
+        return make_gradient(call, slot, handle, operation->is_aten ? WEIGHT : BIAS);
+    case DSCALE: return make_gradient(call, slot, handle, SCALE);
+    case DSHIFT: return make_gradient(call, slot, handle, SHIFT);
     case MEAN:
     case RSTD:
-        return empty_contiguous(call, handle, of_channels ? 1 : 2,
-                                of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
-                                slot == MEAN && !operation->is_aten ? torch.f64 : statistics_dtype(call));
+        return make(call, slot, handle, of_channels ? 1 : 2,
+                    of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
+                    slot == MEAN && !operation->is_aten ? torch.f64 : statistics_dtype(call));
     case STATS:
-        return empty_contiguous(call, handle, of_channels ? 2 : 3,
-                                of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3},
-                                torch.f64);
+        return make(call, slot, handle, of_channels ? 2 : 3,
+                    of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3}, torch.f64);
     case SUMS:
-        return empty_contiguous(call, handle, of_channels ? 2 : 3,
-                                of_channels ? (const int64_t[]){c, 2} : (const int64_t[]){n, c, 2}, torch.f64);
-    default: return empty_like(call, handle, call->handles[X]);
+        return make(call, slot, handle, of_channels ? 2 : 3,
+                    of_channels ? (const int64_t[]){c, 2} : (const int64_t[]){n, c, 2}, torch.f64);
+    default: return make_like_x(call, slot, handle);
     }
 }
 
@@ -579,13 +645,9 @@ static bool make_outputs(struct call *call, const struct operation *operation)
         return fail(call, "groups must be greater than 0");
     for (int i = 0; operation->outputs[i] != END; i++) {
         const int slot = operation->outputs[i];
-        if (!is_wanted(call, operation, slot)) {
-            if (!make_placeholder(call, operation, slot, &call->outputs[i]))
-                return false;
-        } else if (!make_output(call, operation, slot, &call->outputs[i]) ||
-                   !describe(call, slot, call->outputs[i], true)) {
+        if (!(is_wanted(call, operation, slot) ? make_output : make_placeholder)(call, operation, slot,
+                                                                                &call->outputs[i]))
             return false;
-        }
     }
     return true;
 }
@@ -593,16 +655,16 @@ static bool make_outputs(struct call *call, const struct operation *operation)
 /* The tensor as [C, N, ...]. */
 static bool transpose(struct call *call, tensor_handle handle, tensor_handle *view)
 {
-    int64_t axes, *sizes, *strides, shape[MOST_AXES], steps[MOST_AXES];
-    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &sizes) ||
-        torch.aoti_torch_get_strides(handle, &strides))
-        return fail(call, "");
-    for (int64_t a = 0; a < axes; a++) {
+    struct shape shape;
+    int64_t sizes[MOST_AXES], strides[MOST_AXES];
+    if (!get_shape(call, &shape, handle))
+        return false;
+    for (int64_t a = 0; a < shape.axes; a++) {
         const int64_t from = a < 2 ? 1 - a : a;
-        shape[a] = sizes[from];
-        steps[a] = strides[from];
+        sizes[a] = shape.sizes[from];
+        strides[a] = shape.strides[from];
     }
-    return torch.aoti_torch__reinterpret_tensor(handle, axes, shape, steps, 0, view) == 0 || fail(call, "");
+    return torch.aoti_torch__reinterpret_tensor(handle, shape.axes, sizes, strides, 0, view) == 0 || fail(call, "");
 }
 
 /* What the library's batch norm refuses while training and aten's takes, as aten's instance norm passes it on: eps <= 0,
@@ -742,8 +804,9 @@ static bool compute(struct call *call, const struct operation *operation)
 {
     normfuse_tensors tensors = {.struct_bytes = sizeof tensors};
     const normfuse_tensor **slots = &tensors.x;
-    for (int slot = 0; slot < SLOTS; slot++)
-        slots[slot] = call->handles[slot] != NULL ? &call->tensors[slot] : NULL;
+    for (int32_t i = 0; i < call->input_count; i++)
+        if (call->handles[call->inputs[i]] != NULL)
+            slots[call->inputs[i]] = &call->tensors[call->inputs[i]];
     for (int i = 0; operation->outputs[i] != END; i++)
         if (is_wanted(call, operation, operation->outputs[i]))
             slots[operation->outputs[i]] = &call->tensors[operation->outputs[i]];
@@ -812,8 +875,10 @@ static void run(const struct operation *operation, stack_value *stack)
                            make_outputs(&call, operation) &&
                            (!is_aten_batch_norm || separate_channels(&call, operation)) && compute(&call, operation) &&
                            put_transposed(&call) && update_running_of_one_value(&call);
-    let_go(call.handles, SLOTS);
-    let_go(call.copies, SLOTS);
+    for (int32_t i = 0; i < call.input_count; i++) {
+        let_go(&call.handles[call.inputs[i]], 1);
+        let_go(&call.copies[call.inputs[i]], 1);
+    }
     let_go(&call.scratch, 1);
     let_go(&call.transposed_y, 1);
     let_go(call.running, 2);
