@@ -1014,6 +1014,8 @@ OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_g
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(lean_batch_norm_forward_only, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
@@ -1103,6 +1105,7 @@ static const struct {
     KERNEL(lean_group_norm_inference),
     KERNEL(lean_group_norm_backward),
     KERNEL(lean_batch_norm),
+    KERNEL(lean_batch_norm_forward_only),
     KERNEL(lean_batch_norm_inference),
     KERNEL(lean_batch_norm_backward),
     KERNEL(lean_batch_norm_evaluate_backward),

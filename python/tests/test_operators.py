@@ -72,6 +72,7 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "lean_group_norm_inference": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_backward": (dy, x, *group_saved, weight, bias, groups, *act, 7),
         "lean_batch_norm": (x, weight, bias, *running, 0.1, 1e-5, *act),
+        "lean_batch_norm_forward_only": (x, weight, bias, *running, 0.1, 1e-5, *act),
         "lean_batch_norm_inference": (x, weight, bias, *running, 1e-5, *act),
         "lean_batch_norm_backward": (dy, x, *channel_saved, weight, bias, 1e-5, *act, 7),
         "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),

@@ -18,6 +18,7 @@ from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_W
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
+_is_grad_enabled = torch.is_grad_enabled
 
 # ---- composite formulas -----------------------------------------------------------------------------------------------
 
@@ -451,7 +452,7 @@ class lean_group_norm(torch.autograd.Function):
         wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
         x, mean, rstd, weight, bias = ctx.saved_tensors
         groups, eps, activation, act_param = ctx.numbers
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        if _is_grad_enabled() or forward_ad._current_level >= 0:
             dx, dweight, dbias, _, _, _ = ops.group_norm_backward.default(
                 dy, None, x, mean, rstd, weight, bias, None, None, None, groups, eps, activation, act_param, wanted)
         else:
@@ -496,12 +497,29 @@ def _lean_batch_norm_gradients(ctx, dy, differentiable, lean):
     x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
     wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
     x, mean, rstd, weight, bias = ctx.saved_tensors
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+    if _is_grad_enabled() or forward_ad._current_level >= 0:
         dx, dweight, dbias, _ = differentiable(dy, None, x, mean, rstd, weight, bias, None, *ctx.numbers, wanted)
     else:
         dx, dweight, dbias = lean(dy, x, mean, rstd, weight, bias, *ctx.numbers, wanted)
     return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
 
+
+def _straight(function):
+    """`function.apply` for callers who know that no transformation of torch.func is active: what Function.apply does
+    then, without its search for a setup_context. On the way back likewise: without the search for a vjp."""
+    apply, unwrap_if_dead = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead
+    function._backward_cls.apply = function.backward
+
+    def straight(x, weight, bias, others):
+        return apply(unwrap_if_dead(x), None if weight is None else unwrap_if_dead(weight),
+                     None if bias is None else unwrap_if_dead(bias), others)
+
+    return straight
+
+
+apply_lean_group_norm = _straight(lean_group_norm)
+apply_lean_batch_norm = _straight(lean_batch_norm)
+apply_lean_batch_norm_evaluate = _straight(lean_batch_norm_evaluate)
 
 # The callables of libtorch behind torch.ops: a Python call less.
 _lean_group_norm = ops.lean_group_norm.default._op

@@ -92,6 +92,7 @@ SCHEMAS = {
         f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, int groups, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
     "lean_batch_norm": f"({_NORM}, {_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm_forward_only": f"({_NORM}, {_RUNNING}, float momentum, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_inference": f"({_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_backward":
         f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, float eps, {_ACT}, int wanted) "
@@ -306,6 +307,10 @@ class _Outputs:
         return (like(x), *_saved(x, x.shape[1]))
 
     @staticmethod
+    def lean_batch_norm_forward_only(x, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
+        return like(x)
+
+    @staticmethod
     def lean_batch_norm_inference(x, weight, bias, running_mean, running_var, eps, activation, act_param):
         return like(x)
 
@@ -340,6 +345,7 @@ _OUTPUT_NAMES = {
     "lean_group_norm_inference": ("y",),
     "lean_group_norm_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm": ("y", "mean", "rstd"),
+    "lean_batch_norm_forward_only": ("y",),
     "lean_batch_norm_inference": ("y",),
     "lean_batch_norm_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm_evaluate_backward": ("dx", "dweight", "dbias"),
@@ -380,7 +386,7 @@ def _ctypes_kernel(name: str):
     arguments = [argument.name for argument in schema.arguments]
     outputs_of = getattr(_Outputs, name)
     output_names = _OUTPUT_NAMES[name]
-    operator, direction, function, flags = _FUNCTIONS[name.removeprefix("lean_")]
+    operator, direction, function, flags = _FUNCTIONS[name.removeprefix("lean_").removesuffix("_forward_only")]
     is_affine = name.startswith("channel_affine")
     renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
 
@@ -424,7 +430,7 @@ def _with_checks(name: str):
     elif name in ("group_norm", "group_norm_inference"):
         def check(*args):
             _checks.group_norm(*args[:8])
-    elif name in ("lean_batch_norm", "lean_batch_norm_inference"):
+    elif name in ("lean_batch_norm", "lean_batch_norm_forward_only", "lean_batch_norm_inference"):
         def check(*args):
             _checks.batch_norm("batch_norm", *args[:5], None, None)
     elif lean in ("instance_norm", "batch_norm", "batch_norm_evaluate", "batch_norm_inference"):
