@@ -73,6 +73,7 @@ enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
     DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, SLOTS,
     GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED,
+    SAVED, /* mean and rstd, their bytes in one tensor: K f64, then K f32 (f64 of f64 x) */
     /* aten's */
     SAMPLES, CHANNELS, POSITIONS, TRAIN, MASK, RESERVE,
     OPTIONAL = 64,
@@ -128,7 +129,7 @@ struct call {
     uint8_t inputs[MOST_ARGUMENTS]; /* the slots of those that were given */
     tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
     tensor_handle outputs[MOST_OUTPUTS];
-    tensor_handle scratch;
+    tensor_handle scratch, saved;
     enum kind kind;
     int32_t dtype; /* x's, as torch numbers it */
     int32_t device_type, device_index;
@@ -481,6 +482,7 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case ACT_PARAM: call->act_param = as_double(value); break;
         case SET_VALUES: call->set_values = (int64_t)value; break;
         case WANTED: call->wanted = (int64_t)value; break;
+        case SAVED: call->saved = as_tensor(value); break;
         case SAMPLES: call->samples = (int64_t)value; break;
         case CHANNELS: call->channels = (int64_t)value; break;
         case POSITIONS: call->positions = (int64_t)value; break;
@@ -539,6 +541,54 @@ static bool drop_what_is_none(struct call *call, const struct operation *operati
     return true;
 }
 
+static int32_t statistics_dtype(const struct call *call)
+{
+    return call->dtype == torch.f64 ? torch.f64 : torch.f32;
+}
+
+static int64_t saved_bytes(const struct call *call, int64_t *values)
+{
+    const normfuse_tensor *x = &call->tensors[X];
+    *values = call->kind == BATCH_NORM ? x->shape[1] : x->shape[0] * call->groups;
+    return *values * (call->dtype == torch.f64 ? 16 : 12);
+}
+
+/* The library's view of mean and rstd in the bytes of one tensor. */
+static bool view_saved(struct call *call, tensor_handle handle, bool is_output)
+{
+    int64_t values;
+    void *data;
+    (void)saved_bytes(call, &values);
+    if (!get_data(call, &data, handle, is_output))
+        return false;
+    for (int slot = MEAN; slot <= RSTD; slot++) {
+        normfuse_tensor *tensor = &call->tensors[slot];
+        *tensor = (normfuse_tensor){.data = data, .ndim = 1, .device = call->tensors[X].device,
+                                    .shape = call->axes[slot][0], .strides = call->axes[slot][1],
+                                    .byte_offset = slot == MEAN ? 0 : (uint64_t)values * sizeof(double)};
+        tensor->shape[0] = values;
+        tensor->strides[0] = 1;
+        if (!describe_dtype(call, &tensor->dtype, slot == MEAN ? torch.f64 : statistics_dtype(call)))
+            return false;
+    }
+    return true;
+}
+
+static bool take_saved(struct call *call)
+{
+    struct shape shape;
+    int64_t values;
+    int32_t dtype;
+    if (!get_shape(call, &shape, call->saved))
+        return false;
+    if (torch.aoti_torch_get_dtype(call->saved, &dtype))
+        return fail(call, "");
+    if (dtype != torch.uint8 || shape.axes != 1 || shape.sizes[0] != saved_bytes(call, &values) ||
+        !is_contiguous(shape.axes, shape.sizes, shape.strides))
+        return fail(call, "saved is not what the forward gave for this input");
+    return view_saved(call, call->saved, false);
+}
+
 static bool take_inputs(struct call *call)
 {
     tensor_handle x = call->handles[X];
@@ -561,7 +611,7 @@ static bool take_inputs(struct call *call)
               describe(call, slot, call->copies[slot], false)))
             return false;
     }
-    return true;
+    return call->saved == NULL || take_saved(call);
 }
 
 /* A gradient has its parameter's shape and dtype. */
@@ -592,11 +642,6 @@ static bool is_wanted(const struct call *call, const struct operation *operation
     }
 }
 
-static int32_t statistics_dtype(const struct call *call)
-{
-    return call->dtype == torch.f64 ? torch.f64 : torch.f32;
-}
-
 /* In the place of an output that is not wanted. */
 static bool make_placeholder(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
 {
@@ -610,6 +655,7 @@ static bool make_placeholder(struct call *call, const struct operation *operatio
 
 static bool make_output(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
 {
+    int64_t values, bytes;
     const normfuse_tensor *x = &call->tensors[X];
     const int64_t n = x->shape[0], c = x->shape[1];
     const bool of_channels = operation->kind == BATCH_NORM;
@@ -627,6 +673,9 @@ static bool make_output(struct call *call, const struct operation *operation, in
         return make(call, slot, handle, of_channels ? 1 : 2,
                     of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
                     slot == MEAN && !operation->is_aten ? torch.f64 : statistics_dtype(call));
+    case SAVED:
+        bytes = saved_bytes(call, &values);
+        return empty_contiguous(call, handle, 1, &bytes, torch.uint8) && view_saved(call, *handle, true);
     case STATS:
         return make(call, slot, handle, of_channels ? 2 : 3,
                     of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3}, torch.f64);
@@ -807,9 +856,18 @@ static bool compute(struct call *call, const struct operation *operation)
     for (int32_t i = 0; i < call->input_count; i++)
         if (call->handles[call->inputs[i]] != NULL)
             slots[call->inputs[i]] = &call->tensors[call->inputs[i]];
-    for (int i = 0; operation->outputs[i] != END; i++)
-        if (is_wanted(call, operation, operation->outputs[i]))
-            slots[operation->outputs[i]] = &call->tensors[operation->outputs[i]];
+    bool has_saved = call->saved != NULL;
+    for (int i = 0; operation->outputs[i] != END; i++) {
+        const int slot = operation->outputs[i];
+        if (slot == SAVED)
+            has_saved = true;
+        else if (is_wanted(call, operation, slot))
+            slots[slot] = &call->tensors[slot];
+    }
+    if (has_saved) {
+        slots[MEAN] = &call->tensors[MEAN];
+        slots[RSTD] = &call->tensors[RSTD];
+    }
 
     const uint32_t flags = (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
     const int32_t activation = (int32_t)call->activation;
@@ -880,6 +938,7 @@ static void run(const struct operation *operation, stack_value *stack)
         let_go(&call.copies[call.inputs[i]], 1);
     }
     let_go(&call.scratch, 1);
+    let_go(&call.saved, 1);
     let_go(&call.transposed_y, 1);
     let_go(call.running, 2);
     if (!succeeded) {
@@ -1006,20 +1065,20 @@ OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_
 
 /* The same without what is seldom given: the eager path's, which pays for every argument and output. */
 OPERATION(lean_group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
-          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, SAVED, END})
 OPERATION(lean_group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
-          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
+          .arguments = {DY, X, SAVED, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, SAVED, END})
 OPERATION(lean_batch_norm_forward_only, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
-          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .arguments = {DY, X, SAVED, O(WEIGHT), O(BIAS), ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
           .evaluates = true, .is_backward = true,
@@ -1034,7 +1093,7 @@ OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = n
 #define ATEN_BATCH_NORM_BACKWARD                                                                                       \
     .is_aten = true, .kind = BATCH_NORM, .is_backward = true, .batch_norm = normfuse_batch_norm_backward,              \
     .group_norm = normfuse_group_norm_backward
-#define SAVED O(MEAN), O(RSTD)
+#define GIVEN_SAVED O(MEAN), O(RSTD)
 
 OPERATION(native_group_norm, ATEN_GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, SAMPLES, CHANNELS, POSITIONS, GROUPS, EPS, END}, .outputs = {Y, MEAN, RSTD, END})
@@ -1044,7 +1103,7 @@ OPERATION(native_group_norm_backward, ATEN_GROUP_NORM, .is_backward = true, .gro
 OPERATION(native_batch_norm, ATEN_BATCH_NORM, .arguments = {NORM, RUNNING, TRAIN, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, END})
 OPERATION(native_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
-          .arguments = {DY, X, O(WEIGHT), RUNNING, SAVED, TRAIN, EPS, MASK, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
+          .arguments = {DY, X, O(WEIGHT), RUNNING, GIVEN_SAVED, TRAIN, EPS, MASK, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(native_batch_norm_legit, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUNNING, TRAIN, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, END})
 OPERATION(native_batch_norm_legit_no_stats, ATEN_BATCH_NORM, .arguments = {NORM, TRAIN, MOMENTUM, EPS, END},
@@ -1054,12 +1113,12 @@ OPERATION(batch_norm_with_update, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUN
 OPERATION(batch_norm_no_update, ATEN_BATCH_NORM, .evaluates = true, .arguments = {NORM, RUNNING, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, RESERVE, END})
 OPERATION(aten_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
-          .arguments = {DY, X, WEIGHT, RUNNING, SAVED, TRAIN, EPS, MASK, RESERVE, END},
+          .arguments = {DY, X, WEIGHT, RUNNING, GIVEN_SAVED, TRAIN, EPS, MASK, RESERVE, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(cudnn_batch_norm, ATEN_BATCH_NORM, .arguments = {X, WEIGHT, O(BIAS), RUNNING, TRAIN, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, RESERVE, END})
 OPERATION(cudnn_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
-          .arguments = {X, DY, WEIGHT, RUNNING, SAVED, EPS, RESERVE, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
+          .arguments = {X, DY, WEIGHT, RUNNING, GIVEN_SAVED, EPS, RESERVE, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
 
 static void stats_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
 {
