@@ -243,7 +243,7 @@ def batch_norm(
     if input.dim() < 2:
         return _of_no_channels(input, running_mean, running_var)
     if training:
-        if input.numel() == input.shape[1]:
+        if input.numel() == input.size(1):
             _checks.values_per_channel(input.shape)
         if eps <= 0.0:
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")

@@ -64,15 +64,6 @@ class _Activated:
             raise ValueError(f"activation={activation!r} was given to a layer that has its own, {self.activation!r}")
         return activation, act_param
 
-    def _affine(self) -> tuple[Optional[Tensor], Optional[Tensor]]:
-        """weight and bias, past torch.nn.Module's search for attributes where they are parameters: half a microsecond
-        each."""
-        try:
-            parameters = self._parameters  # type: ignore[attr-defined]
-            return parameters["weight"], parameters["bias"]
-        except KeyError:  # parametrized, or a replica
-            return self.weight, self.bias  # type: ignore[attr-defined]
-
     def _activation_repr(self) -> str:
         text = "" if self.activation is None else f", activation={self.activation!r}"
         return text + ("" if self.act_param is None else f", act_param={self.act_param}")
@@ -114,8 +105,15 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None, shift: Optional[Tensor] = None,
                 activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
-        activation, act_param = self._of_this_call(activation, act_param)
-        weight, bias = self._affine()
+        if activation is None:
+            activation, act_param = self.activation, self.act_param
+        else:
+            activation, act_param = self._of_this_call(activation, act_param)
+        try:  # torch.nn.Module's search for an attribute would take half a microsecond for each
+            parameters = self._parameters
+            weight, bias = parameters["weight"], parameters["bias"]
+        except KeyError:  # parametrized, or a replica
+            weight, bias = self.weight, self.bias
         if self.sharded_dim is not None:
             from . import distributed
             return distributed.group_norm(input, self.num_groups, weight, bias, self.eps, sharded_dim=self.sharded_dim,
@@ -139,20 +137,23 @@ class _BatchNorm(_Activated):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **stock)
         self._set_activation(activation, act_param)
 
-    def _tracked(self) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-        """running_mean, running_var and num_batches_tracked, as _affine gives weight and bias."""
-        try:
-            buffers = self._buffers  # type: ignore[attr-defined]
-            return buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
-        except KeyError:
-            return self.running_mean, self.running_var, self.num_batches_tracked  # type: ignore[attr-defined]
-
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
         self._check_input_dim(input)
         momentum, training = self.momentum, self.training
-        running_mean, running_var, batches = self._tracked()
+        if activation is None:
+            activation, act_param = self.activation, self.act_param
+        else:
+            activation, act_param = self._of_this_call(activation, act_param)
+        try:  # see GroupNorm
+            parameters, buffers = self._parameters, self._buffers
+            weight, bias = parameters["weight"], parameters["bias"]
+            running_mean, running_var = buffers["running_mean"], buffers["running_var"]
+            batches = buffers["num_batches_tracked"]
+        except KeyError:
+            weight, bias = self.weight, self.bias
+            running_mean, running_var, batches = self.running_mean, self.running_var, self.num_batches_tracked
         if training:
             if not self.track_running_stats:
                 running_mean = running_var = None
@@ -160,8 +161,6 @@ class _BatchNorm(_Activated):
                 batches.add_(1)
                 if momentum is None:
                     momentum = 1.0 / float(batches)
-        weight, bias = self._affine()
-        activation, act_param = self._of_this_call(activation, act_param)
         return functional.batch_norm(input, running_mean, running_var, weight, bias,
                                      training or (running_mean is None and running_var is None),
                                      0.0 if momentum is None else momentum, self.eps, activation=activation,
@@ -211,11 +210,12 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
         if not (self.training and distributed.spans_processes(self.process_group)):
             return super().forward(input, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
                                    activation=activation, act_param=act_param)
-        running_mean, running_var, batches = self._tracked() if self.track_running_stats else (None, None, None)
-        if batches is not None:
-            batches.add_(1)
-            if self.momentum is not None:
-                batches = None
+        running_mean = running_var = batches = None
+        if self.track_running_stats:
+            running_mean, running_var = self.running_mean, self.running_var
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                batches = self.num_batches_tracked
         activation, act_param = self._of_this_call(activation, act_param)
         return distributed.batch_norm(input, running_mean, running_var, self.weight, self.bias,
                                       0.0 if self.momentum is None else self.momentum, self.eps,
