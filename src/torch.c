@@ -993,6 +993,7 @@ static void merge(stack_value *stack,
 
 #define O(argument) (argument | OPTIONAL)
 #define NORM X, O(WEIGHT), O(BIAS)
+#define GIVEN_NORM X, WEIGHT, BIAS
 #define ADAPTIVE O(SCALE), O(SHIFT)
 #define RUNNING O(RUNNING_MEAN), O(RUNNING_VAR)
 #define GIVEN_RUNNING RUNNING_MEAN, RUNNING_VAR
@@ -1072,17 +1073,17 @@ OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_g
           .arguments = {DY, X, SAVED, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, SAVED, END})
+          .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, SAVED, END})
 OPERATION(lean_batch_norm_forward_only, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, END})
+          .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
+          .evaluates = true, .arguments = {GIVEN_NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
-          .arguments = {DY, X, SAVED, O(WEIGHT), O(BIAS), ACT, WANTED, END},
+          .arguments = {DY, X, SAVED, WEIGHT, BIAS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
           .evaluates = true, .is_backward = true,
-          .arguments = {DY, X, GIVEN_RUNNING, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .arguments = {DY, X, GIVEN_RUNNING, WEIGHT, BIAS, EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
 /* aten's own operators. What they save is what aten's kernels save, so that each may be differentiated by the other. */

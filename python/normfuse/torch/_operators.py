@@ -35,6 +35,7 @@ _NORM = "Tensor x, Tensor? weight, Tensor? bias"
 _ADAPTIVE = "Tensor? scale, Tensor? shift"
 _ADDS = "Tensor? pre_add, Tensor? post_add"
 _RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
+_GIVEN_NORM, _GIVEN_RUNNING = "Tensor x, Tensor weight, Tensor bias", "Tensor(a!) running_mean, Tensor(b!) running_var"
 _SAVED = "Tensor mean, Tensor rstd"
 
 SCHEMAS = {
@@ -85,20 +86,21 @@ SCHEMAS = {
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, Tensor? post_add, "
         f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
-    # pays for every argument, output and layer of the dispatcher. saved: mean and rstd, see unpack_saved.
+    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. saved: mean
+    # and rstd, see unpack_saved.
     "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor)",
     "lean_group_norm_inference": f"({_NORM}, int groups, float eps, {_ACT}) -> Tensor",
     "lean_group_norm_backward":
         f"(Tensor dy, Tensor u, Tensor saved, Tensor? weight, Tensor? bias, int groups, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
-    "lean_batch_norm": f"({_NORM}, {_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor)",
-    "lean_batch_norm_forward_only": f"({_NORM}, {_RUNNING}, float momentum, float eps, {_ACT}) -> Tensor",
-    "lean_batch_norm_inference": f"({_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
+    "lean_batch_norm": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor)",
+    "lean_batch_norm_forward_only": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> Tensor",
+    "lean_batch_norm_inference": f"({_GIVEN_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_backward":
-        f"(Tensor dy, Tensor u, Tensor saved, Tensor? weight, Tensor? bias, {_ACT}, int wanted) "
+        f"(Tensor dy, Tensor u, Tensor saved, Tensor weight, Tensor bias, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
     "lean_batch_norm_evaluate_backward":
-        "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor? weight, Tensor? bias, float eps, "
+        "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor weight, Tensor bias, float eps, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
     "stats_merge": "(Tensor stats) -> Tensor",
     "sums_merge": "(Tensor sums) -> Tensor",

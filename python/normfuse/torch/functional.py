@@ -261,10 +261,10 @@ def batch_norm(
             parameter = float(act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        if pre_add is None and post_add is None and not return_sum and not (
-                _is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):  # _is_plain_eager()
-            needs_gradient = _is_grad_enabled() and (input.requires_grad or weight is not None and
-                                                     weight.requires_grad or bias is not None and bias.requires_grad)
+        if pre_add is None and post_add is None and not return_sum and weight is not None and bias is not None and \
+                running_mean is not None and not (
+                    _is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):  # _is_plain_eager()
+            needs_gradient = _is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad)
             if training:
                 if needs_gradient:
                     return _apply_lean_batch_norm(
