@@ -203,6 +203,14 @@ def test_running_statistics_of_unusual_calls(shape, eps):
         assert torch.allclose(a, b, rtol=1e-13, atol=1e-15, equal_nan=True)
 
 
+def test_empty_statistics_are_none():
+    x, empty = torch.randn(2, 4, 5), torch.empty(0)
+    with nft.install():
+        got = torch.native_batch_norm(x, None, None, empty, empty, True, 0.1, 1e-5)
+        want = torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
+    assert all(map(torch.equal, got, want))
+
+
 def statistics(*sizes, of=torch.float64):
     return torch.rand(sizes, dtype=torch.float64).to(of) + 0.5
 
