@@ -84,7 +84,12 @@ _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS
 _Static_assert(offsetof(normfuse_tensors, sums) == offsetof(normfuse_tensors, x) + SUMS * sizeof(void *),
                "slots are in the order of normfuse_tensors");
 
-enum { MOST_ARGUMENTS = 20, MOST_OUTPUTS = 6, MOST_AXES = 64 };
+enum {
+    MOST_ARGUMENTS = 20,
+    MOST_OUTPUTS = 6,
+    MOST_AXES = 64,
+    MOST_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
+};
 
 /* The bits of `wanted`. */
 enum { WANT_X = 1, WANT_WEIGHT = 2, WANT_BIAS = 4, WANT_SCALE = 8, WANT_SHIFT = 16, WANT_POST_ADD = 32 };
@@ -820,7 +825,10 @@ static bool prepare_exec(struct call *call, normfuse_exec *exec)
 {
     if (call->device_type != torch.cuda) {
         uint32_t threads = 1;
-        if (torch.torch_get_num_threads(&threads))
+        int64_t elements = 1;
+        for (int64_t a = 0; a < call->x.axes; a++)
+            elements *= call->x.sizes[a];
+        if (elements > MOST_ON_ONE_THREAD && torch.torch_get_num_threads(&threads))
             return fail(call, "");
         exec->threads = (int32_t)threads;
         exec->parallel_for = parallel_for;

@@ -29,6 +29,19 @@ __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autoc
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+class _Asked:
+    """Where torch.compiler keeps no flag of that name."""
+
+    @property
+    def _is_compiling_flag(self) -> bool:
+        return _is_compiling()
+
+
+# `_is_dynamo_compiling() or _compiler._is_compiling_flag` is _is_compiling() for one Python call less.
+_compiler = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _Asked()
 _is_grad_enabled = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _autocast_to_float32 = False
@@ -185,7 +198,8 @@ def group_norm(
         if _autocast_to_float32:
             input = _under_autocast(input)
         if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and not (
-                _is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):  # _is_plain_eager()
+                _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
+                forward_ad._current_level >= 0):  # as _is_plain_eager()
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
                                        bias is not None and bias.requires_grad):
                 return _apply_lean_group_norm(input, weight, bias, (num_groups, eps, number, parameter))
@@ -263,7 +277,8 @@ def batch_norm(
             input = _under_autocast(input)
         if pre_add is None and post_add is None and not return_sum and weight is not None and bias is not None and \
                 running_mean is not None and not (
-                    _is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0):  # _is_plain_eager()
+                    _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
+                    forward_ad._current_level >= 0):  # as _is_plain_eager()
             needs_gradient = _is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad)
             if training:
                 if needs_gradient:
