@@ -17,13 +17,14 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-sanitize bench install wheel clean venv
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize bench install wheel clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
 	@echo 'make demo             a photograph, normalized through the program, checked and timed'
 	@echo 'make check            every test'
 	@echo 'make check-cuda       the tests that need a GPU, then compute-sanitizer; exit status 3 without a GPU'
+	@echo 'make check-torch-cuda the Python packages on a GPU, with PYTHON'"'"'s PyTorch; exit status 3 without a GPU'
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make install PREFIX=/usr/local'
@@ -54,6 +55,9 @@ check: build venv
 check-cuda: build
 	tests/check_cuda.sh build/release
 	tests/check_cuda.sh --sanitize build/release
+
+check-torch-cuda: build
+	tests/check_torch_cuda.sh build/release
 
 check-sanitize: $(filter build/%,$(CMAKE))
 	$(PYTHON) tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FAST),--fast) sanitize

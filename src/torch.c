@@ -838,7 +838,7 @@ static bool prepare_exec(struct call *call, normfuse_exec *exec)
         return fail(call, "libtorch_cuda.so was not loaded when normfuse.torch was imported");
     if (torch.aoti_torch_get_current_cuda_stream(call->device_index, &exec->stream))
         return fail(call, "");
-    exec->sync = normfuse_torch_sync(call->device_index, exec->stream, &exec->sync_bytes);
+    exec->sync = normfuse_stream_sync(call->device_index, exec->stream, &exec->sync_bytes);
     return true;
 }
 

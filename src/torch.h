@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * torch.h - what the Python package normfuse.torch calls beside normfuse.h. Not installed: the package carries the
- * library that it was built with. */
+ * torch.h - what the Python packages normfuse and normfuse.torch call beside normfuse.h. Not installed: they carry the
+ * library that they were built with. */
 #ifndef NORMFUSE_TORCH_H
 #define NORMFUSE_TORCH_H
 
@@ -22,7 +22,8 @@ NORMFUSE_API void normfuse_torch_uninstall(void);
 
 /* exec.sync for calls on `stream` (a CUstream) of a device: one block of memory to a stream outside of graph capture,
  * and one to each stream of each captured graph, handed back when the graph and what was instantiated from it are gone.
- * NULL where there is none (a CPU build, an old driver): legal in exec.sync. `bytes` is its size. */
-NORMFUSE_API void *normfuse_torch_sync(int32_t device, void *stream, size_t *bytes);
+ * NULL where there is none (a CPU build, an old driver, the per-thread default stream): legal in exec.sync. `bytes` is
+ * its size. */
+NORMFUSE_API void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes);
 
 #endif

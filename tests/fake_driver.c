@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -19,6 +20,13 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char contexts[FAKE_DEVICES][FAKE_CONTEXTS], kernels[NORMFUSE_CUDA_KERNELS], libraries[64];
 static _Thread_local CUcontext stack[8];
 static _Thread_local int depth;
+static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+static struct {
+    CUhostFn destroy;
+    void *context;
+    bool is_in_graph;
+} user_objects[64];
+static char graph;
 
 static const char *const names[] = {
 #define NAME(picture, direction, type, pack, kept)                                                                     \
@@ -73,6 +81,12 @@ static int device_of(CUcontext context)
 static int current_device(void)
 {
     return depth > 0 ? device_of(stack[depth - 1]) : -1;
+}
+
+/* What may not be part of a graph. */
+static bool is_refused_by_capture(void)
+{
+    return fake_driver.capturing && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED;
 }
 
 static int kernel_of(const void *handle)
@@ -235,6 +249,136 @@ CUresult cuCtxPopCurrent(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
+/* ---- captures, memory, streams -------------------------------------------------------------------------------- */
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+    CALLED(cuThreadExchangeStreamCaptureMode);
+    const CUstreamCaptureMode before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+/* Headers of CUDA 13 declare a later version of it. */
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
+                                   const CUgraphNode **dependencies, size_t *count);
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
+                                   const CUgraphNode **dependencies, size_t *count)
+{
+    (void)stream;
+    (void)dependencies;
+    (void)count;
+    *status = fake_driver.capture != 0 ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    *id = fake_driver.capture;
+    *captured = fake_driver.capture != 0 ? (CUgraph)(void *)&graph : NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Memory, of ones until it is cleared. `bytes` is a multiple of 256. */
+CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
+{
+    if (current_device() < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (is_refused_by_capture())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    char *const made = fake_driver.is_out_of_memory ? NULL : aligned_alloc(256, bytes);
+    if (made == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memset(made, 1, bytes);
+    fake_driver.allocations++;
+    *memory = (CUdeviceptr)(uintptr_t)made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemFree(CUdeviceptr memory)
+{
+    free((void *)(uintptr_t)memory);
+    fake_driver.allocations--;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream)
+{
+    memset((void *)(uintptr_t)memory, value, bytes);
+    return stream != NULL ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    fake_driver.streams++;
+    *stream = (CUstream)(void *)&fake_driver.streams;
+    return flags == CU_STREAM_NON_BLOCKING ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+    (void)stream;
+    return is_refused_by_capture() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+    (void)stream;
+    fake_driver.streams--;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuUserObjectCreate(CUuserObject *object, void *context, CUhostFn destroy, unsigned references, unsigned flags)
+{
+    if (references != 1 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < sizeof user_objects / sizeof *user_objects; i++)
+        if (user_objects[i].destroy == NULL) {
+            user_objects[i].destroy = destroy;
+            user_objects[i].context = context;
+            *object = (CUuserObject)(void *)&user_objects[i];
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void destroy_user_object(size_t i)
+{
+    const CUhostFn destroy = user_objects[i].destroy;
+    fake_driver.graph_objects -= user_objects[i].is_in_graph;
+    user_objects[i].destroy = NULL;
+    user_objects[i].is_in_graph = false;
+    destroy(user_objects[i].context);
+}
+
+static size_t user_object(CUuserObject object)
+{
+    size_t i = 0;
+    while ((void *)object != (void *)&user_objects[i])
+        i++;
+    return i;
+}
+
+CUresult cuUserObjectRelease(CUuserObject object, unsigned count)
+{
+    destroy_user_object(user_object(object));
+    return count == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphRetainUserObject(CUgraph captured, CUuserObject object, unsigned count, unsigned flags)
+{
+    if ((void *)captured != (void *)&graph || count != 1 || flags != CU_GRAPH_USER_OBJECT_MOVE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (fake_driver.user_object_result != CUDA_SUCCESS)
+        return fake_driver.user_object_result;
+    user_objects[user_object(object)].is_in_graph = true;
+    fake_driver.graph_objects++;
+    return CUDA_SUCCESS;
+}
+
+void fake_driver_destroy_graphs(void)
+{
+    for (size_t i = 0; i < sizeof user_objects / sizeof *user_objects; i++)
+        if (user_objects[i].is_in_graph)
+            destroy_user_object(i);
+}
+
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit_options, void **jit_values,
@@ -245,6 +389,8 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
     (void)options;
     (void)values;
     CALLED(cuLibraryLoadData);
+    if (is_refused_by_capture())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     /* What every fatbin starts with */
     uint32_t magic;
     memcpy(&magic, code, sizeof magic);
@@ -300,6 +446,8 @@ CUresult cuFuncLoad(CUfunction function)
     const int device = current_device(), kernel = kernel_of(function);
     if (device < 0 || kernel < 0)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (is_refused_by_capture())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&mutex);
     fake_driver.device[device].functions_loaded[kernel]++;
     pthread_mutex_unlock(&mutex);

@@ -63,9 +63,16 @@ struct fake_driver {
     int fixed_shared[NORMFUSE_CUDA_KERNELS]; /* statically declared shared memory: 0 */
     const char *missing_kernel;              /* a name that no library has */
     size_t argument_bytes;                   /* of a kernel's parameter, to be noted at launches: 0 */
+    bool capturing;                          /* some stream is: what may not be captured is refused, if not relaxed */
+    uint64_t capture;                        /* and that every stream asked about is; 0: none */
+    bool is_out_of_memory;
+    CUresult user_object_result;
     /* What happened */
     int calls[FAKE_ENTRIES];
-    int libraries; /* loaded and not unloaded */
+    int libraries;      /* loaded and not unloaded */
+    int allocations;    /* of device memory, that were not freed; each is cleared once, whole, with zeros */
+    int streams;        /* created and not destroyed */
+    int graph_objects;  /* user objects that captured graphs hold */
     int launches;  /* all; those from FAKE_LAUNCHES on are counted only */
     struct fake_launch launch[FAKE_LAUNCHES];
 };
@@ -82,6 +89,8 @@ static inline void fake_driver_use(void)
 }
 /* A context of a device: index 0 is the primary one. */
 CUcontext fake_driver_context(int device, int index);
+/* As if every graph that was captured were destroyed: gives up the user objects they hold. */
+void fake_driver_destroy_graphs(void);
 /* "normfuse_merge" */
 const char *fake_driver_kernel_name(int kernel);
 /* This thread's stack of contexts. */

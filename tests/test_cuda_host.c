@@ -17,6 +17,7 @@
 #include "harness.h"
 #include "normfuse.h"
 #include "tolerance.h"
+#include "torch.h"
 
 #define KERNEL ((enum normfuse_cuda_kernel)0)
 #define LAST_KERNEL ((enum normfuse_cuda_kernel)(NORMFUSE_CUDA_KERNELS - 1))
@@ -145,6 +146,89 @@ static void test_start(void)
 }
 
 /* The entries by name, versions included, through a library that is opened. */
+static void *sync_of(int32_t device, uintptr_t stream)
+{
+    size_t bytes = 1;
+    void *const memory = normfuse_stream_sync(device, (void *)stream, &bytes);
+    CHECK(bytes == (memory != NULL ? 65536u : 0u), "%zu bytes", bytes);
+    return memory;
+}
+
+/* Which memory is whose: a stream's, a stream's of a captured graph, of a context. `there` is of the driver opened as
+ * `library`. */
+static void test_stream_sync(void *library, struct fake_driver *there)
+{
+    void (*destroy_graphs)(void), (*set_context)(CUcontext);
+    int (*contexts)(void);
+    CUcontext (*context_of)(int, int);
+    const struct {
+        const char *name;
+        void *function;
+    } wanted[] = {{"fake_driver_destroy_graphs", &destroy_graphs},
+                  {"fake_driver_set_context", &set_context},
+                  {"fake_driver_depth", &contexts},
+                  {"fake_driver_context", &context_of}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *const address = dlsym(library, wanted[i].name);
+        memcpy(wanted[i].function, &address, sizeof address);
+    }
+    set_context(NULL);
+    there->devices = 2;
+
+    there->is_out_of_memory = true;
+    CHECK(sync_of(0, 0x100) == NULL && contexts() == 0, "memory where there is none");
+    there->is_out_of_memory = false;
+    char *const first = sync_of(0, 0x100);
+    CHECK(first != NULL && first[0] == 0 && first[65535] == 0, "no memory, or it was not cleared");
+    char *const second = sync_of(0, 0x200), *const usual = sync_of(0, 0);
+    CHECK(second != NULL && second != first && usual != NULL && usual != first && usual != second,
+          "two streams share memory");
+    CHECK(sync_of(0, 0x100) == first && sync_of(0, 0x200) == second && sync_of(0, (uintptr_t)CU_STREAM_LEGACY) == usual,
+          "a stream's memory has changed");
+    CHECK(sync_of(0, (uintptr_t)CU_STREAM_PER_THREAD) == NULL, "threads share the memory of their own default streams");
+    char *const other = sync_of(1, 0x100);
+    CHECK(other != NULL && other != first && sync_of(1, 0x100) == other, "two devices share memory");
+    CHECK(there->allocations == 4 && there->streams == 0 && contexts() == 0, "%d allocations, %d streams, %d contexts",
+          there->allocations, there->streams, contexts());
+    CHECK(there->device[1].primary_retained == 1, "retained %d times", there->device[1].primary_retained);
+    /* A context of the caller's own, as the launch will take it, and the same one being the primary. */
+    set_context(context_of(0, 1));
+    char *const own = sync_of(0, 0x100);
+    CHECK(own != NULL && own != first && sync_of(0, 0x100) == own && contexts() == 1, "two contexts share memory");
+    set_context(context_of(0, 0));
+    CHECK(sync_of(0, 0x100) == first, "the primary context has two memories for a stream");
+
+    there->capturing = true;
+    there->capture = 7;
+    char *const captured = sync_of(0, 0x100), *const beside = sync_of(0, 0x200);
+    CHECK(captured != NULL && captured != first && captured != second && beside != NULL && beside != captured &&
+              beside != first && beside != second && sync_of(0, 0x100) == captured,
+          "a graph shares memory with a stream");
+    there->capture = 8;
+    char *const later = sync_of(0, 0x100);
+    CHECK(later != NULL && later != captured && later != beside && later != first, "two graphs share memory");
+    CHECK(there->graph_objects == 3, "graphs hold %d objects", there->graph_objects);
+    there->capture = 0;
+    CHECK(sync_of(0, 0x100) == first && sync_of(0, 0x200) == second, "a stream's memory has changed by a capture");
+    /* Of graphs that are gone: taken again, by a stream or by another graph, and nothing is allocated. */
+    const int allocations = there->allocations;
+    destroy_graphs();
+    char *const again = sync_of(0, 0x300);
+    CHECK(again == captured || again == beside || again == later, "the memory of a graph was lost");
+    there->capture = 9;
+    char *const next = sync_of(0, 0x300);
+    CHECK(next != again && (next == captured || next == beside || next == later), "the memory of a graph was lost");
+    CHECK(there->allocations == allocations, "%d allocations more", there->allocations - allocations);
+    /* A graph that takes no object: the block is free again, and this call has none. */
+    there->user_object_result = CUDA_ERROR_INVALID_VALUE;
+    CHECK(sync_of(0, 0x400) == NULL && sync_of(0, 0x400) == NULL, "memory that no graph holds");
+    there->user_object_result = CUDA_SUCCESS;
+    char *const last = sync_of(0, 0x400);
+    CHECK(last != NULL && last != next && there->allocations == allocations, "the memory of a graph was lost");
+    destroy_graphs();
+    set_context(NULL);
+}
+
 static void test_opened(void)
 {
     if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != NULL) {
@@ -173,6 +257,7 @@ static void test_opened(void)
           "launch: %s", normfuse_last_error());
     CHECK(there->launches == 1 && there->launch[0].grid == 3, "the launch did not arrive");
     CHECK(there->device[0].primary_retained == 1, "retained %d times", there->device[0].primary_retained);
+    test_stream_sync(library, there);
 }
 
 /* What allocates device memory, copies, sets or waits has no place among the entries. */
@@ -284,6 +369,19 @@ static void test_kernels_prepared(void)
     CHECK(fake_driver.calls[FAKE_CALLS_cuKernelSetAttribute] == 3 * NORMFUSE_CUDA_KERNELS, "attributes were set again");
     CHECK(fake_driver_depth() == 1, "%d contexts", fake_driver_depth());
     fake_driver_set_context(NULL);
+
+    /* While a stream is captured; the thread's mode is afterwards what it was. */
+    fake_driver_reset();
+    fake_driver.capturing = true;
+    fake_driver_use();
+    CHECK(prepare_quietly(0) == NORMFUSE_OK, "under capture: %s", normfuse_last_error());
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    fake_driver_table()->cuThreadExchangeStreamCaptureMode(&mode);
+    CHECK(mode == CU_STREAM_CAPTURE_MODE_GLOBAL, "the capture mode became %d", (int)mode);
+    fake_driver_reset();
+    fake_driver.device[0].function_result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    fake_driver_use();
+    REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "NVIDIA H200", "call normfuse_prepare", "fake error 900");
 }
 
 enum { THREADS = 8 };

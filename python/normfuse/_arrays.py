@@ -107,9 +107,9 @@ _DEVICES = {1: CPU, 2: CUDA, 3: CPU, 13: CUDA}
 
 def _from_dlpack(source: Any, name: str, stream: int) -> _View:
     """The capsule is not consumed: it is kept, and gives the memory back when it goes."""
-    device_type, device_id = source.__dlpack_device__()
+    device_type, device_id = map(int, source.__dlpack_device__())
     if device_type not in _DEVICES:
-        raise TypeError(f"{name} is on a device of DLPack's type {int(device_type)}; CPU (1) and CUDA (2) are supported")
+        raise TypeError(f"{name} is on a device of DLPack's type {device_type}; CPU (1) and CUDA (2) are supported")
     # 0 is CUDA's default stream to the driver and ambiguous to DLPack, whose name for it is 1.
     arguments: Dict[str, Any] = {"stream": stream or 1} if _DEVICES[device_type] == CUDA else {}
     try:
@@ -157,6 +157,11 @@ def _view(source: Any, name: str, stream: int, device_id: int) -> _View:
     if isinstance(source, numpy.ndarray):
         return _from_numpy(source, name)
     if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
+        if _family(type(source)) == "torch" and source.is_cuda:
+            cuda = sys.modules["torch"].cuda
+            with cuda.device(source.device):  # torch exports from the current device only
+                # -1: nothing to wait for, which torch would also do if it is told its own stream by address.
+                return _from_dlpack(source, name, -1 if cuda.current_stream().cuda_stream == stream else stream)
         return _from_dlpack(source, name, stream)
     if hasattr(source, "__cuda_array_interface__"):
         return _from_cuda_interface(source, name, stream, device_id)
@@ -311,9 +316,11 @@ class Call:
         function = f"normfuse_{self._operator}_{direction}"
         execution, scratch = None, None
         if self.x.tensor.device.device_type == CUDA:
-            # No sync memory: it may not be shared by calls that overlap, of which this package knows nothing.
             execution = Exec(stream=self._stream or None)
             bytes_ = c_size_t()
+            # Calls that overlap are in different streams or graphs, each of which has sync memory of its own.
+            execution.sync = library.normfuse_stream_sync(self.x.tensor.device.device_id, execution.stream, bytes_)
+            execution.sync_bytes = bytes_.value
             call(getattr(library, function + "_scratch_bytes")(options, tensors, execution, bytes_), self._names)
             if bytes_.value:
                 # Freed before the kernels have run, but in the order of the stream that its library allocates on.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the operators are, in float64, and how far a right result may be from it: docs/numerics.md for the CPU, as code
-over whole tensors. It shares nothing with the library; tests/ref/ is the same in C. Bounds are worst cases over all
-roundings (without the drift of the data, which tests/ref/ measures); none is fitted to what the library gives.
+"""What the operators are, in float64, and how far a right result may be from it: docs/numerics.md as code over whole
+tensors, for the CPU and for CUDA. It shares nothing with the library; tests/ref/ is the same in C. Bounds are worst
+cases over all roundings (on the CPU without the drift of the data, which tests/ref/ measures); none is fitted to what
+the library gives.
 
 A Problem has its arrays as float64 in the axes N, C, S; forward() and backward() return {output: (want, error)}, where
 error is that before the result is stored in its dtype; compare() does the storing.
@@ -43,12 +44,14 @@ class Problem:
     eps: float = 1e-5
     activation: str = "identity"
     act_param: Optional[float] = None
+    on_cuda: bool = False
 
     def __post_init__(self):
         self.samples, self.channels, self.positions = self.x.shape
         self.is_double = self.dtype == "float64"
         parameter = DEFAULT_PARAMETER.get(self.activation, 0.0) if self.act_param is None else self.act_param
         self.parameter = parameter if self.is_double else float(numpy.float32(parameter))
+        self.is_half = self.dtype in ("float16", "bfloat16")
         self.has_statistics = self.kind != "affine" and not self.evaluate
         self.u = self.x
         if self.pre_add is not None:
@@ -194,6 +197,43 @@ _STEEPEST = {"silu": 1.0999, "gelu": 1.1290, "gelu_tanh": 1.1292, "hardswish": 1
 _CHANGE = {"silu": 0.5, "gelu": 0.7979, "gelu_tanh": 0.7979, "hardswish": 1 / 3, "mish": 0.645}      # C
 
 
+# The device's forms: absolute, half where they are stored in 16 bits.
+
+
+def _computed_on_cuda(name, z, y, derivative, half):
+    unit, size = 2.0**-24, numpy.maximum(abs(y), abs(z * derivative))
+    roundings = {"leaky_relu": 1, "silu": 8, "gelu": 12, "gelu_tanh": 14, "hardswish": 4, "elu": 4}.get(name)
+    if name == "mish":
+        roundings = 16 + half * (4 + 2.4 * numpy.minimum(abs(z), 100))
+    return unit * roundings * size + (half * 2.0**-12 * abs(z) if name in ("silu", "gelu_tanh") else 0)
+
+
+def _computed_slope_on_cuda(name, z, derivative, half):
+    unit, size, fast = 2.0**-24, abs(derivative), 2.0**-12
+    if name == "leaky_relu":
+        return unit * size
+    if name == "silu":
+        return unit * (_sigmoid(z) * (8 + 10 * abs(z)) + size) + half * 1.01 * fast * (1 + abs(z))
+    if name == "gelu":
+        distribution, density = _normal(z)
+        return unit * (12 * distribution + abs(z) * density * (20 + z * z + half * (4 + 1.2 * z * z)) + size)
+    if name == "gelu_tanh":
+        z = numpy.clip(z, -12, 12)
+        t = _tanh_argument(z)
+        s, rest = _sigmoid(t), _sigmoid(-t)
+        steep = abs(z) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z * z)
+        return (unit * (s * (6 + 5 * abs(t) * rest) * (1 + steep) + 8 * steep * s + 2 * size) +
+                half * 1.01 * fast * (1 + steep))
+    if name == "hardswish":
+        return unit * 4 * size
+    if name == "elu":
+        return unit * (6 + half * 2.4 * numpy.minimum(abs(z), 100)) * size
+    t = numpy.tanh(numpy.logaddexp(0, z))  # mish
+    steep = 16 + half * (4 + 2.4 * numpy.minimum(abs(z), 100))
+    return (unit * (steep * t + abs(z) * _sigmoid(z) * (10 * (1 - t * t) + 2 * steep * t * t + 2) + size) +
+            half * fast * abs(z) * (1 - t * t))
+
+
 def _steepest(name, parameter):
     return max(1, abs(parameter)) if name in ("leaky_relu", "elu") else _STEEPEST.get(name, 1)
 
@@ -224,6 +264,9 @@ def act_error(problem, z, z_error):
     if name in ("identity", "relu"):
         return error
     y = act(name, parameter, z)
+    if problem.on_cuda and not problem.is_double:
+        computed = _computed_on_cuda(name, z, y, slope(name, parameter, z), problem.is_half)
+        return error + SECOND_ORDER * computed + _flushed(problem, z)
     computed = _computed(name, z, y)
     if problem.is_double:  # libm's and this reference's own
         computed = 2 * computed + (8 + 4 * z * z) * abs(y)
@@ -237,6 +280,9 @@ def slope_error(problem, z, z_error):
     error = _change(name, parameter) * z_error + _jump(name, parameter, z, z_error)
     if name == "relu":
         return error
+    if problem.on_cuda and not problem.is_double:
+        computed = _computed_slope_on_cuda(name, z, slope(name, parameter, z), problem.is_half)
+        return error + SECOND_ORDER * computed + _flushed(problem, z)
     computed = _computed_slope(name, z, slope(name, parameter, z))
     if problem.is_double:
         computed = 2 * computed + 8 * (1 + abs(z))
@@ -260,23 +306,56 @@ def growth(roundings, unit):
 
 @dataclasses.dataclass
 class Sums:
-    """docs/numerics.md, "Chunks"."""
-    additions: float        # that a value meets on its way into a chunk's sum
+    """docs/numerics.md, "Chunks" and "CUDA"."""
+    additions: float        # that a value meets on its way into a chunk's sum; CUDA: into the set's
     shift_additions: float
     shift_ratio: float      # r
     joins: float            # J
+    shift_unit: float       # how far, relatively, the shift of elements may be from the mean
+    coefficients: float     # roundings of what elements are multiplied with
+    in_thread: float = 0    # CUDA: of the additions, those in a thread, in the joins below the last, in the last
+    below: float = 0
+    last: float = 0
+
+
+def _sums_on_cuda(problem, columns):
+    rows, channels, positions = problem.set_shape
+    per_channel = rows * positions
+    count = per_channel * channels
+    pack = 2 if problem.is_double else 8 if problem.is_half else 4
+    if columns:
+        thread = in_thread = min(128, per_channel)
+        below = min(16, per_channel) + 2 * 7 + 4 + min(max(16, math.ceil(channels / 32)), channels)
+        last = min(per_channel, 768 / max(1, min(32, channels / (2 * pack)))) + 7
+        backward = in_thread + below
+    else:
+        lanes = 1
+        while lanes < 32 and lanes * pack < positions:
+            lanes *= 2
+        thread, in_thread = min(48 * pack, count), min(24 * pack, count) + 1
+        below, last = 3 + 2 * 7, 0
+        if count > 1536:
+            below += max(4 * 15, 7 + 4 * math.ceil(min(384, count) / 32))
+        backward = min(22 * pack + max(27, 512 / lanes), count) + 10
+    shift_unit = 0.0 if problem.is_double else UNIT[problem.dtype] if columns else 2.0**-24
+    return Sums(max(in_thread + below + last, backward), 0, max(thread, 1), 16 + count / 256, shift_unit, 8, in_thread,
+                below, last)
 
 
 def sums(problem):
     def one(columns):
+        if problem.on_cuda:
+            return _sums_on_cuda(problem, columns)
         rows, channels, positions = problem.set_shape
         per_channel = rows * positions
         count = per_channel * channels
+        rest = 0.0 if problem.is_double else 2.0**-24, 1
         if columns:
             return Sums(min(128, per_channel), 8, 1 if per_channel <= 8 else min(per_channel, 128) / 8,
-                        16 + per_channel / 16 + channels)
+                        16 + per_channel / 16 + channels, *rest)
         per_lane = 4096 / max(positions, 1) if positions < 32 else 4096 / 32 + 4096 / positions
-        return Sums(min(per_lane, count) + 5, 64 + 5, 1 if count <= 64 else min(count, 4096) / 64, 16 + count / 256)
+        return Sums(min(per_lane, count) + 5, 64 + 5, 1 if count <= 64 else min(count, 4096) / 64, 16 + count / 256,
+                    *rest)
 
     if problem.channels != 1 and problem.positions != 1:
         return one(problem.columns)
@@ -297,6 +376,14 @@ def statistics(problem):
     return mean.squeeze(axes).astype("f8"), m2.astype("f8"), rows * channels * positions
 
 
+def _widest(problem, mean):
+    """The farthest value of each set from its mean."""
+    if problem.kind == "group":
+        sets = problem.u.reshape(problem.samples, problem.groups, -1)
+        return abs(sets - mean[..., None]).max(axis=2)
+    return abs(problem.u - mean[:, None]).max(axis=(0, 2))
+
+
 def statistics_error(problem, mean, m2, count):
     """Of the mean and M2, absolute, and of rstd, relative."""
     chunk = sums(problem)
@@ -305,14 +392,30 @@ def statistics_error(problem, mean, m2, count):
     shift = SECOND_ORDER * growth(chunk.shift_additions + 1, unit) * abs(mean)
     factor = 1 + max(2 * chunk.shift_ratio, 8) if chunk.shift_ratio > 1 else 1
     about_shift = factor * m2 + 2 * count * shift * shift  # T
-    m2_error = (grown * (3 * about_shift + 2 * numpy.sqrt(m2 * about_shift)) * SECOND_ORDER +
-                joins * DOUBLE * count * mean * mean + 8 * joins * m2 +
+    if problem.on_cuda:
+        drift = SECOND_ORDER * _widest(problem, mean)
+        about_shift = numpy.minimum(about_shift, 2 * m2 + 4 * count * (drift * drift + shift * shift))
+        about_shift = numpy.minimum(about_shift, (numpy.sqrt(m2) + math.sqrt(count) * drift)**2)
+        in_thread, below, last = (growth(n + 2, unit) for n in (chunk.in_thread, chunk.below, chunk.last))
+        grown, across = in_thread + below + last, 2 * numpy.sqrt(m2 * about_shift)
+        m2_error = SECOND_ORDER * (in_thread * (3 * about_shift + across) + below * (m2 + across) + last * m2 +
+                                   grown * grown * about_shift)
+    else:
+        m2_error = grown * (3 * about_shift + 2 * numpy.sqrt(m2 * about_shift)) * SECOND_ORDER
+    m2_error = (m2_error + joins * DOUBLE * count * mean * mean + 8 * joins * m2 +
                 8 * abs(mean) * DOUBLE * numpy.sqrt(count * chunk.joins * m2))
     mean_error = grown * numpy.sqrt(about_shift / count) + 2 * joins * (abs(mean) + numpy.sqrt(about_shift / count))
-    variance, below = m2 / count + problem.eps, (m2 - m2_error) / count + problem.eps
+    error, rounding = m2_error, 4 * DOUBLE
+    if problem.on_cuda and not problem.is_double:
+        # Squares are f32: small ones are lost, and where their sum is too large nothing is known.
+        m2_error = numpy.where(2 * about_shift >= LARGEST["float32"], numpy.inf, m2_error + 4 * count * _tiny(problem))
+        mean_error = mean_error + 4 * _tiny(problem)
+        error = m2_error + 2 * unit * (m2 + count * abs(problem.eps))
+        rounding += 4 * unit
+    variance, below = m2 / count + problem.eps, (m2 - error) / count + problem.eps
     with numpy.errstate(divide="ignore", invalid="ignore"):
         rstd_error = numpy.where((variance > 0) & (below > 0), numpy.sqrt(variance / below) - 1, numpy.inf)
-    return mean_error, m2_error, rstd_error + 4 * DOUBLE
+    return mean_error, m2_error, rstd_error + rounding
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -320,7 +423,7 @@ def statistics_error(problem, mean, m2, count):
 
 def _affine(problem, mean, rstd, mean_error, rstd_error):
     """z, its error, gain and |u - k|, of [N, C, S]; mean, rstd and their errors are [N, C]."""
-    unit = arithmetic_unit(problem)
+    unit, chunk = arithmetic_unit(problem), sums(problem)
     weight, bias = problem.pairs(problem.weight, 1), problem.pairs(problem.bias, 0)
     factor, shift = 1 + problem.pairs(problem.scale, 0), problem.pairs(problem.shift, 0)
     gain, offset = (rstd * weight * factor)[..., None], (bias * factor + shift)[..., None]
@@ -328,11 +431,12 @@ def _affine(problem, mean, rstd, mean_error, rstd_error):
     centred = problem.u - mean[..., None]
     z0 = centred * gain + offset
     z = z0 if problem.post_add is None else z0 + problem.post_add
-    rounding = 0 if problem.is_double else unit * abs(mean)[..., None]
+    rounding = chunk.shift_unit * abs(mean)[..., None]
     shifted = abs(centred) + mean_error[..., None] + rounding
     size = abs(gain)
-    error = (size * (mean_error[..., None] + abs(centred) * rstd_error[..., None]) + 2 * unit * size * shifted +
-             unit * (abs(offset) + size * rounding) + unit * abs(z0))
+    error = (size * (mean_error[..., None] + abs(centred) * rstd_error[..., None]) +
+             (1 + chunk.coefficients) * unit * size * shifted + unit * abs(z0))
+    error = error + unit * (4 * parts + 3 * size * rounding if problem.on_cuda else abs(offset) + size * rounding)
     if problem.post_add is not None:
         error = error + unit * abs(z)
     if problem.is_double:
@@ -402,10 +506,10 @@ def backward(problem, dy, mean=None, rstd=None, du=None):
     normalized = (problem.u - mean[..., None]) * rstd[..., None]
     weight, bias = problem.pairs(problem.weight, 1), problem.pairs(problem.bias, 0)
     factor = 1 + problem.pairs(problem.scale, 0)
-    shift_error = 0 if problem.is_double else unit * abs(mean)
+    chunk = sums(problem)
+    shift_error, coefficients = chunk.shift_unit * abs(mean), chunk.coefficients * unit
 
     # Sums over the positions of one channel of one sample.
-    chunk = sums(problem)
     grown = growth(chunk.additions + 3, unit) + chunk.joins * DOUBLE
     size, size_centred = abs(dz).sum(axis=2), (abs(dz) * shifted).sum(axis=2)
     sum_error = 1.01 * (grown * size + dz_error.sum(axis=2))
@@ -414,7 +518,7 @@ def backward(problem, dy, mean=None, rstd=None, du=None):
 
     # dx = gain * dz + q * (u - k) + r
     steps = abs(gain) * abs(dz)
-    error = abs(gain) * (dz_error + unit * abs(dz))
+    error = abs(gain) * (dz_error + coefficients * abs(dz))
     dx = gain * dz
     if problem.has_statistics:
         rows, channels, positions = problem.set_shape
@@ -424,9 +528,10 @@ def backward(problem, dy, mean=None, rstd=None, du=None):
         wide = abs(factor * weight)
         m2_error = rstd * problem.set_sum(wide * centred_error) / count
         q = rstd * rstd * abs(m2)
-        q_error = rstd * rstd * m2_error + unit * q
+        q_error = rstd * rstd * m2_error + coefficients * q
         r = rstd * abs(m1) + shift_error * q
-        r_error = (rstd * problem.set_sum(wide * sum_error) / count + shift_error * rstd * rstd * m2_error + unit * r)
+        r_error = (rstd * problem.set_sum(wide * sum_error) / count + shift_error * rstd * rstd * m2_error +
+                   coefficients * r)
         q, q_error, r, r_error = (value[..., None] for value in (q, q_error, r, r_error))
         error = error + shifted * (q_error + 2 * unit * q) + r_error + unit * (shifted * q + r)
         steps = steps + shifted * q + r

@@ -662,6 +662,14 @@ cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: types.SimpleNamespa
 sys.modules["cupy"] = cupy
 
 import normfuse
+from normfuse._library import library
+
+synced, stream_sync = [], library.normfuse_stream_sync
+def recorded(device, stream, size):
+    memory = stream_sync(device, stream, size)
+    synced.append((device, stream, memory, size.value))
+    return memory
+library.normfuse_stream_sync = recorded
 
 x = ndarray(numpy.ones((2, 8, 64, 64), "f4"))
 y, mean, rstd = normfuse.group_norm(x, 2, weight := ndarray(numpy.ones(8, "f4")), return_statistics=True)
@@ -679,6 +687,9 @@ cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=0)  # the defau
 ndarray.streams.clear()
 normfuse.batch_norm(x, None, None, training=True)
 assert set(ndarray.streams) == {1}, ndarray.streams
+# Sync memory: one block for each of the two streams.
+assert len(set(synced)) == 2 and [s[:2] for s in dict.fromkeys(synced)] == [(0, 0x1230), (0, None)], synced
+assert all(memory and size == 65536 for _, _, memory, size in synced) and synced[0][2] != synced[-1][2]
 
 for words, error in (({"weight": numpy.ones(8)}, TypeError), ({"out": numpy.empty(x.shape, "f4")}, TypeError)):
     try:

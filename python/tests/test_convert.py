@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from device import default_device  # noqa: E402, F401
 from normfuse.torch.convert import FoldedActivation, FoldedBatchNorm  # noqa: E402
 from torch import nn  # noqa: E402
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Statistics over processes: 2 to 4 gloo processes on the CPU beside one process that has everything.
+"""Statistics over processes: 2 to 4 gloo processes on the CPU beside one process that has everything; with
+NORMFUSE_TEST_DEVICE=cuda 2 to 4 NCCL processes with a GPU each, and 2 gloo processes that share one.
 
 Every test function runs as a "case": the processes start once for each number of them and work through all cases, and a
 pytest test reads what became of one. Shards are uneven, and one is empty.
@@ -13,6 +14,7 @@ import traceback
 import numpy
 import pytest
 import reference
+from device import DEVICE, ON_CUDA
 
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
@@ -33,7 +35,7 @@ def case(function):
 
 
 def array(t):
-    return t.detach().double().numpy().copy()
+    return t.detach().double().cpu().numpy().copy()
 
 
 def flat(t):
@@ -55,6 +57,13 @@ def total(tensor):
     return tensor
 
 
+def meet(part):
+    """[processes, ...], as the layers gather."""
+    group = dist.group.WORLD
+    return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_gather_into_tensor(
+        part.unsqueeze(0), dist.get_world_size(), group.group_name))
+
+
 def mine(tensor, axis):
     rank, cuts = dist.get_rank(), CUTS[dist.get_world_size()]
     return tensor.narrow(axis, cuts[rank], cuts[rank + 1] - cuts[rank]).clone()
@@ -62,7 +71,8 @@ def mine(tensor, axis):
 
 def problem_of(kind, x, layer, columns, **more):
     return reference.Problem(kind, NAMES[x.dtype], flat(x), weight=array(layer.weight), bias=array(layer.bias),
-                             columns=columns, activation=layer.activation or "identity", **more)
+                             columns=columns, activation=layer.activation or "identity", on_cuda=ON_CUDA,
+                             **more)
 
 
 def compare_gradients(problem, dy, want, got, dtype):
@@ -268,21 +278,93 @@ def refused():
             layer(x)
 
 
+@case
+def no_host_synchronization():
+    """The host runs ahead: neither direction waits for the device, with uneven and empty shards."""
+    if not ON_CUDA:
+        return
+    if dist.get_backend() != "nccl":
+        pytest.skip("gloo itself copies through the host")
+    layers = [nft.SyncBatchNorm(4, activation="relu"), nft.SyncBatchNorm(4, momentum=None),
+              nft.GroupNorm(2, 4, sharded_dim=2)]
+    x = torch.randn(5, 4, 5, 3)
+    parts = [mine(x, 0).requires_grad_(), mine(x, 0).requires_grad_(), mine(x, 2).requires_grad_()]
+    for synchronized in ("default", "error"):  # first what is made once: communicators, kernels
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode(synchronized)
+        try:
+            for layer, part in zip(layers, parts):
+                y = layer(part)
+                y.backward(torch.ones_like(y))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@case
+def captured_graph():
+    """A training step of SyncBatchNorm in a CUDA graph, collectives included, replayed: the bits of eager steps."""
+    if not ON_CUDA:
+        return
+    if dist.get_backend() != "nccl":
+        pytest.skip("gloo's collectives run on the host")
+    layer, eager = nft.SyncBatchNorm(4, activation="silu"), nft.SyncBatchNorm(4, activation="silu")
+    x = torch.randn(2 + dist.get_rank(), 4, 6, 6).requires_grad_()
+
+    def step(layer):
+        x.grad = None
+        y = layer(x)
+        y.backward(torch.ones_like(y))
+        return y
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(layer)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that asks for events
+        y = step(layer)
+        gradient = x.grad
+    layer.reset_running_stats()
+    for _ in range(2):
+        graph.replay()
+        want = step(eager)
+        assert torch.equal(y, want) and torch.equal(gradient, x.grad)
+        assert torch.equal(layer.running_var, eager.running_var)
+
+
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-def _process(rank, processes, folder):
+def _process(rank, processes, folder, backend):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=processes,
+    if ON_CUDA:
+        place = torch.device(DEVICE, rank if backend == "nccl" else 0)
+        torch.cuda.set_device(place)
+        torch.set_default_device(place)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=processes,
                             timeout=datetime.timedelta(seconds=60))
-    for name, function in CASES.items():
-        outcome = ""
+    unsupported = ""
+    if ON_CUDA and backend == "gloo":
         try:
-            function()
+            meet(torch.ones(2, dtype=torch.float64)).cpu()
+        except RuntimeError as error:
+            unsupported = f"skip: gloo gathers no CUDA tensors here: {str(error).splitlines()[0]}"
+    for name, function in CASES.items():
+        outcome = unsupported
+        try:
+            if not unsupported:
+                function()
+        except pytest.skip.Exception as reason:
+            outcome = f"skip: {reason}"
         except Exception:  # told to the test that asks for this case
             outcome = traceback.format_exc()
         with open(f"{folder}/{name}.{rank}", "w") as file:
             file.write(outcome)
+        if unsupported:
+            continue
         failed = torch.tensor(float(bool(outcome)))
         dist.all_reduce(failed)  # a process that failed has left collectives out: the others' would hang
         dist.barrier()
@@ -290,9 +372,9 @@ def _process(rank, processes, folder):
 
 
 @functools.cache
-def _outcomes(processes):
+def _outcomes(processes, backend):
     with tempfile.TemporaryDirectory() as folder:
-        context = torch.multiprocessing.spawn(_process, (processes, folder), processes, join=False)
+        context = torch.multiprocessing.spawn(_process, (processes, folder, backend), processes, join=False)
         try:
             while not context.join(timeout=300):
                 pass
@@ -310,14 +392,19 @@ def _read(folder):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("processes", [2, 3, 4])
-def test_over_processes(processes, name):
-    error, outcomes = _outcomes(processes)
+@pytest.mark.parametrize("processes, backend", [(2, "nccl"), (3, "nccl"), (4, "nccl"), (2, "gloo")] if ON_CUDA else
+                         [(2, "gloo"), (3, "gloo"), (4, "gloo")])
+def test_over_processes(processes, backend, name):
+    if backend == "nccl" and torch.cuda.device_count() < processes:
+        pytest.skip(f"{processes} processes over NCCL need {processes} GPUs; here are {torch.cuda.device_count()}")
+    error, outcomes = _outcomes(processes, backend)
+    if outcomes[name] and all(text.startswith("skip: ") for text in outcomes[name]):
+        pytest.skip(outcomes[name][0][6:])
     failures = [text for text in outcomes[name] if text]
     assert not failures, "\n".join(failures)
     assert len(outcomes[name]) == processes, error or "the processes did not come so far"
 
 
 def test_one_process_needs_no_group():
-    layer, x = nft.SyncBatchNorm(4), torch.randn(2, 4, 3)
-    assert torch.equal(layer(x), nft.BatchNorm1d(4)(x))
+    layer, x = nft.SyncBatchNorm(4).to(DEVICE), torch.randn(2, 4, 3, device=DEVICE)
+    assert torch.equal(layer(x), nft.BatchNorm1d(4).to(DEVICE)(x))

@@ -13,6 +13,7 @@ import reference
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 import normfuse.torch as nft  # noqa: E402
+from device import DEVICE, ON_CUDA, default_device  # noqa: E402, F401
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -26,7 +27,7 @@ settings = hypothesis.settings(max_examples=60, deadline=None, derandomize=True,
 
 
 def array(tensor):
-    return None if tensor is None else tensor.detach().double().numpy().copy()
+    return None if tensor is None else tensor.detach().double().cpu().numpy().copy()
 
 
 def flat(tensor):
@@ -97,11 +98,11 @@ def test_numbers_of_random_layers(call):
             columns=x.shape[1] > 1 and not x.is_contiguous(), weight=array(ours.weight), bias=array(ours.bias),
             running_mean=array(ours.running_mean) if tracks else None,
             running_var=array(ours.running_var) if tracks else None, evaluate=evaluate, momentum=momentum or 0.0,
-            eps=stock.eps, pre_add=flat(added.get("pre_add")), post_add=flat(added.get("post_add")))
+            eps=stock.eps, on_cuda=ON_CUDA, pre_add=flat(added.get("pre_add")), post_add=flat(added.get("post_add")))
         if kind[0] == "B" and not evaluate and x.numel() == x.shape[1]:
             continue
         want = reference.forward(problem)
-        u = torch.from_numpy(problem.u.reshape(x.shape))
+        u = torch.from_numpy(problem.u.reshape(x.shape)).to(DEVICE)
         z = exact(u) + (added["post_add"].double() if "post_add" in added else 0)
         numpy.testing.assert_allclose(array(activation(z)), want["y"][0].reshape(x.shape), rtol=1e-9, atol=1e-9)
         y = ours(x, **added)
@@ -323,7 +324,7 @@ def test_channel_affine():
         layer.bias.normal_()
     x, more = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
     problem = reference.Problem("affine", "float64", array(x), weight=array(layer.weight), bias=array(layer.bias),
-                                post_add=array(more), activation="hardswish")
+                                post_add=array(more), activation="hardswish", on_cuda=ON_CUDA)
     reference.compare("y", array(layer(x, post_add=more)), *reference.forward(problem)["y"], "float64")
     assert repr(layer) == "ChannelAffine(4, bias=True, activation='hardswish')"
     assert list(layer.state_dict()) == ["weight", "bias"]

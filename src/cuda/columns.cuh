@@ -20,10 +20,12 @@ struct column_place {
     int first_channel;                /* of the block */
     int first, stop;                  /* the rows of the part */
     int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
+    unsigned step;                    /* bytes from one row of the thread to the next, of tensors that are alike */
     bool active;                      /* has a pack at all */
 };
 
-template <int V> __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int team, int part)
+template <typename T, int V>
+__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int team, int part)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     column_place place;
@@ -38,6 +40,8 @@ template <int V> __device__ __forceinline__ column_place place_of(const normfuse
     place.active = place.beside < place.rows_at_once && place.c < (int)a.problem.c;
     place.first = (part - of_sample * g.parts_a_sample) * g.part_rows;
     place.stop = min(g.rows, place.first + g.part_rows);
+    place.step = (unsigned)place.rows_at_once * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
+    asm("" : "+r"(place.step));
     return place;
 }
 
@@ -62,6 +66,8 @@ template <typename T, int V, bool alike> struct column_cursor {
         base = own.data;
         if constexpr (alike) {
             base += sample;
+            /* Else it is found again at each access, by a dozen instructions. */
+            asm("" : "+l"(base));
             at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
         } else {
             asm volatile("" : "+r"(row));
@@ -70,9 +76,12 @@ template <typename T, int V, bool alike> struct column_cursor {
         }
     }
     /* To the row that the thread has next. */
-    __device__ __forceinline__ void advance(const normfuse_view &own, const normfuse_view &x, const column_place &place)
+    __device__ __forceinline__ void advance(const normfuse_view &own, const column_place &place)
     {
-        at += (offset)place.rows_at_once * (offset)(alike ? x.position : own.position) * (offset)sizeof(T);
+        if constexpr (alike)
+            at += place.step;
+        else
+            at += (offset)place.rows_at_once * own.position * (offset)sizeof(T);
     }
     __device__ __forceinline__ raw<T, V> load() const
     {

@@ -10,7 +10,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     follow_kernel();
     using R = compute<T>;
     constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_WHOLE || tile == COLUMNS_SHARED;
-    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED;
+    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED, streams = tile == COLUMNS_PASSING;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = part_of<V>::values;
@@ -24,30 +24,33 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const bool ready = !centred || g.group == 1; /* coefficients are made once a channel, else by each thread */
-    const bool backwards = !keeps && g.backwards;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
+    const bool backwards = !keeps && g.backwards, half = takes_half<fast, plain>(p.activation);
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
     const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
-    raw<T, V> kept_x[K], kept_dy[K];
+    struct both {
+        raw<T, V> x, dy;
+    } kept[streams ? 1 : K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
     const auto read = [&](int slot, int h, values_of_part &x, values_of_part &dy) {
         if constexpr (V > 1) {
-            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept_x[slot < 0 ? 0 : slot], h, x);
-            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept_dy[slot < 0 ? 0 : slot], h, dy);
+            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept[slot < 0 ? 0 : slot].x, h, x);
+            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept[slot < 0 ? 0 : slot].dy, h, dy);
         } else {
-            unpack_part<T, V>(kept_x[slot], h, x);
-            unpack_part<T, V>(kept_dy[slot], h, dy);
+            unpack_part<T, V>(kept[slot].x, h, x);
+            unpack_part<T, V>(kept[slot].dy, h, dy);
         }
     };
 
     int parity = 0;
+    bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     for (int team = first_team;;) {
-        const column_place place = place_of<V>(a, team, part);
-        const int shared = V > 1 ? g.kept_shared : 0;
+        const column_place place = place_of<T, V>(a, team, part);
+        const int shared = V > 1 && !streams ? g.kept_shared : 0;
         const int tile_rows = (K + shared) * place.rows_at_once;
         uint32_t ticket_before = 0;
         R slope[V], offset[V], shift[V];
@@ -56,28 +59,37 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
         for (int pass = 0; pass < passes; pass++) {
             const int row = place.first + (backwards ? passes - 1 - pass : pass) * tile_rows + place.beside;
-            const int count = slots_of(a, place, row, K + shared);
+            const int count = slots_of(a, place, row, streams ? 1 << 30 : K + shared);
 
             /* ---- load ---- */
-            {
-                cursor x(p.x, p.x, place, row), dy(p.dy, p.x, place, row);
-                walk<K>(count, shared, [&](int slot) {
-                    if constexpr (V > 1) {
-                        if (slot < 0) {
-                            copy_ahead(&place_of_slot(slot, 0), x.base + x.at, 0);
-                            copy_ahead(&place_of_slot(slot, 1), dy.base + dy.at, 0);
-                        } else {
-                            kept_x[slot < 0 ? 0 : slot] = x.load();
-                            kept_dy[slot < 0 ? 0 : slot] = dy.load();
-                        }
+            cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row);
+            const auto load = [&](cursor &x, cursor &dy, int slot) {
+                if constexpr (V > 1) {
+                    if (slot < 0) {
+                        copy_ahead(&place_of_slot(slot, 0), x.base + x.at, 0);
+                        copy_ahead(&place_of_slot(slot, 1), dy.base + dy.at, 0);
                     } else {
-                        kept_x[slot] = x.load();
-                        kept_dy[slot] = dy.load();
+                        kept[slot < 0 ? 0 : slot].x = x.load();
+                        kept[slot < 0 ? 0 : slot].dy = dy.load();
                     }
-                    x.advance(p.x, p.x, place);
-                    dy.advance(p.dy, p.x, place);
-                });
-            }
+                } else {
+                    kept[slot].x = x.load();
+                    kept[slot].dy = dy.load();
+                }
+                x.advance(p.x, place);
+                dy.advance(p.dy, place);
+            };
+            const auto copy = [&](int slot) {
+                uint4 *const to = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                copy_ahead(to, x_at.base + x_at.at, 0);
+                copy_ahead(to + threads, dy_at.base + dy_at.at, 0);
+                x_at.advance(p.x, place);
+                dy_at.advance(p.dy, place);
+            };
+            if constexpr (streams)
+                open_ring<K>(count, copy);
+            else if (!is_loaded)
+                walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
 
             /* What follows from these is found now, not ahead of all loops and loads. */
             int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
@@ -96,7 +108,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * shared * threads);
+                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * (streams ? K : shared) * threads);
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + groups);
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -167,6 +179,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 __syncthreads();
                 coefficients_of<R, V>(a, of_channels, of_groups, place.active ? place.column : 0, ready, slope, offset,
                                       shift);
+                if (half) {
+#pragma unroll
+                    for (int i = 0; i < V; i++) {
+                        slope[i] *= R(0.5);
+                        offset[i] *= R(0.5);
+                    }
+                }
             } else if (V > 1 && shared > 0) {
                 wait_for_copies();
             }
@@ -189,17 +208,16 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         if (slot < 0)
                             place_of_slot(slot, 0) = pack;
                         else
-                            kept_x[slot < 0 ? 0 : slot] = pack;
+                            kept[slot < 0 ? 0 : slot].x = pack;
                     } else {
-                        kept_x[slot] = pack;
+                        kept[slot].x = pack;
                     }
-                    other.advance(p.pre_add, p.x, place);
+                    other.advance(p.pre_add, place);
                 });
             }
-            /* Of part `h` of a pack: x - shift and dy'; `post` is what was added before the activation. */
-            const auto differentiate = [&](auto chosen, int slot, int h, const raw<T, V> &post, values_of_part &x,
+            /* Of part `h` of a pack, x and dy become x - shift and dy'; `post` is what was added before the activation. */
+            const auto differentiate = [&](auto chosen, int h, const raw<T, V> &post, values_of_part &x,
                                            values_of_part &dy) {
-                read(slot, h, x, dy);
 #pragma unroll
                 for (int i = 0; i < H; i++)
                     x[i] -= shift[h * H + i];
@@ -215,29 +233,41 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         for (int i = 0; i < H; i++)
                             z[i] += added[i];
                     }
-                    activate_gradient<fast, !plain>(dy, z, chosen.of(p.activation), (R)p.act_param);
+                    differentiate_chosen<fast, plain>(dy, z, chosen, p.activation, (R)p.act_param);
+                }
+            };
+
+            /* dx in place of x - shift */
+            const auto gradient = [&](int h, values_of_part &x, const values_of_part &dy) {
+#pragma unroll
+                for (int i = 0; i < H; i++)
+                    x[i] = centred ? fma(slope[h * H + i], dy[i], fma(first[h * H + i], x[i], second[h * H + i]))
+                                   : slope[h * H + i] * dy[i];
+            };
+            const auto sum_up = [&](int h, const values_of_part &x, const values_of_part &dy) {
+#pragma unroll
+                for (int i = 0; i < H; i++) {
+                    first[h * H + i] += dy[i];
+                    second[h * H + i] += dy[i] * x[i];
                 }
             };
 
             /* ---- sums ---- */
-            if (sums) {
+            if (sums && !streams) {
                 cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         raw<T, V> post = zero_pack<T, V>();
                         if (!plain && p.post_add.data) {
                             post = other.load();
-                            other.advance(p.post_add, p.x, place);
+                            other.advance(p.post_add, place);
                         }
 #pragma unroll
                         for (int h = 0; h < V / H; h++) {
                             R x[H], dy[H];
-                            differentiate(chosen, slot, h, post, x, dy);
-#pragma unroll
-                            for (int i = 0; i < H; i++) {
-                                first[h * H + i] += dy[i];
-                                second[h * H + i] += dy[i] * x[i];
-                            }
+                            read(slot, h, x, dy);
+                            differentiate(chosen, h, post, x, dy);
+                            sum_up(h, x, dy);
                         }
                     });
                 });
@@ -249,7 +279,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             if (sums && !summed && !applies && !gives_dy)
                 continue;
 
-            if (summed) {
+            const auto join_threads = [&] {
+                if (half) {
+#pragma unroll
+                    for (int i = 0; i < V; i++) {
+                        first[i] *= R(0.5);
+                        second[i] *= R(0.5);
+                    }
+                }
                 if (place.active) {
                     const int at = place.beside * channels + place.column * V;
                     write_values<R, V>(of_plain + at, first);
@@ -288,7 +325,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             make_double2((double)sum, (double)product);
                     }
                 }
-            }
+            };
+            if (summed && !streams)
+                join_threads();
 
             /* ---- the totals of the groups ---- */
             if (applies && centred && (summed || (!sums && pass == 0))) {
@@ -373,6 +412,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 }
                 __syncthreads();
+                if (sums && exchange == NORMFUSE_EXCHANGE_CLUSTER && threadIdx.x == 0)
+                    close_mail(mail);
                 const int column = place.active ? place.column : 0;
                 totals<R> of_group;
                 R rest = R(0);
@@ -390,37 +431,81 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- results ---- */
 #pragma unroll
-            for (int k = 0; k < K; k++) {
-                forget(kept_x[k]);
-                forget(kept_dy[k]);
+            for (int k = 0; k < (streams ? 0 : K); k++) {
+                forget(kept[k].x);
+                forget(kept[k].dy);
             }
-            if (gives_dy || (applies && p.dx.data)) {
+            if constexpr (streams) {
+                /* Sums without results, results from totals that are known, or results that need none. */
+                const bool gives_dx = applies && p.dx.data;
+                cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
+                choose_activation<plain>(p.activation, [&](auto chosen) {
+                    struct row_values {
+                        R x[V / H][H], dy[V / H][H];
+                    };
+                    walk_ring<K>(
+                        count, copy,
+                        [&](int slot) {
+                            const uint4 *const from = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                            const uint4 x = from[0], dy = from[threads];
+                            row_values values;
+#pragma unroll
+                            for (int h = 0; h < V / H; h++) {
+                                unpack_part<T, V>(x, h, values.x[h]);
+                                unpack_part<T, V>(dy, h, values.dy[h]);
+                            }
+                            return values;
+                        },
+                        [&](row_values &values) {
+                            raw<T, V> dx_out = zero_pack<T, V>();
+#pragma unroll
+                            for (int h = 0; h < V / H; h++) {
+                                differentiate(chosen, h, dx_out, values.x[h], values.dy[h]);
+                                if (sums)
+                                    sum_up(h, values.x[h], values.dy[h]);
+                                if (gives_dx) {
+                                    gradient(h, values.x[h], values.dy[h]);
+                                    put_part<T, V>(dx_out, h, values.x[h]);
+                                }
+                            }
+                            if (gives_dx) {
+                                dx.store(dx_out);
+                                dx.advance(p.dx, place);
+                            }
+                        });
+                });
+                if (sums)
+                    join_threads();
+            } else if (gives_dy || (applies && p.dx.data)) {
                 cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
                 cursor du(!plain && p.du.data ? p.du : p.x, p.x, place, row);
                 cursor dpost(!plain && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
+                /* The same rows of the team that this block has next are asked for as places become free. */
+                const int next_team = team + g.teams;
+                is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+                            (int)p.c == g.blocks_wide * g.width * V;
+                const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
+                cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         raw<T, V> post = zero_pack<T, V>(), more = post, dy_out = post, dx_out = post;
                         if (!plain && p.post_add.data) {
                             post = other.load();
-                            other.advance(p.post_add, p.x, place);
+                            other.advance(p.post_add, place);
                         }
                         if (!plain && p.du.data && p.dx.data && applies) {
                             more = du.load();
-                            du.advance(p.du, p.x, place);
+                            du.advance(p.du, place);
                         }
 #pragma unroll
                         for (int h = 0; h < V / H; h++) {
                             R x[H], dy[H];
-                            differentiate(chosen, slot, h, post, x, dy);
+                            read(slot, h, x, dy);
+                            differentiate(chosen, h, post, x, dy);
                             if (gives_dy)
                                 put_part<T, V>(dy_out, h, dy);
-#pragma unroll
-                            for (int i = 0; i < H; i++)
-                                x[i] = centred ? fma(slope[h * H + i], dy[i],
-                                                     fma(first[h * H + i], x[i], second[h * H + i]))
-                                               : slope[h * H + i] * dy[i];
+                            gradient(h, x, dy);
                             if (!plain && p.du.data) {
                                 R added[H];
                                 unpack_part<T, V>(more, h, added);
@@ -432,12 +517,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         }
                         if (gives_dy) {
                             dpost.store(dy_out);
-                            dpost.advance(p.dpost_add, p.x, place);
+                            dpost.advance(p.dpost_add, place);
                         }
                         if (p.dx.data && applies) {
                             dx.store(dx_out);
-                            dx.advance(p.dx, p.x, place);
+                            dx.advance(p.dx, place);
                         }
+                        if (tile == COLUMNS_SHARED && is_loaded)
+                            load(next_x, next_dy, slot);
                     });
                 });
             }
@@ -458,11 +545,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
 __host__ __device__ constexpr int most_registers(column_tile tile, int bytes)
 {
-    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
+    return tile == COLUMNS_PASSING && bytes < 8 ? 80 : tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 4 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_BACKWARD(picture, direction, type, pack, kept)                                                         \

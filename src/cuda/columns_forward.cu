@@ -11,7 +11,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     follow_kernel();
     using R = compute<T>;
     constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_WHOLE || tile == COLUMNS_SHARED;
-    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED;
+    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED, streams = tile == COLUMNS_PASSING;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int most_bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0;
@@ -24,24 +24,24 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, backwards = !keeps && g.backwards;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
     const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
-    raw<T, V> kept[K];
-    const auto read = [&](int slot, R(&value)[V]) {
+    raw<T, V> kept[streams ? 1 : K];
+    const auto pack_of = [&](int slot) {
         if constexpr (V > 1)
-            unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot],
-                         value);
+            return slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot];
         else
-            unpack<T, V>(kept[slot], value);
+            return kept[slot];
     };
 
     int parity = 0;
+    bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     for (int team = first_team;;) {
-        const column_place place = place_of<V>(a, team, part);
-        const int shared = V > 1 ? g.kept_shared : 0;
+        const column_place place = place_of<T, V>(a, team, part);
+        const int shared = V > 1 && !streams ? g.kept_shared : 0;
         const int tile_rows = (K + shared) * place.rows_at_once;
         int met = 0;
         uint32_t ticket_before = 0;
@@ -51,23 +51,50 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         for (int pass = 0; pass < passes; pass++) {
             const int row = place.first + (backwards ? passes - 1 - pass : pass) * tile_rows + place.beside;
-            const int count = slots_of(a, place, row, K + shared);
+            const int count = slots_of(a, place, row, streams ? 1 << 30 : K + shared);
 
             /* ---- load ---- */
-            {
-                cursor x(p.x, p.x, place, row);
-                walk<K>(count, shared, [&](int slot) {
-                    if constexpr (V > 1) {
-                        if (slot < 0)
-                            copy_ahead(dynamic + (-1 - slot) * threads + (int)threadIdx.x, x.base + x.at, 0);
-                        else
-                            kept[slot < 0 ? 0 : slot] = x.load();
-                    } else {
-                        kept[slot] = x.load();
-                    }
-                    x.advance(p.x, p.x, place);
-                });
-            }
+            cursor x(p.x, p.x, place, row);
+            const auto load = [&](cursor &from, int slot) {
+                if constexpr (V > 1) {
+                    if (slot < 0)
+                        copy_ahead(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
+                    else
+                        kept[slot < 0 ? 0 : slot] = from.load();
+                } else {
+                    kept[slot] = from.load();
+                }
+                from.advance(p.x, place);
+            };
+            const auto copy = [&](int slot) {
+                copy_ahead(dynamic + slot * threads + (int)threadIdx.x, x.base + x.at, 0);
+                x.advance(p.x, place);
+            };
+            if constexpr (streams)
+                open_ring<K>(count, copy);
+            else if (!is_loaded)
+                walk<K>(count, shared, [&](int slot) { load(x, slot); });
+            /* Calls work(values, slot) for each row of the thread. */
+            struct row_values {
+                R of[V];
+            };
+            const auto walk_all = [&](auto work) {
+                if constexpr (streams)
+                    walk_ring<K>(
+                        count, copy,
+                        [&](int slot) {
+                            row_values values;
+                            unpack<T, V>(dynamic[slot * threads + (int)threadIdx.x], values.of);
+                            return values;
+                        },
+                        [&](row_values &values) { work(values.of, 0); });
+                else
+                    walk<K>(count, shared, [&](int slot) {
+                        R values[V];
+                        unpack<T, V>(pack_of(slot), values);
+                        work(values, slot);
+                    });
+            };
 
             /* What follows from these is found now, not ahead of all loops and loads. */
             int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
@@ -80,15 +107,17 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             forget(step);
             forget(rows);
             forget(part_rows);
-            /* Shared memory, in this order: packs; sums of pieces; statistics of groups; of each channel what
-             * channel_values says; means of groups; of each block of a cluster the pair of a group. */
+            /* Shared memory, in this order: packs; sums of pieces (where rings are, once these are done with);
+             * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
+             * cluster the pair of a group. */
             const int channels = width * V, first_channel = place.first_channel;
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
             piece_sums<R> *const of_pieces = reinterpret_cast<piece_sums<R> *>(dynamic + shared * threads);
-            group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(of_pieces + (sums ? (at_once * width) << pack_bits : 0));
+            const int pieces_bytes = sums ? ((at_once * width) << pack_bits) * (int)sizeof(piece_sums<R>) : 0;
+            group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
+                reinterpret_cast<char *>(of_pieces) + (streams ? max(pieces_bytes, K * threads * 16) : pieces_bytes));
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + (sums ? groups : 0));
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -165,7 +194,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const bool writes = gives_u && !(sums && applies);
                 walk<K>(count, shared, [&](int slot) {
                     R value[V], added[V];
-                    read(slot, value);
+                    unpack<T, V>(pack_of(slot), value);
                     unpack<T, V>(other.load(), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
@@ -181,8 +210,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
                     if (writes)
                         u.store(pack);
-                    other.advance(p.pre_add, p.x, place);
-                    u.advance(p.u.data ? p.u : p.x, p.x, place);
+                    other.advance(p.pre_add, place);
+                    u.advance(p.u.data ? p.u : p.x, place);
                 });
             }
 
@@ -192,15 +221,15 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     /* Squares about one of the thread's own values cannot cancel by more than their number. */
                     if (met == 0) {
                         raw<T, V> own = kept[0];
+                        if constexpr (streams)
+                            wait_for_older_copies<K - 1>();
                         if constexpr (V > 1)
-                            if (shared > 0)
+                            if (streams || shared > 0)
                                 own = dynamic[threadIdx.x];
                         unpack<T, V>(own, shift);
                     }
                     met += count;
-                    walk<K>(count, shared, [&](int slot) {
-                        R value[V];
-                        read(slot, value);
+                    walk_all([&](R(&value)[V], int) {
 #pragma unroll
                         for (int i = 0; i < V; i++) {
                             const R distance = value[i] - shift[i];
@@ -214,6 +243,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
                 /* ---- the statistics of the groups ---- */
                 const int pieces = g.group >> piece_bits, entries = pieces * at_once;
+                if (streams)
+                    __syncthreads();
                 if (place.active) {
                     const R count_here = (R)met, share = R(1) / (R)max(met, 1);
 #pragma unroll
@@ -362,6 +393,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             /* ---- results ---- */
             if (sums) {
                 __syncthreads();
+                if (exchange == NORMFUSE_EXCHANGE_CLUSTER && threadIdx.x == 0)
+                    close_mail(mail);
                 coefficients_of<R, V>(a, of_channels, of_groups, place.active ? place.column : 0, g.group == 1, first,
                                       second, shift);
             } else if (pass == 0) {
@@ -370,18 +403,28 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                                       shift);
             }
             if (p.y.data) {
+                if (takes_half<fast, plain>(p.activation)) {
 #pragma unroll
-                for (int k = 0; k < K; k++)
+                    for (int i = 0; i < V; i++) {
+                        first[i] *= R(0.5);
+                        second[i] *= R(0.5);
+                    }
+                }
+#pragma unroll
+                for (int k = 0; k < (streams ? 0 : K); k++)
                     forget(kept[k]);
                 cursor y(p.y, p.x, place, row), other(!plain && p.post_add.data ? p.post_add : p.y, p.x, place, row);
                 cursor u(!plain && p.u.data ? p.u : p.y, p.x, place, row);
+                /* The same rows of the team that this block has next are asked for as places become free. */
+                const int next_team = team + g.teams;
+                is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+                            (int)p.c == g.blocks_wide * g.width * V;
+                cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
-                    walk<K>(count, shared, [&](int slot) {
-                        R z[V];
-                        read(slot, z);
+                    walk_all([&](R(&z)[V], int slot) {
                         if (gives_u && sums) {
                             u.store(make_pack<T, V>(z));
-                            u.advance(p.u, p.x, place);
+                            u.advance(p.u, place);
                         }
 #pragma unroll
                         for (int i = 0; i < V; i++)
@@ -392,11 +435,13 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 #pragma unroll
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
-                            other.advance(p.post_add, p.x, place);
+                            other.advance(p.post_add, place);
                         }
-                        activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
+                        activate_chosen<fast, plain>(z, chosen, p.activation, (R)p.act_param);
                         y.store(make_pack<T, V>(z));
-                        y.advance(p.y, p.x, place);
+                        y.advance(p.y, place);
+                        if (tile == COLUMNS_SHARED && is_loaded)
+                            load(next, slot);
                     });
                 });
             }
@@ -435,11 +480,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 /* Blocks of 320 threads that hold a set of 20 KB: two on a processor. */
 __host__ __device__ constexpr int most_registers(column_tile tile, int pack, int bytes)
 {
-    return tile == COLUMNS_WHOLE && bytes < 8 ? 96 : pack > 1 || bytes == 8 ? 128 : 96;
+    return tile == COLUMNS_PASSING && bytes < 8  ? 64
+           : tile == COLUMNS_WHOLE && bytes < 8  ? 96
+           : pack > 1 || bytes == 8              ? 128
+                                                 : 96;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 12 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \

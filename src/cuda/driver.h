@@ -23,6 +23,7 @@
     ENTRY(cuCtxGetDevice)                                                                                              \
     ENTRY(cuCtxPushCurrent)                                                                                            \
     ENTRY(cuCtxPopCurrent)                                                                                             \
+    ENTRY(cuThreadExchangeStreamCaptureMode)                                                                           \
     ENTRY(cuLibraryLoadData)                                                                                           \
     ENTRY(cuLibraryUnload)                                                                                             \
     ENTRY(cuLibraryGetKernel)                                                                                          \

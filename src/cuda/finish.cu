@@ -1,12 +1,35 @@
 /* SPDX-License-Identifier: MIT
  *
- * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel,
- * and adds in double in one fixed order. */
+ * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel, or
+ * a whole block where there is much to join, and adds in double in one fixed order. */
 #include "join.cuh"
 
-static __device__ __forceinline__ int64_t own_warp()
+/* What a warp or a block works on: the set or channel, and the thread among those that share it. */
+struct shared_item {
+    int64_t index;
+    int lane, lanes;
+
+    __device__ __forceinline__ shared_item(const normfuse_cuda_geometry &g, int first_block)
+    {
+        const int64_t thread = (int64_t)((int)blockIdx.x - first_block) * blockDim.x + threadIdx.x;
+        lanes = g.lanes;
+        index = thread / lanes;
+        lane = (int)(thread - index * lanes);
+    }
+};
+
+/* Known to all threads of the item. */
+static __device__ __forceinline__ double sum_item(double value, const shared_item &item)
 {
-    return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    value = sum_lanes(value, 32);
+    if (item.lanes == 32)
+        return value;
+    __shared__ double of_warps[most_warps];
+    __syncthreads();
+    if (item.lane % 32 == 0)
+        of_warps[item.lane / 32] = value;
+    __syncthreads();
+    return sum_lanes(item.lane % 32 < item.lanes / 32 ? of_warps[item.lane % 32] : 0.0, 32);
 }
 
 static __device__ __forceinline__ bool computes_in_double(const normfuse_problem &p)
@@ -37,34 +60,34 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     follow_kernel();
     const normfuse_problem &p = a.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const int64_t sets = by_channel ? p.c : p.n * p.groups, set = own_warp();
+    const shared_item item(a.geometry, 0);
+    const int64_t sets = by_channel ? p.c : p.n * p.groups, set = item.index;
     if (set >= sets)
         return;
     const int64_t channels = by_channel ? 1 : p.c / p.groups;
     const bool sharded = !(p.phases & NORMFUSE_PHASE_STATISTICS);
     const int64_t parts = sharded ? 1 : channels / a.geometry.group * a.geometry.parts;
     const double *const triples = sharded ? p.stats + set * TRIPLE : a.partials + set * parts * TRIPLE;
-    const int lane = threadIdx.x % 32;
 
     /* The mean, then squares about it: both loops are loads and additions, no divisions that wait for one another. */
     moments<double> all = {0.0, 0.0, 0.0};
     const double shift = parts > 0 ? triples[1] : 0.0;
 #pragma unroll 8
-    for (int64_t i = lane; i < parts; i += 32) {
+    for (int64_t i = item.lane; i < parts; i += item.lanes) {
         const double count = triples[i * TRIPLE];
         all.count += count;
         all.mean += count > 0.0 ? count * (triples[i * TRIPLE + 1] - shift) : 0.0;
     }
-    all.count = sum_lanes(all.count, 32);
-    all.mean = all.count > 0.0 ? sum_lanes(all.mean, 32) / all.count : 0.0;
+    all.count = sum_item(all.count, item);
+    all.mean = sum_item(all.mean, item) / (all.count > 0.0 ? all.count : 1.0);
 #pragma unroll 8
-    for (int64_t i = lane; i < parts; i += 32) {
+    for (int64_t i = item.lane; i < parts; i += item.lanes) {
         const double count = triples[i * TRIPLE], distance = triples[i * TRIPLE + 1] - shift - all.mean;
         all.squares += count > 0.0 ? triples[i * TRIPLE + 2] + count * distance * distance : 0.0;
     }
-    all.squares = sum_lanes(all.squares, 32);
+    all.squares = sum_item(all.squares, item);
     all.mean += shift;
-    if (lane != 0)
+    if (item.lane != 0)
         return;
     if (p.stats && !sharded) {
         double *const triple = p.stats + set * TRIPLE;
@@ -95,17 +118,18 @@ extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cud
 {
     follow_kernel();
     const normfuse_problem &p = a.problem;
-    const int64_t c = own_warp();
+    const shared_item item(a.geometry, 0);
+    const int64_t c = item.index;
     if (c >= p.c)
         return;
     double mean = 0.0, variance = 0.0;
-    for (int64_t n = threadIdx.x % 32; n < p.n; n += 32) {
+    for (int64_t n = item.lane; n < p.n; n += item.lanes) {
         mean += a.statistics[n * p.c + c].mean;
         variance += a.statistics[n * p.c + c].variance;
     }
-    mean = sum_lanes(mean, 32);
-    variance = sum_lanes(variance, 32);
-    if (threadIdx.x % 32 == 0)
+    mean = sum_item(mean, item);
+    variance = sum_item(variance, item);
+    if (item.lane == 0)
         update(p, c, mean / (double)p.n, variance / (double)p.n);
 }
 
@@ -136,27 +160,32 @@ static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arg
             slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
 }
 
-/* Many parts are added by a whole warp, few by one thread; `many` says which, and all lanes then have the sum. */
-static __device__ __forceinline__ double2 channel_sums(const normfuse_cuda_arguments &a, int64_t n, int64_t c,
-                                                       bool many)
-{
-    const channel_parts parts = parts_of(a, n, c);
-    double2 sum = make_double2(0.0, 0.0);
-#pragma unroll 4
-    for (int i = many ? threadIdx.x % 32 : 0; i < parts.count; i += many ? 32 : 1) {
-        sum.x += parts.pairs[i * PAIR];
-        sum.y += parts.pairs[i * PAIR + 1];
-    }
-    if (many)
-        sum = make_double2(sum_lanes(sum.x, 32), sum_lanes(sum.y, 32));
-    return sum;
-}
+/* How the threads of an item share out channels or samples, `outers`, of about `slots` parts each: all of those at once
+ * if there are threads, since each waits for parameters of its own, and the parts of each among the threads then left. */
+struct shared_parts {
+    int first, step, slot, lanes;
 
-/* `others`: what the lanes have to share out otherwise. */
-static __device__ __forceinline__ bool has_many_parts(const normfuse_cuda_arguments &a, int64_t others)
-{
-    return a.sums && a.geometry.sum_slots > 8 && others < 16;
-}
+    __device__ __forceinline__ shared_parts(const shared_item &item, int64_t outers, int slots)
+    {
+        const auto exponent = [](int value) { return value <= 1 ? 0 : 32 - __clz(value - 1); };
+        const int all = exponent(item.lanes), bits = min(exponent(slots), all - min(all, exponent((int)outers)));
+        lanes = 1 << bits;
+        first = item.lane >> bits;
+        step = item.lanes >> bits;
+        slot = item.lane & (lanes - 1);
+    }
+    /* What this thread has of them. */
+    __device__ __forceinline__ double2 add(const channel_parts &parts) const
+    {
+        double2 sum = make_double2(0.0, 0.0);
+#pragma unroll 8
+        for (int i = slot; i < parts.count; i += lanes) {
+            sum.x += parts.pairs[i * PAIR];
+            sum.y += parts.pairs[i * PAIR + 1];
+        }
+        return sum;
+    }
+};
 
 static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int64_t n, int64_t c)
 {
@@ -165,32 +194,29 @@ static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int6
     return parameter<double>(p.rstd, n, p.sets == NORMFUSE_SETS_BATCH ? c : c / (p.c / p.groups), 1.0);
 }
 
-/* The weighted sums of each set. */
-extern "C" __global__ void normfuse_totals(const __grid_constant__ normfuse_cuda_arguments a)
+/* The weighted sums of a set. */
+static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments &a, const shared_item &item)
 {
-    follow_kernel();
     const normfuse_problem &p = a.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const int64_t sets = by_channel ? p.c : p.n * p.groups, set = own_warp(),
-                  channels = by_channel ? 1 : p.c / p.groups;
-    if (set >= sets)
+    const int64_t set = item.index;
+    if (set >= (by_channel ? p.c : p.n * p.groups))
         return;
+    const int channels = by_channel ? 1 : (int)(p.c / p.groups), slots = a.sums ? a.geometry.sum_slots : 1;
     const int64_t n = by_channel ? 0 : set / p.groups, first = by_channel ? set : (set - n * p.groups) * channels;
+    const shared_parts share(item, channels, slots);
     double plain = 0.0, centred = 0.0;
-    const bool many = has_many_parts(a, channels);
-    for (int64_t i = many ? 0 : threadIdx.x % 32; i < channels; i += many ? 1 : 32) {
-        const int64_t c = first + i;
+    for (int64_t outer = share.first; outer < channels; outer += share.step) {
+        const int64_t c = first + outer;
+        const double2 sum = share.add(parts_of(a, n, c));
         const double slope =
             rstd_of(p, n, c) * parameter<double>(p.weight, n, c, 1.0) * (1.0 + parameter<double>(p.scale, n, c, 0.0));
-        const double2 sum = channel_sums(a, n, c, many);
         plain += slope * sum.x;
         centred += slope * sum.y;
     }
-    if (!many) {
-        plain = sum_lanes(plain, 32);
-        centred = sum_lanes(centred, 32);
-    }
-    if (threadIdx.x % 32 == 0) {
+    plain = sum_item(plain, item);
+    centred = sum_item(centred, item);
+    if (item.lane == 0) {
         a.totals[set * PAIR] = plain;
         a.totals[set * PAIR + 1] = centred;
     }
@@ -206,57 +232,95 @@ static __device__ __forceinline__ void put_gradient(const normfuse_problem &p, c
     put_parameter<double>(to, n, c, value);
 }
 
-/* Sums of each channel become the gradients of the parameters, or a sharded call's sums. */
-extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_cuda_arguments a)
+static __device__ __forceinline__ void put_sums(const normfuse_problem &p, int64_t at, double plain, double centred)
 {
-    follow_kernel();
+    double *const pair = p.sums + at * PAIR;
+    pair[0] = plain + (p.accumulate ? pair[0] : 0.0);
+    pair[1] = centred + (p.accumulate ? pair[1] : 0.0);
+}
+
+/* The parts of a channel become the gradients of its parameters, or a sharded call's sums. */
+static __device__ __forceinline__ void find_gradients(const normfuse_cuda_arguments &a, const shared_item &item)
+{
     const normfuse_problem &p = a.problem;
-    const int64_t c = own_warp();
+    const int64_t c = item.index;
     if (c >= p.c)
         return;
-    const int lane = threadIdx.x % 32;
     const bool by_channel = a.sums ? a.geometry.sums_by_channel != 0 : p.sets != NORMFUSE_SETS_GROUP;
     const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight.batch != 0 || p.dbias.batch != 0);
     const bool gives_sums = !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY);
+    const bool gives_pairs = gives_sums && p.sets == NORMFUSE_SETS_GROUP;
+    const bool each = per_sample || gives_pairs || p.dscale.data || p.dshift.data; /* something for each sample */
+    const int64_t samples = by_channel ? 1 : p.n;
+    const auto normalized_of = [&](int64_t n, double centred) {
+        return gives_sums ? centred : centred * rstd_of(p, n, c);
+    };
     double weight = 0.0, bias = 0.0;
-    const bool many = has_many_parts(a, by_channel ? 1 : p.n);
-    for (int64_t n = many ? 0 : lane; n < (by_channel ? 1 : p.n); n += many ? 1 : 32) {
-        const double2 sum = channel_sums(a, n, c, many);
-        if (many && lane != 0)
-            continue; /* all lanes have the sum; one writes and adds */
-        if (gives_sums && p.sets == NORMFUSE_SETS_GROUP) {
-            double *const pair = p.sums + (n * p.c + c) * PAIR;
-            pair[0] = sum.x + (p.accumulate ? pair[0] : 0.0);
-            pair[1] = sum.y + (p.accumulate ? pair[1] : 0.0);
-            continue;
+    if (!each) {
+        const shared_parts share(item, samples, a.sums ? a.geometry.sum_slots : 1);
+        for (int64_t n = share.first; n < samples; n += share.step) {
+            const double2 sum = share.add(parts_of(a, n, c));
+            const double scale = 1.0 + parameter<double>(p.scale, n, c, 0.0);
+            weight += scale * normalized_of(n, sum.y);
+            bias += scale * sum.x;
         }
-        const double scale = 1.0 + parameter<double>(p.scale, n, c, 0.0);
-        const double normalized = gives_sums ? sum.y : sum.y * rstd_of(p, n, c);
-        if (per_sample) {
-            put_gradient(p, p.dweight, n, c, normalized);
-            put_gradient(p, p.dbias, n, c, sum.x);
+    } else {
+        /* Many parts are added by all threads, few by one. */
+        const bool many = a.sums && a.geometry.sum_slots > 8 && (samples < 16 || item.lanes > 32);
+        for (int64_t n = many ? 0 : item.lane; n < samples; n += many ? 1 : item.lanes) {
+            const channel_parts parts = parts_of(a, n, c);
+            double plain = 0.0, centred = 0.0;
+#pragma unroll 4
+            for (int i = many ? item.lane : 0; i < parts.count; i += many ? item.lanes : 1) {
+                plain += parts.pairs[i * PAIR];
+                centred += parts.pairs[i * PAIR + 1];
+            }
+            if (many) {
+                plain = sum_item(plain, item);
+                centred = sum_item(centred, item);
+                if (item.lane != 0)
+                    continue; /* all threads have the sum; one writes and adds */
+            }
+            if (gives_pairs) {
+                put_sums(p, n * p.c + c, plain, centred);
+                continue;
+            }
+            const double scale = 1.0 + parameter<double>(p.scale, n, c, 0.0), normalized = normalized_of(n, centred);
+            if (per_sample) {
+                put_gradient(p, p.dweight, n, c, normalized);
+                put_gradient(p, p.dbias, n, c, plain);
+            }
+            put_parameter<double>(p.dscale, n, c,
+                                  parameter<double>(p.weight, n, c, 1.0) * normalized +
+                                      parameter<double>(p.bias, n, c, 0.0) * plain);
+            put_parameter<double>(p.dshift, n, c, plain);
+            weight += scale * normalized;
+            bias += scale * plain;
         }
-        put_parameter<double>(p.dscale, n, c,
-                              parameter<double>(p.weight, n, c, 1.0) * normalized +
-                                  parameter<double>(p.bias, n, c, 0.0) * sum.x);
-        put_parameter<double>(p.dshift, n, c, sum.x);
-        weight += scale * normalized;
-        bias += scale * sum.x;
+        if (gives_pairs)
+            return;
     }
-    if (gives_sums && p.sets == NORMFUSE_SETS_GROUP)
-        return;
-    weight = sum_lanes(weight, 32);
-    bias = sum_lanes(bias, 32);
-    if (lane != 0 || per_sample)
+    weight = sum_item(weight, item);
+    bias = sum_item(bias, item);
+    if (item.lane != 0 || per_sample)
         return;
     if (gives_sums) {
-        double *const pair = p.sums + c * PAIR;
-        pair[0] = bias + (p.accumulate ? pair[0] : 0.0);
-        pair[1] = weight + (p.accumulate ? pair[1] : 0.0);
+        put_sums(p, c, bias, weight);
         return;
     }
     put_gradient(p, p.dweight, 0, c, weight);
     put_gradient(p, p.dbias, 0, c, bias);
+}
+
+/* Both follow from the same sums: the first blocks have the sets' totals, which results wait for, the others what
+ * the parameters get. */
+extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_cuda_arguments a)
+{
+    follow_kernel();
+    if ((int)blockIdx.x < a.geometry.totals_blocks)
+        find_totals(a, shared_item(a.geometry, 0));
+    else
+        find_gradients(a, shared_item(a.geometry, a.geometry.totals_blocks));
 }
 
 /* ---- shards ----------------------------------------------------------------------------------------------------- */

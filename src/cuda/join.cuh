@@ -203,6 +203,11 @@ __device__ __forceinline__ void await_mail(mailbox &box)
                  "}" ::"r"(shared_address(&box.barrier))
                  : "memory");
 }
+/* By one thread, once all threads of the block have waited for the mail. */
+__device__ __forceinline__ void close_mail(mailbox &box)
+{
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&box.barrier)) : "memory");
+}
 #else
 /* No launch asks for clusters here. */
 __device__ __forceinline__ void open_mail(mailbox &, int)
@@ -218,6 +223,10 @@ __device__ __forceinline__ void send(mailbox &, double *, int, double)
     __trap();
 }
 __device__ __forceinline__ void await_mail(mailbox &)
+{
+    __trap();
+}
+__device__ __forceinline__ void close_mail(mailbox &)
 {
     __trap();
 }

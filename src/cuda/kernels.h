@@ -32,25 +32,25 @@
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 8, 20, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 8, 20, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 8, 20, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 8, 20, 9)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 12, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 12, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 12, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 12, 20, 9)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 5, 4, 8, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 4, 8, 7, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 8, 7, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 8, 7, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 8, 7, 16)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 4, 12, 7, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 12, 7, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 12, 7, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 12, 7, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 2, 4, 5, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 4, 5, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 4, 5, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 4, 5, 6)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 2, 8, 5, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 8, 5, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 5, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 8, 5, 6)
 
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
@@ -63,7 +63,6 @@
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
     KERNEL(statistics)                                                                                                 \
     KERNEL(running)                                                                                                    \
-    KERNEL(totals)                                                                                                     \
     KERNEL(gradients)                                                                                                  \
     KERNEL(merge)
 
@@ -133,6 +132,9 @@ struct normfuse_cuda_geometry {
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
+    /* the small kernels */
+    int32_t lanes;         /* threads that share a set or a channel: a warp, or a block */
+    int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */
     struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
     struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once;
     struct normfuse_cuda_divisor by_pieces;       /* columns: pieces of a group, */

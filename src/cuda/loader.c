@@ -344,6 +344,12 @@ static normfuse_status refuse_kernels(const char *call, const struct loaded *loa
                                "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
                                call, (int)device->facts.ordinal, device->name, (int)capability / 10,
                                (int)capability % 10, kernel, error_text(loaded, result));
+    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+        return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
+                               "%s: device %d, %s, loads no kernels while a stream is captured: call normfuse_prepare, "
+                               "or any operator, before the first capture (%s)",
+                               call, (int)device->facts.ordinal, device->name, error_text(loaded, result));
     case CUDA_ERROR_OUT_OF_MEMORY:
         return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory to load the kernels on device %d, %s", call,
                                (int)device->facts.ordinal, device->name);
@@ -447,11 +453,17 @@ static normfuse_status find_device(const char *call, int32_t ordinal, struct loa
 static normfuse_status prepare(const char *call, struct loaded *loaded, struct device *device)
 {
     const int saved_errno = errno;
+    /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
+     * that say that it does not. */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    const bool is_relaxed = loaded->driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     normfuse_status status = loaded->has_kernels ? NORMFUSE_OK : find_kernels(call, loaded, device);
     if (status == NORMFUSE_OK)
         status = load_kernels(call, loaded, device);
     pthread_mutex_unlock(&mutex);
+    if (is_relaxed)
+        (void)loaded->driver.cuThreadExchangeStreamCaptureMode(&mode);
     errno = saved_errno;
     return status;
 }

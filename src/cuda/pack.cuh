@@ -178,6 +178,45 @@ __device__ __forceinline__ void wait_for_copies()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/* Of copies in order: a group for each commit, of which all but the last `behind` are waited for. */
+__device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int behind> __device__ __forceinline__ void wait_for_older_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
+}
+
+/* A thread's own ring in shared memory, for what it reads once: copy(slot, nth) asks for the nth of `count`, read(slot)
+ * makes values of it, work(values) is what they are for. As many are on their way as the ring has slots. Registers did
+ * worse: a warp has six counters for what it waits for, and two loads on one counter are waited for together. */
+template <int slots, typename Copy>
+__device__ __forceinline__ void open_ring(int count, Copy &copy)
+{
+#pragma unroll
+    for (int slot = 0; slot < slots; slot++) {
+        if (slot < count)
+            copy(slot);
+        commit_copies();
+    }
+}
+template <int slots, typename Copy, typename Read, typename Work>
+__device__ __forceinline__ void walk_ring(int count, Copy &copy, Read read, Work work)
+{
+    int slot = 0;
+#pragma unroll 1
+    for (int left = count; left > 0; left--) {
+        wait_for_older_copies<slots - 1>();
+        auto values = read(slot);
+        if (left > slots)
+            copy(slot);
+        commit_copies();
+        work(values);
+        slot = slot + 1 == slots ? 0 : slot + 1;
+    }
+}
+
 /* ---- single values of any dtype --------------------------------------------------------------------------------- */
 
 template <typename R> __device__ __forceinline__ R load_value(const char *data, int64_t element, int type)
@@ -451,6 +490,7 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
 }
 
 template <int value> struct constant {
+    static constexpr int known = value;
     static __device__ __forceinline__ int of(int otherwise)
     {
         return value >= 0 ? value : otherwise;
@@ -467,6 +507,48 @@ template <bool plain, typename Work> __device__ __forceinline__ void choose_acti
         work(constant<NORMFUSE_SILU>());
     else
         work(constant<-1>());
+}
+
+/* SiLU of 16-bit results is found from half of z: z sigmoid(z) = h tanh(h) + h with h = z/2. The halving goes into the
+ * coefficients of plain tiles, and of five instructions a value three are left; `dy` that has been through the
+ * derivative is then twice as large, for which slopes, already half, make up. */
+template <bool fast, bool plain> __device__ __forceinline__ bool takes_half(int activation)
+{
+    return fast && plain && activation == NORMFUSE_SILU;
+}
+
+__device__ __forceinline__ float fast_tanh(float z)
+{
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(z));
+    return t;
+}
+
+template <bool fast, bool plain, typename Chosen, typename R, int V>
+__device__ __forceinline__ void activate_chosen(R (&z)[V], Chosen chosen, int activation, R p)
+{
+    if constexpr (fast && plain && Chosen::known == NORMFUSE_SILU) {
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = fmaf(z[i], fast_tanh(z[i]), z[i]);
+    } else {
+        activate<fast, !plain>(z, chosen.of(activation), p);
+    }
+}
+
+template <bool fast, bool plain, typename Chosen, typename R, int V>
+__device__ __forceinline__ void differentiate_chosen(R (&g)[V], const R (&z)[V], Chosen chosen, int activation, R p)
+{
+    if constexpr (fast && plain && Chosen::known == NORMFUSE_SILU) {
+        /* 2 silu'(2h) = (1 + t) (1 + h (1 - t)) */
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const R t = fast_tanh(z[i]), part = fmaf(-z[i], t, z[i] + 1.0f);
+            g[i] *= fmaf(part, t, part);
+        }
+    } else {
+        activate_gradient<fast, !plain>(g, z, chosen.of(activation), p);
+    }
 }
 
 #endif

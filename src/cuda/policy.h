@@ -22,6 +22,8 @@ struct normfuse_cuda_policy {
     int32_t small_set_bytes;  /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
     int32_t passing_threads;        /* runs: of tiles that are not kept */
+    int32_t passing_column_threads;
+    int32_t passing_waves[2][2];    /* of blocks at least: forward, backward; applying, summing */
     int32_t passing_slots[2][2][2]; /* packs in shared memory of such tiles: runs, columns; forward, backward; applying,
                                        summing */
     double least_round_bytes;       /* of x that a block of the whole grid keeps, where the grid goes round */
@@ -56,6 +58,8 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 8},
         .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
+        .passing_column_threads = 256,
+        .passing_waves = {{4, 2}, {4, 2}},
         /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
         .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {8, 8}}},
         .least_round_bytes = 48e3,
@@ -86,6 +90,8 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .small_set_bytes = 32 << 10,
         .most_cluster = {1, 1},
         .passing_threads = 128,
+        .passing_column_threads = 256,
+        .passing_waves = {{4, 2}, {4, 2}},
         .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},
         .least_round_bytes = 24e3,
         .shared_a_block = 48 << 10,

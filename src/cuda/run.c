@@ -67,10 +67,10 @@ static uint32_t whole_warps(int64_t threads)
 
 enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED };
 
-/* Packs that a thread of each kind keeps in registers, as in kernels.h. */
+/* Packs that a thread of each kind keeps in registers, or in its ring, as in kernels.h. */
 static const int packs_kept[2][2][7] = {
-    {{4, 6, 7, 8, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
-    {{0, 6, 4, 8, 7, 16, 0}, {0, 3, 2, 4, 5, 6, 0}}, /* columns */
+    {{4, 6, 7, 12, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
+    {{0, 6, 4, 12, 7, 16, 0}, {0, 3, 2, 8, 5, 6, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -265,6 +265,12 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
     return g;
 }
 
+/* A kernel that keeps nothing: a thread walks any number of packs, through a ring in shared memory. */
+static bool streams(const struct task *task, enum kept kept)
+{
+    return kept == PASSING && (task->problem->columns || task->direction == FORWARD);
+}
+
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
 static bool settle_runs(const struct task *task, struct step *step, enum kept kept, int64_t part_rows, uint32_t threads)
 {
@@ -280,7 +286,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(task->direction == FORWARD ? each : 32 * each);
-    g->kept_shared = (int32_t)most(0, each - registers);
+    g->kept_shared = streams(task, kept) ? 0 : (int32_t)most(0, each - registers);
     if (g->kept_shared > 0 && task->pack == 1)
         return false;
     const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
@@ -289,7 +295,8 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t numbers = task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
-    step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
+    const int64_t slots = streams(task, kept) ? registers : g->kept_shared;
+    step->shared = (size_t)task->tensors * 16 * (size_t)slots * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
 
@@ -495,18 +502,28 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     if (!sums && plan_many_sets(task, step))
         return true;
     const enum kept small = task->ragged ? RAGGED : task->plain ? PASSING : ANY;
+    const bool stream = streams(task, small);
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
-    const int64_t slots =
-        packs_kept[0][task->direction][small] + (task->pack > 1 ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0);
+    const int64_t more = task->pack > 1 && !stream ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
+    const int64_t slots = packs_kept[0][task->direction][small] + more;
     const int64_t threads =
         least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
-    if (sums && task->direction == FORWARD)
+    if (stream) {
+        const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", task->policy->passing_waves[0][sums]);
+        const int64_t resident = (int64_t)normfuse_cuda_blocks_per_processor(
+                                     task->device, tile_kernel(false, FORWARD, task->problem->type, true, small),
+                                     (uint32_t)threads, (size_t)(16 * threads * slots) + 1024) *
+                                 task->device->processors;
+        passes = tiles * g->sets / (waves * most(1, resident));
+        passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_tune("PASSES", 4)));
+    } else if (sums && task->direction == FORWARD) {
         passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)task->device->processors)));
-    if (!settle_runs(task, step, small, tile_rows, (uint32_t)threads))
+    }
+    if (!settle_runs(task, step, small, stream ? tile_rows * passes : tile_rows, (uint32_t)threads))
         return false;
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = (int32_t)(task->direction == FORWARD ? slots : 32 * slots);
@@ -561,7 +578,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     g->part_rows = (int32_t)part_rows;
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
-    g->kept_shared = (int32_t)most(0, divide_up(part_rows, at_once) - registers);
+    g->kept_shared = streams(task, kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     if (g->kept_shared > 0 && !task->wide)
         return false;
     const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
@@ -580,19 +597,22 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
     const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
+    size_t packs = (size_t)task->tensors * 16 * (size_t)(streams(task, kept) ? registers : g->kept_shared) * threads;
     if (task->direction == BACKWARD) {
         words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        words = 4 * at_once * (task->pack >> g->piece_bits) * g->width + 4 * groups;
+        const size_t pieces =
+            (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
+        /* Rings are done with when sums are joined. */
+        packs = streams(task, kept) ? (packs > pieces ? packs : pieces) : packs + pieces;
+        words = 4 * groups;
         words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
         doubles = groups + groups % 2;
     } else {
         words = 3 * stride;
     }
-    const size_t bytes = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads +
-                         (size_t)words * task->value_bytes + (size_t)doubles * sizeof(double);
-    step->shared = bytes;
+    step->shared = packs + (size_t)words * task->value_bytes + (size_t)doubles * sizeof(double);
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
@@ -745,17 +765,24 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
                                int64_t more)
 {
     const struct normfuse_problem *const p = task->problem;
+    const struct normfuse_cuda_policy *const policy = task->policy;
     const enum kept small = task->plain ? PASSING : ANY;
-    const int64_t slots = packs_kept[1][task->direction][small] + more;
+    const int64_t slots = packs_kept[1][task->direction][small] + (task->plain ? 0 : more);
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const uint32_t threads = whole_warps(width * most(1, 256 / width));
+    const int64_t most_threads = normfuse_tune("PASSING", task->plain ? policy->passing_column_threads : 256);
+    const uint32_t threads = whole_warps(width * most(1, most_threads / width));
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
-    int64_t passes = most(1, tiles * g->sets / ((int64_t)(sums ? 6 : 24) * task->device->processors));
-    /* A thread's sums grow no longer than docs/numerics.md says. */
-    passes = least(passes, sums ? most(1, 128 / slots) : 4);
     if (!settle_columns(task, step, small, tile_rows, threads, 1, sums))
         return false;
+    const int64_t resident =
+        most(1, (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, threads, step->shared) *
+                    task->device->processors);
+    /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. */
+    const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", policy->passing_waves[task->direction][sums]);
+    int64_t passes = most(1, tiles * g->sets / (waves * resident));
+    /* A thread's sums grow no longer than docs/numerics.md says. */
+    passes = least(passes, sums ? most(1, 128 / slots) : normfuse_tune("PASSES", 4));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->passes = (int32_t)passes;
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
@@ -793,12 +820,32 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
 
 /* ---- the steps of a call ----------------------------------------------------------------------------------------- */
 
-static void add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
-                      enum normfuse_cuda_kernel kernel, int64_t warps)
+/* One of finish.cu, over `items` sets or channels that have at most `parts` parts each to join. */
+static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
+                              enum normfuse_cuda_kernel kernel, int64_t items, int64_t parts)
 {
+    /* A warp each, several to a block; a block each where a warp would go round often. */
+    const bool many = parts > 256;
     struct step *const step = &plan->steps[plan->count++];
-    *step = (struct step){.kernel = kernel, .threads = 128, .blocks = divide_up(warps, 4)};
+    *step = (struct step){.kernel = kernel, .threads = many ? 256 : 128, .blocks = many ? items : divide_up(items, 4)};
     step->geometry = *geometry;
+    step->geometry.lanes = many ? 256 : 32;
+    step->geometry.totals_blocks = 0;
+    return step;
+}
+
+/* The totals of `sets` sets, the parameters' gradients, or both. */
+static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients)
+{
+    const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    const int64_t slots = most(1, g->sum_slots), samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t of_set = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups * slots : slots;
+    const int64_t parts = most(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
+    struct step *const step = add_small(plan, g, NORMFUSE_CUDA_gradients, sets, parts);
+    const int64_t a_block = step->threads / step->geometry.lanes;
+    step->geometry.totals_blocks = (int32_t)step->blocks;
+    if (wants_gradients)
+        step->blocks += divide_up(p->c, a_block);
 }
 
 static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases, int32_t source, bool keeps)
@@ -864,7 +911,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
             return empty || p->y.data == NULL || plan_tile(&task, plan, NORMFUSE_PHASE_APPLY, given, false);
         bool kept = false;
         if (statistics && applies && p->y.data != NULL && !empty)
-            kept = plan_tile(&task, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
+            kept = normfuse_tune("KEEP", 1) &&
+                   plan_tile(&task, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
         if (!kept) {
             const struct normfuse_cuda_geometry *summed = &nothing;
             if (statistics && !empty) {
@@ -875,7 +923,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                 plan->partials = (size_t)(sets * split * summed->parts) * 24;
             }
             if (sets > 0)
-                add_small(plan, summed, NORMFUSE_CUDA_statistics, sets);
+                add_small(plan, summed, NORMFUSE_CUDA_statistics, sets,
+                          statistics ? nothing.group / summed->group * summed->parts : 1);
             if (applies && p->y.data != NULL && !empty) {
                 if (!plan_tile(&task, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false))
                     return false;
@@ -887,7 +936,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
             plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 24;
         }
         if (instance && sets > 0) {
-            add_small(plan, &nothing, NORMFUSE_CUDA_running, p->c);
+            add_small(plan, &nothing, NORMFUSE_CUDA_running, p->c, p->n);
             plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
         }
         return true;
@@ -897,7 +946,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
     const bool gives_sums = !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
-    const bool wants_gradients = gives_sums || p->dweight.data != NULL || p->dbias.data != NULL ||
+    bool wants_gradients = gives_sums || p->dweight.data != NULL || p->dbias.data != NULL ||
                                  p->dscale.data != NULL || p->dshift.data != NULL;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     const int32_t source = centred ? NORMFUSE_SOURCE_SAVED : given;
@@ -912,7 +961,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                 return false;
             plan->sums_geometry = plan->steps[0].geometry;
         } else if (wants_dx && centred && sums) {
-            kept = plan_tile(&task, plan, both, source, true);
+            kept = normfuse_tune("KEEP", 1) && plan_tile(&task, plan, both, source, true);
             if (kept) {
                 const struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;
@@ -930,7 +979,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
             }
             if (wants_dx) {
                 if (centred) {
-                    add_small(plan, &plan->sums_geometry, NORMFUSE_CUDA_totals, sets);
+                    add_gradients(plan, p, sets, wants_gradients);
+                    wants_gradients = false;
                     plan->totals = (size_t)sets * 16;
                 }
                 if (!plan_tile(&task, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
@@ -946,7 +996,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
         plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     }
     if (wants_gradients)
-        add_small(plan, &plan->sums_geometry, NORMFUSE_CUDA_gradients, p->c);
+        add_gradients(plan, p, 0, true);
     return true;
 }
 

@@ -14,7 +14,7 @@ template <typename R> struct run_gradient {
 };
 
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const run_packs &packs,
+__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const run_packs &packs, R factor,
                                                   run_gradient<R> *coefficients)
 {
     const normfuse_problem &p = a.problem;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
             slope = scaled_by_running(p, c, slope);
         }
         const R shift = (R)mean, rest = (R)(mean - (double)shift);
-        coefficients[i] = {shift, rest, slope, offset - rest * slope};
+        coefficients[i] = {shift, rest, slope * factor, (offset - rest * slope) * factor};
     }
 }
 
@@ -174,7 +174,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             saved_rstd = ask<R>(p.rstd, packs.n * p.rstd.batch + group * p.rstd.channel);
         }
         const R portion = R(1) / (R)p.set_values;
-        prepare_gradients<many>(a, packs, coefficients);
+        const R factor = takes_half<fast, simple>(p.activation) ? R(0.5) : R(1);
+        prepare_gradients<many>(a, packs, factor, coefficients);
         if (V > 1 && shared > 0)
             wait_for_copies();
         if (!simple && p.pre_add.data) {
@@ -216,7 +217,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
                 }
-                activate_gradient<fast, !simple>(dy, z, chosen.of(p.activation), (R)p.act_param);
+                differentiate_chosen<fast, simple>(dy, z, chosen, p.activation, (R)p.act_param);
             }
         };
 
@@ -236,7 +237,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 if (a.sums) {
                     const R plain = sum_lanes(channel.plain, lanes), about = sum_lanes(channel.centred, lanes);
                     if (lane == 0)
-                        *entry = {plain, about};
+                        *entry = {plain * factor, about * factor};
                     entry++;
                 }
                 channel = {R(0), R(0)};

@@ -11,10 +11,10 @@ template <typename R> struct run_coefficient {
     R shift, slope, offset, unused;
 };
 
-/* Coefficients of the channels that the block touches. With statistics to come they are weight and bias with the
+/* Coefficients of the channels that the block touches, slope and offset times `factor`. With statistics to come they are weight and bias with the
  * sample's scale and shift. */
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs,
+__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs, R factor,
                                                      run_coefficient<R> *coefficients)
 {
     const normfuse_problem &p = a.problem;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
             shift = (R)mean;
             offset -= (R)(mean - (double)shift) * slope;
         }
-        coefficients[i] = {shift, slope, offset, R(0)};
+        coefficients[i] = {shift, slope * factor, offset * factor, R(0)};
     }
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, plain = tile >= TILE_WHOLE;
-    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED;
+    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED, streams = tile == TILE_PASSING;
     using tensor = run_tensor<T, V, plain, ragged>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
@@ -64,21 +64,22 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     __shared__ moments<R> of_warps[most_warps];
     __shared__ double of_parts[TRIPLE * MOST_CLUSTER];
     __shared__ mailbox mail;
-    const int shared = V > 1 && !many ? g.kept_shared : 0;
+    const int shared = V > 1 && !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
-    run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
+    run_coefficient<R> *const coefficients = 
+        reinterpret_cast<run_coefficient<R> *>(dynamic + (streams ? K : shared) * (int)blockDim.x);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const bool shares = tile == TILE_SHARED || tile == TILE_ANY || ragged;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps ? 1 : g.passes;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const bool backwards = !keeps && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
-    raw<T, V> kept[K];
+    raw<T, V> kept[streams ? 1 : K];
     const auto own_of = [&](const run_packs &packs, int index) {
         return elements_of<T, V, plain, ragged>(a, packs, index);
     };
@@ -95,7 +96,16 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
             const int rest = packs.index + shared * packs.step; /* the first that is kept in a register */
 
             /* ---- load ---- */
-            {
+            int next = packs.index, count = 0; /* the pack that is asked for next, and how many there are */
+            const auto copy = [&](int slot) {
+                const tensor x(a, p.x, p.x, packs.n, packs.c);
+                copy_ahead(own_shared + slot * (int)blockDim.x, x.at(g, next, divide(next, g.by_spans)), 0);
+                next += packs.step;
+            };
+            if constexpr (streams) {
+                count = max(0, (packs.end - packs.index + packs.step - 1) / packs.step);
+                open_ring<K>(count, copy);
+            } else {
                 const tensor x(a, p.x, p.x, packs.n, packs.c);
                 const run_end<T, ragged> end(a, packs, x.lead);
                 if constexpr (V > 1 && !many) {
@@ -157,13 +167,23 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 }
             }
             if (applies && (pass == 0 || !many))
-                prepare_coefficients<many>(a, packs, coefficients);
+                prepare_coefficients<many>(a, packs, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1), coefficients);
             if (V > 1 && shared > 0)
                 wait_for_copies();
-            /* Calls work(pack, index) for each pack of the thread; it says whether it changed the pack. */
+            /* Calls work(pack, index) for each pack of the thread; it says whether it changed the pack. Where nothing
+             * is kept a pack that was read is asked for again at once, K packs further on. */
             const auto walk = [&](auto work) {
                 int index = packs.index;
                 asm volatile("" : "+r"(index));
+                if constexpr (streams) {
+                    walk_ring<K>(
+                        count, copy, [&](int slot) { return own_shared[slot * (int)blockDim.x]; },
+                        [&](raw<T, V> &pack) {
+                            work(pack, index);
+                            index += packs.step;
+                        });
+                    return;
+                }
                 if constexpr (V > 1 && !many) {
 #pragma unroll 1
                     for (int k = 0; k < shared; k++) {
@@ -211,8 +231,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 if (packs.index < packs.end) {
                     R value[V];
                     raw<T, V> first = kept[0];
+                    if constexpr (streams)
+                        wait_for_older_copies<K - 1>();
                     if constexpr (V > 1 && !many) {
-                        if (shared > 0)
+                        if (streams || shared > 0)
                             first = own_shared[0];
                     }
                     unpack<T, V>(first, value);
@@ -333,7 +355,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 const int channel_step = by_sample ? 0 : 1, before = own - packs.first_outer * channel_step;
                 const tensor y(a, p.y, plain ? p.x : p.y, packs.n, packs.c);
 #pragma unroll
-                for (int k = 0; k < K; k++)
+                for (int k = 0; k < (streams ? 0 : K); k++)
                     forget(kept[k]);
                 /* z of a pack, and where it goes */
                 const auto normalize = [&](raw<T, V> &pack, int index, R(&z)[V]) {
@@ -364,7 +386,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
                         }
-                        activate<fast, !plain>(z, chosen.of(p.activation), (R)p.act_param);
+                        activate_chosen<fast, plain>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
                         return false;
                     });
@@ -406,14 +428,14 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
 /* Blocks of 224 threads that hold a set of 25 KB: four on a processor at 64 registers. */
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 64 : tile == TILE_PASSING ? 80 : 96;
+    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE || tile == TILE_PASSING ? 64 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
     return kept == 4   ? TILE_MANY
            : kept == 6 ? TILE_ANY
            : kept == 7 ? TILE_WHOLE
-           : kept == 8 ? TILE_PASSING
+           : kept == 12 ? TILE_PASSING
            : kept == 9 ? TILE_RAGGED
                        : TILE_SHARED;
 }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, byref, c_char_p, c_int32, c_size_t, c_void_p, pointer
+from ctypes import byref, c_char_p, c_size_t, pointer
 from typing import Any, Dict, Optional
 
 import torch
@@ -16,8 +16,6 @@ __all__ = ["EVALUATE", "call", "install_shim", "merge", "register_shim", "uninst
 library.normfuse_torch_register.restype, library.normfuse_torch_register.argtypes = c_char_p, []
 library.normfuse_torch_install.restype, library.normfuse_torch_install.argtypes = c_char_p, []
 library.normfuse_torch_uninstall.restype, library.normfuse_torch_uninstall.argtypes = None, []
-library.normfuse_torch_sync.restype = c_void_p
-library.normfuse_torch_sync.argtypes = [c_int32, c_void_p, POINTER(c_size_t)]
 
 _DTYPES = {torch.float64: (2, 64), torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 _BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
@@ -61,7 +59,7 @@ def _exec(x: torch.Tensor) -> Exec:
         return Exec(threads=torch.get_num_threads())
     execution = Exec(stream=torch.cuda.current_stream(x.device).cuda_stream)
     sync_bytes = c_size_t()
-    execution.sync = library.normfuse_torch_sync(x.get_device(), execution.stream, byref(sync_bytes))
+    execution.sync = library.normfuse_stream_sync(x.get_device(), execution.stream, byref(sync_bytes))
     execution.sync_bytes = sync_bytes.value
     return execution
 

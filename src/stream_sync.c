@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * torch_sync.c - sync memory for PyTorch's streams and CUDA graphs (see normfuse_sync_bytes): which block belongs to a
- * call that is about to be enqueued.
+ * stream_sync.c - sync memory for the streams and CUDA graphs of Python's array libraries (see normfuse_sync_bytes):
+ * which block belongs to a call that is about to be enqueued.
  *
- * Blocks come from the driver, not from torch's allocator: a block that is first needed while torch fills a graph's
- * private pool would otherwise lie in that pool, and be taken for memory that leaked out of the graph. */
+ * Blocks come from the driver, not from an array library's allocator: a block that is first needed while torch fills a
+ * graph's private pool would otherwise lie in that pool, and be taken for memory that leaked out of the graph. */
 #include "torch.h"
 
 #if !defined(NORMFUSE_HAVE_CUDA)
 
-void *normfuse_torch_sync(int32_t device, void *stream, size_t *bytes)
+void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes)
 {
     (void)device;
     (void)stream;
@@ -22,6 +22,7 @@ void *normfuse_torch_sync(int32_t device, void *stream, size_t *bytes)
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@ static struct {
     CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **,
                                        size_t *);
     CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode *);
+    CUresult (*cuCtxGetCurrent)(CUcontext *);
     CUresult (*cuCtxGetDevice)(CUdevice *);
     CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
     CUresult (*cuCtxPushCurrent)(CUcontext);
@@ -58,10 +60,11 @@ static bool look_up(void *library, const char *name, void *function)
 
 static void find_driver(void)
 {
-    void *const library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
+    void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     driver_is_usable =
         library != NULL && look_up(library, "cuStreamGetCaptureInfo_v2", &driver.cuStreamGetCaptureInfo) &&
         look_up(library, "cuThreadExchangeStreamCaptureMode", &driver.cuThreadExchangeStreamCaptureMode) &&
+        look_up(library, "cuCtxGetCurrent", &driver.cuCtxGetCurrent) &&
         look_up(library, "cuCtxGetDevice", &driver.cuCtxGetDevice) &&
         look_up(library, "cuDevicePrimaryCtxRetain", &driver.cuDevicePrimaryCtxRetain) &&
         look_up(library, "cuCtxPushCurrent_v2", &driver.cuCtxPushCurrent) &&
@@ -77,27 +80,25 @@ static void find_driver(void)
 }
 
 /* A block and whom it belongs to. Blocks are few (streams, and streams of live graphs) and never freed, only reused:
- * every call leaves its block ready for another. */
+ * every call leaves its block ready for another. All but in_use changes under the lock only. */
 struct block {
     struct block *next;
     CUdeviceptr memory;
-    int32_t device;
+    CUcontext context; /* which the memory is of */
     void *stream;
     cuuint64_t capture; /* 0: of the stream outside of captures */
-    bool in_use;
+    _Atomic(bool) in_use;
 };
 
 static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block *blocks;
 
 /* The driver calls this when the graph that the block was captured into, and all that was instantiated from it, are
- * gone; it must not call the driver. */
+ * gone. It must not call the driver, nor wait for a lock whose holder does: the driver may hold one of its own. */
 static void hand_back(void *context)
 {
     struct block *const block = context;
-    pthread_mutex_lock(&blocks_lock);
-    block->in_use = false;
-    pthread_mutex_unlock(&blocks_lock);
+    atomic_store_explicit(&block->in_use, false, memory_order_release);
 }
 
 /* Allocation and clearing while another stream, or this thread's, may be captured: neither is part of a graph. */
@@ -123,23 +124,24 @@ static CUdeviceptr zeroed_memory(size_t bytes)
     return succeeded ? memory : 0;
 }
 
-static struct block *find_block(int32_t device, void *stream, cuuint64_t capture)
+static struct block *find_block(CUcontext context, void *stream, cuuint64_t capture)
 {
     for (struct block *block = blocks; block != NULL; block = block->next)
-        if (block->in_use && block->stream == stream && block->capture == capture && block->device == device)
+        if (block->stream == stream && block->capture == capture && block->context == context &&
+            atomic_load_explicit(&block->in_use, memory_order_relaxed))
             return block;
     return NULL;
 }
 
-static struct block *free_block(int32_t device)
+static struct block *free_block(CUcontext context)
 {
     for (struct block *block = blocks; block != NULL; block = block->next)
-        if (!block->in_use && block->device == device)
+        if (block->context == context && !atomic_load_explicit(&block->in_use, memory_order_acquire))
             return block;
     return NULL;
 }
 
-static struct block *new_block(int32_t device, size_t bytes)
+static struct block *new_block(CUcontext context, size_t bytes)
 {
     struct block *const block = calloc(1, sizeof *block);
     if (block == NULL)
@@ -149,7 +151,7 @@ static struct block *new_block(int32_t device, size_t bytes)
         free(block);
         return NULL;
     }
-    block->device = device;
+    block->context = context;
     block->next = blocks;
     blocks = block;
     return block;
@@ -169,7 +171,8 @@ static bool give_to_graph(struct block *block, CUgraph graph)
     return false;
 }
 
-static struct block *block_of(int32_t device, void *stream, size_t bytes)
+/* `context` is current, and the stream is its. */
+static struct block *block_of(CUcontext context, void *stream, size_t bytes)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     cuuint64_t capture = 0;
@@ -181,46 +184,66 @@ static struct block *block_of(int32_t device, void *stream, size_t bytes)
         capture = 0;
 
     pthread_mutex_lock(&blocks_lock);
-    struct block *block = find_block(device, stream, capture);
+    struct block *block = find_block(context, stream, capture);
     const bool is_found = block != NULL;
     if (!is_found) {
-        block = free_block(device);
+        block = free_block(context);
         if (block == NULL)
-            block = new_block(device, bytes);
+            block = new_block(context, bytes);
         if (block != NULL) {
             block->stream = stream;
             block->capture = capture;
-            block->in_use = true;
+            atomic_store_explicit(&block->in_use, true, memory_order_relaxed);
         }
     }
     pthread_mutex_unlock(&blocks_lock);
-    /* Outside of the lock, which hand_back takes. No other thread enqueues to this capture meanwhile. */
+    /* No other thread enqueues to this capture meanwhile. */
     if (block != NULL && !is_found && is_capturing && !give_to_graph(block, graph))
         return NULL;
     return block;
 }
 
-void *normfuse_torch_sync(int32_t device, void *stream, size_t *bytes)
+/* Array libraries work in the primary contexts of devices, which live as long as the process. Each is retained once, so
+ * that the blocks in it live as long. */
+static CUcontext primary_context(int32_t device)
+{
+    enum { MOST_DEVICES = 64 };
+    static _Atomic(CUcontext) contexts[MOST_DEVICES];
+    if (device < 0 || device >= MOST_DEVICES)
+        return NULL;
+    CUcontext context = atomic_load_explicit(&contexts[device], memory_order_acquire);
+    if (context == NULL && driver.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS)
+        atomic_store_explicit(&contexts[device], context, memory_order_release);
+    return context;
+}
+
+void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes)
 {
     *bytes = 0;
+    /* One value, but another stream in each thread. */
+    if (stream == (void *)CU_STREAM_PER_THREAD)
+        return NULL;
+    if (stream == (void *)CU_STREAM_LEGACY)
+        stream = NULL;
     pthread_once(&driver_once, find_driver);
     size_t size;
     if (!driver_is_usable || normfuse_sync_bytes(device, &size) != NORMFUSE_OK)
         return NULL;
-    /* torch's memory is that of the devices' primary contexts; another device's may be current. */
+    /* The context that a call of the library would use. */
+    CUcontext context = NULL;
     CUdevice current = -1;
     const bool is_current = driver.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device;
-    if (!is_current) {
-        CUcontext context; /* torch holds it already: never released here */
-        if (driver.cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS ||
-            driver.cuCtxPushCurrent(context) != CUDA_SUCCESS)
+    if (is_current) {
+        if (driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+            return NULL;
+    } else {
+        context = primary_context(device);
+        if (context == NULL || driver.cuCtxPushCurrent(context) != CUDA_SUCCESS)
             return NULL;
     }
-    const struct block *const block = block_of(device, stream, size);
-    if (!is_current) {
-        CUcontext context;
+    const struct block *const block = block_of(context, stream, size);
+    if (!is_current)
         (void)driver.cuCtxPopCurrent(&context);
-    }
     if (block == NULL)
         return NULL;
     *bytes = size;
