@@ -14,6 +14,12 @@
  * Once a process, while the caller holds a lock. */
 NORMFUSE_API const char *normfuse_torch_register(void);
 
+/* Puts kernels of this library in the place of those that aten's group and batch norms have on the CPU and on CUDA, until
+ * normfuse_torch_uninstall. NULL, or in one sentence why not; nothing is overridden then. After
+ * normfuse_torch_register, while the caller holds a lock, as the second function. */
+NORMFUSE_API const char *normfuse_torch_install(void);
+NORMFUSE_API void normfuse_torch_uninstall(void);
+
 /* exec.sync for calls on `stream` (a CUstream) of a device: one block of memory to a stream outside of graph capture,
  * and one to each stream of each captured graph, handed back when the graph and what was instantiated from it are gone.
  * NULL where there is none (a CPU build, an old driver, the per-thread default stream): legal in exec.sync. `bytes` is
