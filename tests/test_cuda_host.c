@@ -775,12 +775,12 @@ struct plan_case {
     int op; /* 0 group norm, 1 batch norm, 2 affine */
     int64_t sizes[3], groups;
     normfuse_type type;
-    bool channels_last, backward, has_sync, misaligned;
+    bool channels_last, backward, has_sync, misaligned, sliced; /* sliced: of channels-last tensors with more channels */
     int32_t activation;
 };
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, ragged_launches;
+static int too_large, too_little_shared, ragged_launches, abreast_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -816,11 +816,11 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
         const int64_t at_once = (int64_t)threads / g->width, rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
         if (backward)
-            return (double)(up(rows, at_once) + up(beside, INT64_C(1) << g->channel_bits) +
+            return (double)(up(rows, at_once) + up(beside * g->abreast, INT64_C(1) << g->channel_bits) +
                             (centred ? up(g->group, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
         const int64_t pieces = (g->group >> g->piece_bits) * beside;
-        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + up(pieces, lanes) + 7) +
+        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + g->abreast * up(pieces, lanes) + 7) +
                (applies && g->parts > 1 ? (double)up(g->parts, lanes) + 7 : 0.0);
     }
     const bool many = g->sets_a_block > 1;
@@ -864,7 +864,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const int64_t packs = p->columns ? p->c / pack : p->s / pack;
+    const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
     for (int64_t block = 0; block < launch->grid; block++) {
         const int64_t team = block / g->parts, part = block % g->parts;
         for (int64_t set = team; set < g->sets;
@@ -978,6 +978,39 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
     free(seen);
 }
 
+/* Rows that are walked as one are adjacent, whole packs, and all of them in each block. */
+static void check_abreast(const struct plan_case *test, const struct fake_launch *launch,
+                          const struct normfuse_cuda_arguments *a, int pack)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    CHECK(g->abreast >= 1 && (int64_t)g->rows * g->abreast == p->s && g->row_channels == p->c * g->abreast &&
+              g->row_values == (int64_t)g->group * g->abreast,
+          "%s: %s: %d rows of %d abreast, %d channels", test->name, launch->name, (int)g->rows, (int)g->abreast,
+          (int)g->row_channels);
+    CHECK(pack > 1 || g->abreast == 1, "%s: %s: %d rows abreast", test->name, launch->name, (int)g->abreast);
+    if (g->abreast == 1)
+        return;
+    abreast_launches++;
+    const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch % pack == 0 &&
+                                         views[i]->channel == 1 && views[i]->position == p->c * g->abreast),
+              "%s: %s: tensor %zu does not allow %d rows abreast", test->name, launch->name, i, (int)g->abreast);
+    CHECK(g->blocks_wide == 1 && (int64_t)g->width * pack == p->c * g->abreast && g->abreast <= pack &&
+              p->c * (g->abreast / 2) % pack != 0,
+          "%s: %s: %d rows abreast in %d packs", test->name, launch->name, (int)g->abreast, (int)g->width);
+    const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
+    const int64_t pieces = (g->group >> g->piece_bits) * at_once;
+    const int64_t in_lane = test->backward ? up(at_once * g->abreast, INT64_C(1) << g->channel_bits)
+                                           : g->abreast * up(pieces, INT64_C(1) << g->group_bits);
+    CHECK(p->sets == NORMFUSE_SETS_NONE || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 ||
+              in_lane <= (test->backward ? 16 : 22 + group - 3 * g->piece_bits),
+          "%s: %s: a lane joins %lld sums one after the other", test->name, launch->name, (long long)in_lane);
+    CHECK(p->c % g->group == 0 || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 || p->sets == NORMFUSE_SETS_NONE,
+          "%s: %s: groups of %d channels", test->name, launch->name, (int)g->group);
+}
+
 static size_t end_of(const void *part, size_t bytes)
 {
     return part != NULL ? (size_t)((uintptr_t)part - scratch_address) + bytes : 0;
@@ -1007,7 +1040,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(backward == test->backward && (strstr(launch->name, "columns") != NULL) == (p->columns != 0));
     const bool ragged = is_ragged(launch->name, kept);
-    HOLDS(pack == 1 || ragged || (p->columns ? p->c : p->s) % pack == 0);
+    HOLDS(pack == 1 || ragged || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
+    if (p->columns)
+        check_abreast(test, launch, &a, pack);
     HOLDS(pack == 1 || !test->misaligned);
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
@@ -1033,7 +1068,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(!p->columns || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
           g->width * pack % g->group == 0);
     /* All elements, once. */
-    const int64_t packs = ragged ? g->spans : (p->columns ? p->c : p->s) / pack, lanes = INT64_C(1) << g->lane_bits;
+    const int64_t packs = ragged ? g->spans : (p->columns ? p->c * g->abreast : p->s) / pack;
+    const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
     if (!p->columns) {
         HOLDS(g->spans == packs && g->spans <= up(p->s + pack - 1, pack));
@@ -1141,7 +1177,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s",
              operators[test->op], (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
              (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
-             test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "", test->misaligned ? " misaligned" : "",
+             test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "",
+             test->misaligned ? " misaligned"
+             : test->sliced   ? " sliced"
+                              : "",
              device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
@@ -1152,6 +1191,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
                                      : normfuse_tensor_contiguous(data, test->type, 3, sizes, &axes[i]);
         big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+        if (test->sliced) {
+            axes[i].strides[2] = sizes[1] + 8;
+            axes[i].strides[0] = sizes[2] * axes[i].strides[2];
+        }
     }
     const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
     for (int i = 0; i < 5; i++) {
@@ -1268,6 +1311,7 @@ static void test_plans(void)
             test.backward = random_below(2) != 0;
             test.has_sync = random_below(3) != 0;
             test.misaligned = random_below(6) == 0;
+            test.sliced = test.channels_last && random_below(6) == 0;
             int most = i % 3 == 0 ? 12 : 31;
             for (int axis = 0; axis < 3; axis++) {
                 const int limit[] = {12, i % 50 == 0 ? 17 : 12, 24};
@@ -1289,6 +1333,7 @@ static void test_plans(void)
             run_plan_case(&test, device);
         }
     }
+    CHECK(abreast_launches > 500, "rows were walked abreast %d times", abreast_launches);
     CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",

@@ -37,7 +37,7 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     place.column = (int)threadIdx.x - place.beside * g.width;
     place.first_channel = beside * g.width * V;
     place.c = place.first_channel + place.column * V;
-    place.active = place.beside < place.rows_at_once && place.c < (int)a.problem.c;
+    place.active = place.beside < place.rows_at_once && place.c < g.row_channels;
     place.first = (part - of_sample * g.parts_a_sample) * g.part_rows;
     place.stop = min(g.rows, place.first + g.part_rows);
     place.step = (unsigned)place.rows_at_once * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
@@ -179,10 +179,18 @@ __device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_v
     bias = (p.bias.data ? of.offsets[i] : R(0)) * scale + (p.shift.data ? of.shifts[i] : R(0));
 }
 
+/* What the block knows of the i-th of `count` channels or groups, rows abreast have each, one after the other: `all`. */
+template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int count, int all, Work work)
+{
+#pragma unroll 1
+    for (; i < all; i += count)
+        work(i);
+}
+
 /* The parameters of a block's channels into shared memory. */
 template <typename R>
 __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_values<R> &of, int n, int first,
-                                      int count, int threads)
+                                      int count, int all, int threads)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
@@ -196,14 +204,16 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
             scale = ask<R>(p.scale, n * p.scale.batch + c * p.scale.channel);
         if (p.shift.data)
             shift = ask<R>(p.shift, n * p.shift.batch + c * p.shift.channel);
-        if (p.weight.data)
-            of.slopes[i] = told<R>(weight, p.weight.type);
-        if (p.bias.data)
-            of.offsets[i] = told<R>(bias, p.bias.type);
-        if (p.scale.data)
-            of.means[i] = told<R>(scale, p.scale.type);
-        if (p.shift.data)
-            of.shifts[i] = told<R>(shift, p.shift.type);
+        in_all_rows(i, count, all, [&](int at) {
+            if (p.weight.data)
+                of.slopes[at] = told<R>(weight, p.weight.type);
+            if (p.bias.data)
+                of.offsets[at] = told<R>(bias, p.bias.type);
+            if (p.scale.data)
+                of.means[at] = told<R>(scale, p.scale.type);
+            if (p.shift.data)
+                of.shifts[at] = told<R>(shift, p.shift.type);
+        });
     }
 }
 

@@ -3,6 +3,7 @@
  * columns_backward.cu - gradients where channels are adjacent (NHWC). runs_backward.cu has the formulas; here each
  * thread sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #include "columns.cuh"
+#include "gradients.cuh"
 
 template <typename T, int V, int K, column_tile tile>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
@@ -52,7 +53,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         const column_place place = place_of<T, V>(a, team, part);
         const int shared = V > 1 && !streams ? g.kept_shared : 0;
         const int tile_rows = (K + shared) * place.rows_at_once;
-        uint32_t ticket_before = 0;
+        uint32_t ticket_before = 0, counted = 0;
         R slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
         R first[V] = {}, second[V] = {};
@@ -141,10 +142,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         const R slope_here = parameter<R>(p.weight, n, c, R(1)) * scale * rstd;
                         const R offset_here =
                             parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
-                        split_mean<T>(mean, of_channels.means[i], rest);
-                        of_channels.slopes[i] = slope_here;
-                        of_channels.offsets[i] = offset_here - rest * slope_here;
-                        of_channels.shifts[i] = rest;
+                        R mean_here;
+                        split_mean<T>(mean, mean_here, rest);
+                        in_all_rows(i, here, channels, [&](int at) {
+                            of_channels.means[at] = mean_here;
+                            of_channels.slopes[at] = slope_here;
+                            of_channels.offsets[at] = offset_here - rest * slope_here;
+                            of_channels.shifts[at] = rest;
+                        });
                         if (centred)
                             of_groups[i].rstd = rstd;
                     }
@@ -159,13 +164,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         group_statistics<R> found;
                         found.rstd = told<R>(rstd, p.rstd.type);
                         split_mean<T>(told<double>(mean, p.mean.type), found.mean, found.rest);
-                        of_groups[i] = found;
+                        in_all_rows(i, groups_here, groups, [&](int at) { of_groups[at] = found; });
                     };
                     bits<R> rstd = 0;
                     bits<double> mean = 0;
                     if ((int)threadIdx.x < groups_here)
                         ask_group((int)threadIdx.x, rstd, mean);
-                    stage(p, of_channels, n, first_channel, here, step);
+                    stage(p, of_channels, n, first_channel, here, channels, step);
                     if ((int)threadIdx.x < groups_here)
                         keep_group((int)threadIdx.x, rstd, mean);
 #pragma unroll 1
@@ -293,6 +298,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     write_values<R, V>(of_centred + at, second);
                 }
                 __syncthreads();
+                /* Rows abreast are beside one another here, too. */
+                const int row_channels = V > 1 && g.abreast > 1 ? here : channels, sums_beside = at_once * g.abreast;
                 const int lanes = 1 << channel_bits, lane = (int)threadIdx.x & (lanes - 1);
                 const int first_of_warp = (int)(threadIdx.x & ~31u) >> channel_bits;
 #pragma unroll 1
@@ -300,9 +307,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     const int i = round + ((int)threadIdx.x >> channel_bits);
                     R sum = R(0), product = R(0);
 #pragma unroll 4
-                    for (int beside = lane; beside < (i < here ? at_once : 0); beside += lanes) {
-                        sum += of_plain[beside * channels + i];
-                        product += of_centred[beside * channels + i];
+                    for (int beside = lane; beside < (i < here ? sums_beside : 0); beside += lanes) {
+                        sum += of_plain[beside * row_channels + i];
+                        product += of_centred[beside * row_channels + i];
                     }
                     sum = sum_few(sum, lanes);
                     product = sum_few(product, lanes);
@@ -334,7 +341,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 const R share = R(1) / (R)p.set_values;
                 const auto finish = [&](int group, R sum, R product) {
                     const R rstd = of_groups[group].rstd;
-                    of_totals[group] = {-sum * share, -(product * rstd) * (rstd * share)};
+                    in_all_rows(group, groups_here, groups, [&](int at) {
+                        of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)};
+                    });
                 };
                 if (sums) {
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
@@ -344,6 +353,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     pair<R> *const of_grid = reinterpret_cast<pair<R> *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
+                    if (!streams && threadIdx.x == 0 && g.contributors > 0)
+                        counted = count_block(a, divide(first_channel, g.by_group));
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                         await_boxes();
 #pragma unroll 1
@@ -484,7 +495,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 /* The same rows of the team that this block has next are asked for as places become free. */
                 const int next_team = team + g.teams;
                 is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
-                            (int)p.c == g.blocks_wide * g.width * V;
+                            g.row_channels == g.blocks_wide * g.width * V;
                 const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
@@ -530,8 +541,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             }
         }
 
-        /* ---- the parameters' gradients: all threads of the block are here, what it found of the team's channels is in
-         * a.sums, and nothing of this team is waited for any more ---- */
+        /* ---- the parameters' gradients ---- */
+        if (!streams && g.contributors > 0 && is_last(a, counted)) {
+            const int channels = min(g.width * V, (int)p.c - place.first_channel);
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < channels; i += threads)
+                give_gradients(a, place.first_channel + i);
+        }
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;

@@ -30,11 +30,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
     raw<T, V> kept[streams ? 1 : K];
-    const auto pack_of = [&](int slot) {
+    const auto read = [&](int slot, R(&value)[V]) {
         if constexpr (V > 1)
-            return slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot];
+            unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot],
+                         value);
         else
-            return kept[slot];
+            unpack<T, V>(kept[slot], value);
     };
 
     int parity = 0;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 else
                     walk<K>(count, shared, [&](int slot) {
                         R values[V];
-                        unpack<T, V>(pack_of(slot), values);
+                        read(slot, values);
                         work(values, slot);
                     });
             };
@@ -152,7 +153,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 if (sums && (int)threadIdx.x < groups_here)
                     first_own = first_value((int)threadIdx.x);
                 if (sums && applies)
-                    stage(p, of_channels, n, first_channel, here, step);
+                    stage(p, of_channels, n, first_channel, here, channels, step);
                 if (sums) {
                     if ((int)threadIdx.x < groups_here)
                         keep_first((int)threadIdx.x, first_own);
@@ -178,9 +179,13 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                             mean = parameter<double>(p.running_mean, 0, c, 0.0);
                             slope_here = scaled_by_running(p, c, slope_here);
                         }
-                        split_mean<T>(mean, of_channels.means[i], rest);
-                        of_channels.slopes[i] = slope_here;
-                        of_channels.offsets[i] = offset_here - rest * slope_here;
+                        R mean_here;
+                        split_mean<T>(mean, mean_here, rest);
+                        in_all_rows(i, here, channels, [&](int at) {
+                            of_channels.means[at] = mean_here;
+                            of_channels.slopes[at] = slope_here;
+                            of_channels.offsets[at] = offset_here - rest * slope_here;
+                        });
                     }
                 }
             }
@@ -194,7 +199,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const bool writes = gives_u && !(sums && applies);
                 walk<K>(count, shared, [&](int slot) {
                     R value[V], added[V];
-                    unpack<T, V>(pack_of(slot), value);
+                    read(slot, value);
                     unpack<T, V>(other.load(), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
@@ -220,13 +225,13 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 if (count > 0) {
                     /* Squares about one of the thread's own values cannot cancel by more than their number. */
                     if (met == 0) {
-                        raw<T, V> own = kept[0];
                         if constexpr (streams)
                             wait_for_older_copies<K - 1>();
-                        if constexpr (V > 1)
-                            if (streams || shared > 0)
-                                own = dynamic[threadIdx.x];
-                        unpack<T, V>(own, shift);
+                        /* Not one slot or the other: registers have no places to count through. */
+                        if (V > 1 && (streams || shared > 0))
+                            read(-1, shift);
+                        else
+                            read(0, shift);
                     }
                     met += count;
                     walk_all([&](R(&value)[V], int) {
@@ -270,8 +275,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
                 const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                 const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
-                const R count_part = (R)max(0, place.stop - place.first) * (R)g.group;
-                const R count_all = (R)rows * (R)g.group;
+                const R count_part = (R)max(0, place.stop - place.first) * (R)g.row_values;
+                const R count_all = (R)rows * (R)g.row_values;
                 /* `mean` is less the value that all know, which the statistics then replace. */
                 const auto finish = [&](int group, R mean, R squares) {
                     group_statistics<R> of_group;
@@ -279,14 +284,16 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     of_group.variance = squares / count_all;
                     of_group.rstd = inverse_root(of_group.variance + (R)p.eps);
                     split_sum<T>(base, mean, of_group.mean, of_group.rest);
-                    of_groups[group] = of_group;
+                    in_all_rows(group, groups_here, groups, [&](int at) { of_groups[at] = of_group; });
                     of_means[group] = (double)base + (double)mean;
                     if (g.group == 1) {
                         R weight, bias;
                         weigh(p, of_channels, group, weight, bias);
-                        of_channels.slopes[group] = weight * of_group.rstd;
-                        of_channels.offsets[group] = bias - of_group.rest * (weight * of_group.rstd);
-                        of_channels.means[group] = of_group.mean;
+                        in_all_rows(group, groups_here, groups, [&](int at) {
+                            of_channels.slopes[at] = weight * of_group.rstd;
+                            of_channels.offsets[at] = bias - of_group.rest * (weight * of_group.rstd);
+                            of_channels.means[at] = of_group.mean;
+                        });
                     }
                 };
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
@@ -298,17 +305,24 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     const R base = of_groups[own > 0 ? group : 0].mean;
                     const piece_sums<R> *const of_group = of_pieces + (own > 0 ? group : 0) * entries;
                     R mean = R(0), squares = R(0);
+                    /* The groups of the rows abreast follow one another. */
+#pragma unroll 1
+                    for (int row = 0; row < g.abreast; row++) {
 #pragma unroll 2
-                    for (int i = lane; i < own; i += lanes) {
-                        const piece_sums<R> found = of_group[i];
-                        mean += found.count * ((found.first - base) + found.mean);
+                        for (int i = lane; i < own; i += lanes) {
+                            const piece_sums<R> found = of_group[row * groups_here * entries + i];
+                            mean += found.count * ((found.first - base) + found.mean);
+                        }
                     }
                     mean = sum_few(mean, lanes) / max(count_part, R(1));
+#pragma unroll 1
+                    for (int row = 0; row < g.abreast; row++) {
 #pragma unroll 2
-                    for (int i = lane; i < own; i += lanes) {
-                        const piece_sums<R> found = of_group[i];
-                        const R distance = ((found.first - base) + found.mean) - mean;
-                        squares += found.squares + found.count * distance * distance;
+                        for (int i = lane; i < own; i += lanes) {
+                            const piece_sums<R> found = of_group[row * groups_here * entries + i];
+                            const R distance = ((found.first - base) + found.mean) - mean;
+                            squares += found.squares + found.count * distance * distance;
+                        }
                     }
                     squares = sum_few(squares, lanes);
                     if (own == 0)
@@ -340,7 +354,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 /* How many values a part has follows from its place. */
                 const auto join_parts = [&](const pair<R> *pairs, auto ask) {
                     const auto number = [&](int i) {
-                        return (R)max(0, min(part_rows, rows - i * part_rows)) * (R)g.group;
+                        return (R)max(0, min(part_rows, rows - i * part_rows)) * (R)g.row_values;
                     };
 #pragma unroll 1
                     for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
@@ -418,7 +432,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 /* The same rows of the team that this block has next are asked for as places become free. */
                 const int next_team = team + g.teams;
                 is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
-                            (int)p.c == g.blocks_wide * g.width * V;
+                            g.row_channels == g.blocks_wide * g.width * V;
                 cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
                 choose_activation<plain>(p.activation, [&](auto chosen) {
                     walk_all([&](R(&z)[V], int slot) {
@@ -452,7 +466,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 #pragma unroll 1
                 for (int group = (int)threadIdx.x; group < groups_here; group += step) {
                     const int set = first_set + group;
-                    const double mean = of_means[group], count_all = (double)rows * (double)g.group;
+                    const double mean = of_means[group], count_all = (double)rows * (double)g.row_values;
                     const group_statistics<R> found = of_groups[group];
                     put_parameter<double>(p.mean, n, set, mean);
                     put_parameter<R>(p.rstd, n, set, found.rstd);

@@ -2,7 +2,7 @@
  *
  * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel, or
  * a whole block where there is much to join, and adds in double in one fixed order. */
-#include "join.cuh"
+#include "gradients.cuh"
 
 /* What a warp or a block works on: the set or channel, and the thread among those that share it. */
 struct shared_item {
@@ -30,19 +30,6 @@ static __device__ __forceinline__ double sum_item(double value, const shared_ite
         of_warps[item.lane / 32] = value;
     __syncthreads();
     return sum_lanes(item.lane % 32 < item.lanes / 32 ? of_warps[item.lane % 32] : 0.0, 32);
-}
-
-static __device__ __forceinline__ bool computes_in_double(const normfuse_problem &p)
-{
-    return p.type == NORMFUSE_F64;
-}
-
-/* R as the tiles have it. */
-static __device__ __forceinline__ double root_inverse(const normfuse_problem &p, double variance)
-{
-    if (computes_in_double(p))
-        return 1.0 / sqrt(variance + p.eps);
-    return (double)(1.0f / sqrtf((float)variance + (float)p.eps));
 }
 
 static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t c, double mean, double variance)
@@ -135,31 +122,6 @@ extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cud
 
 /* ---- the backward ----------------------------------------------------------------------------------------------- */
 
-/* How many partial sums channel `outer` of a set has. */
-static __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, int64_t outer)
-{
-    const normfuse_cuda_geometry &g = a.geometry;
-    if (g.channels_a_segment == 0 || g.sums_by_channel || g.sets_a_block > 1) /* columns, or one stretch a set */
-        return g.sum_slots;
-    return (int)(((outer + 1) * g.spans - 1) / g.part_rows - outer * g.spans / g.part_rows) + 1;
-}
-
-/* Where the partial sums of a channel are, and how many. */
-struct channel_parts {
-    const double *pairs;
-    int count;
-};
-
-static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arguments &a, int64_t n, int64_t c)
-{
-    const normfuse_problem &p = a.problem;
-    if (!a.sums)
-        return {p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR, 1};
-    const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
-    return {a.sums + channel * a.geometry.sum_slots * PAIR,
-            slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
-}
-
 /* How the threads of an item share out channels or samples, `outers`, of about `slots` parts each: all of those at once
  * if there are threads, since each waits for parameters of its own, and the parts of each among the threads then left. */
 struct shared_parts {
@@ -186,13 +148,6 @@ struct shared_parts {
         return sum;
     }
 };
-
-static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int64_t n, int64_t c)
-{
-    if (p.sets == NORMFUSE_SETS_NONE)
-        return p.evaluate ? root_inverse(p, parameter<double>(p.running_var, 0, c, 1.0)) : 1.0;
-    return parameter<double>(p.rstd, n, p.sets == NORMFUSE_SETS_BATCH ? c : c / (p.c / p.groups), 1.0);
-}
 
 /* The weighted sums of a set. */
 static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments &a, const shared_item &item)
@@ -222,23 +177,6 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
     }
 }
 
-static __device__ __forceinline__ void put_gradient(const normfuse_problem &p, const normfuse_parameter &to, int64_t n,
-                                                    int64_t c, double value)
-{
-    if (!to.data)
-        return;
-    if (p.accumulate)
-        value += parameter<double>(to, n, c, 0.0);
-    put_parameter<double>(to, n, c, value);
-}
-
-static __device__ __forceinline__ void put_sums(const normfuse_problem &p, int64_t at, double plain, double centred)
-{
-    double *const pair = p.sums + at * PAIR;
-    pair[0] = plain + (p.accumulate ? pair[0] : 0.0);
-    pair[1] = centred + (p.accumulate ? pair[1] : 0.0);
-}
-
 /* The parts of a channel become the gradients of its parameters, or a sharded call's sums. */
 static __device__ __forceinline__ void find_gradients(const normfuse_cuda_arguments &a, const shared_item &item)
 {
@@ -265,35 +203,31 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
             bias += scale * sum.x;
         }
     } else {
-        /* Many parts are added by all threads, few by one. */
-        const bool many = a.sums && a.geometry.sum_slots > 8 && (samples < 16 || item.lanes > 32);
-        for (int64_t n = many ? 0 : item.lane; n < samples; n += many ? 1 : item.lanes) {
+        /* Many parts are added by a warp, few by one thread. */
+        const bool many = a.sums && a.geometry.sum_slots > 8;
+        const int lane = many ? item.lane % 32 : 0, lanes = many ? 32 : 1;
+        for (int64_t n = item.lane / lanes; n < samples; n += item.lanes / lanes) {
             const channel_parts parts = parts_of(a, n, c);
             double plain = 0.0, centred = 0.0;
 #pragma unroll 4
-            for (int i = many ? item.lane : 0; i < parts.count; i += many ? item.lanes : 1) {
+            for (int i = lane; i < parts.count; i += lanes) {
                 plain += parts.pairs[i * PAIR];
                 centred += parts.pairs[i * PAIR + 1];
             }
-            if (many) {
-                plain = sum_item(plain, item);
-                centred = sum_item(centred, item);
-                if (item.lane != 0)
-                    continue; /* all threads have the sum; one writes and adds */
-            }
+            plain = sum_lanes(plain, lanes);
+            centred = sum_lanes(centred, lanes);
+            if (lane != 0)
+                continue; /* all lanes have the sum; one writes and adds */
             if (gives_pairs) {
                 put_sums(p, n * p.c + c, plain, centred);
                 continue;
             }
-            const double scale = 1.0 + parameter<double>(p.scale, n, c, 0.0), normalized = normalized_of(n, centred);
+            const double normalized = normalized_of(n, centred);
             if (per_sample) {
                 put_gradient(p, p.dweight, n, c, normalized);
                 put_gradient(p, p.dbias, n, c, plain);
             }
-            put_parameter<double>(p.dscale, n, c,
-                                  parameter<double>(p.weight, n, c, 1.0) * normalized +
-                                      parameter<double>(p.bias, n, c, 0.0) * plain);
-            put_parameter<double>(p.dshift, n, c, plain);
+            const double scale = put_modulation(p, n, c, plain, normalized);
             weight += scale * normalized;
             bias += scale * plain;
         }

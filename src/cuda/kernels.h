@@ -66,6 +66,9 @@
     KERNEL(gradients)                                                                                                  \
     KERNEL(merge)
 
+/* Words of sync memory that tickets have; what follows counts blocks. */
+enum { NORMFUSE_CUDA_TICKET_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
+
 enum normfuse_cuda_kernel {
 #define NORMFUSE_CUDA_KERNEL_ID(picture, direction, type, pack, kept)                                                  \
     NORMFUSE_CUDA_##picture##_##direction##_##type##_##pack##x##kept,
@@ -106,7 +109,10 @@ struct normfuse_cuda_divisor {
  * segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
  *
  * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
- * part_rows rows, which the block walks threads / width at a time. */
+ * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole packs, `abreast` rows
+ * that are adjacent in memory are walked as one of abreast C channels, which are: each pack then has the same channels
+ * in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that the kernel
+ * is given, then counts wide ones, and a block has all packs of one. */
 struct normfuse_cuda_geometry {
     int32_t sets;        /* runs: sets; columns: teams */
     int32_t rows;        /* of a set or team */
@@ -125,6 +131,8 @@ struct normfuse_cuda_geometry {
     /* columns */
     int32_t width, blocks_wide, all_samples;
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
+    int32_t abreast, row_channels; /* rows walked as one, and the channels of all of them together */
+    int32_t row_values;            /* of one group in what is walked as a row */
     int32_t group;       /* channels whose sums are joined in the block: those of a group, or 1 */
     int32_t group_bits;   /* 2^bits threads join the channels of a group, */
     int32_t piece_bits;   /* forward: from pieces of 2^bits adjacent channels, as many as packs and groups have in common; */
@@ -132,6 +140,7 @@ struct normfuse_cuda_geometry {
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
+    int32_t contributors;    /* blocks that have parts of a channel, where the last finds the gradients; 0: a later kernel */
     /* the small kernels */
     int32_t lanes;         /* threads that share a set or a channel: a warp, or a block */
     int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */

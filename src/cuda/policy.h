@@ -26,6 +26,7 @@ struct normfuse_cuda_policy {
     int32_t passing_waves[2][2];    /* of blocks at least: forward, backward; applying, summing */
     int32_t passing_slots[2][2][2]; /* packs in shared memory of such tiles: runs, columns; forward, backward; applying,
                                        summing */
+    int32_t most_parts_of_last;     /* of a channel, that the tile kernel's last block adds */
     double least_round_bytes;       /* of x that a block of the whole grid keeps, where the grid goes round */
     size_t shared_a_block;          /* for two blocks a processor */
     /* Columns. */
@@ -59,9 +60,10 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .most_cluster = {8, 8},
         .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
         .passing_column_threads = 256,
-        .passing_waves = {{4, 2}, {4, 2}},
+        .passing_waves = {{4, 2}, {4, 1}},
         /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
         .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {8, 8}}},
+        .most_parts_of_last = 40,
         .least_round_bytes = 48e3,
         .shared_a_block = 112 << 10,
         .column_threads = 256,
@@ -76,8 +78,8 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .cluster_wait = 2.0,
         .cluster_block = 0.05,   /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
         .grid_wait = {2.5, 6.0}, /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; backward 17.9, clusters 15.3 */
-        .twice = {1.62, 1.85},
-        .twice_wait = {12.0, 60.0}, /* 1x256x512x512 f16 NHWC 121 and 263 us, 256x512x56x56 bf16 635 and 1129 */
+        .twice = {1.62, 1.64},
+        .twice_wait = {12.0, 28.0}, /* 1x256x512x512 f16 NHWC 121 and 186 us, 8x128x512x512 bf16 411 and 641 */
     },
     {
         .capability = 0, /* nothing was measured: less memory on the chip, no clusters, slower memory */
@@ -91,8 +93,9 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .most_cluster = {1, 1},
         .passing_threads = 128,
         .passing_column_threads = 256,
-        .passing_waves = {{4, 2}, {4, 2}},
+        .passing_waves = {{4, 2}, {4, 1}},
         .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},
+        .most_parts_of_last = 40,
         .least_round_bytes = 24e3,
         .shared_a_block = 48 << 10,
         .column_threads = 256,

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +103,7 @@ struct task {
     bool wide;          /* packs of 16 bytes, whole ones */
     bool ragged;        /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
     int pack;           /* elements of one */
+    int32_t abreast;    /* columns: rows that are walked as one, so that they are whole packs */
     size_t value_bytes; /* of what is computed in */
     bool plain;         /* packs of 16 bytes, nothing is added, the activation is not rare, the tensors are alike */
     int tensors;        /* that a tile keeps: x, or x and dy */
@@ -120,21 +122,52 @@ static int views_of(const struct normfuse_problem *p, const struct normfuse_view
     return count;
 }
 
-/* Whether every tensor can be read and written in packs of 16 bytes. */
-static bool allows_packs(const struct normfuse_problem *p, int pack)
+static int64_t common_multiple(int64_t a, int64_t b)
 {
-    if ((p->columns ? p->c : p->s) % pack != 0)
-        return false;
+    int64_t x = a, y = b;
+    while (y != 0) {
+        const int64_t t = x % y;
+        x = y;
+        y = t;
+    }
+    return a / x * b;
+}
+
+/* How many rows have to be walked as one so that every tensor can be read and written in packs of 16 bytes: one, or
+ * under columns the fewest adjacent ones that are whole packs; 0 where that is impossible. */
+static int32_t rows_abreast(const struct normfuse_problem *p, int pack)
+{
+    enum { MOST_PACKS = 512 }; /* of rows abreast, which a block has whole */
+    int64_t abreast = 1;
+    if (p->columns && p->c % pack != 0) {
+        abreast = common_multiple(p->c, pack) / p->c;
+        if (p->s % abreast != 0 || p->c * abreast / pack > MOST_PACKS)
+            return 0;
+    } else if (!p->columns && p->s % pack != 0) {
+        return 0;
+    }
     const struct normfuse_view *views[9];
     const int count = views_of(p, views);
     for (int i = 0; i < count; i++) {
         const struct normfuse_view *const view = views[i];
         if ((uintptr_t)view->data % 16 != 0 || view->batch % pack != 0 ||
-            (p->columns ? view->channel != 1 || view->position % pack != 0
-                        : view->position != 1 || view->channel % pack != 0))
-            return false;
+            (!p->columns    ? view->position != 1 || view->channel % pack != 0
+             : abreast == 1 ? view->channel != 1 || view->position % pack != 0
+                            : view->channel != 1 || view->position != p->c))
+            return 0;
     }
-    return true;
+    return (int32_t)abreast;
+}
+
+/* Of `abreast` rows at once, so that a lane that joins what threads found has no more of it one after the other than
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each pack holds pieces of several. */
+static int64_t most_at_once(int direction, int32_t abreast, int pack, int64_t group)
+{
+    if (abreast <= 1)
+        return INT64_MAX;
+    const int64_t in_lane = direction == FORWARD ? 16 + least(group, 16) : 16;
+    const int64_t pieces = direction == FORWARD ? common_multiple(group, pack) / pack : 1;
+    return in_lane / abreast * 32 / pieces;
 }
 
 /* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
@@ -206,6 +239,15 @@ static void unite_samples(struct normfuse_problem *p)
     }
     p->s *= p->n;
     p->n = 1;
+}
+
+/* Strides of one row are those of `from` rows abreast and become those of `to`. */
+static void walk_abreast(struct normfuse_problem *p, int32_t from, int32_t to)
+{
+    struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                           &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        views[i]->position = views[i]->position / from * to;
 }
 
 static int32_t exponent_of(int64_t value)
@@ -305,7 +347,7 @@ static struct task narrowed(const struct task *task)
 {
     struct task narrow = *task;
     narrow.wide = narrow.ragged = narrow.plain = false;
-    narrow.pack = 1;
+    narrow.pack = narrow.abreast = 1;
     narrow.pack_bytes = normfuse_type_bytes(task->problem->type);
     return narrow;
 }
@@ -523,8 +565,12 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     } else if (sums && task->direction == FORWARD) {
         passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)task->device->processors)));
     }
-    if (!settle_runs(task, step, small, stream ? tile_rows * passes : tile_rows, (uint32_t)threads))
-        return false;
+    /* Sums have no coefficients to keep, whatever the number of channels. */
+    while (!settle_runs(task, step, small, stream && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
+        if (sums || passes == 1)
+            return false;
+        passes /= 2;
+    }
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = (int32_t)(task->direction == FORWARD ? slots : 32 * slots);
     g->passes = (int32_t)passes;
@@ -538,15 +584,16 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
 
-static int64_t common_multiple(int64_t a, int64_t b)
+/* Packs of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
+ * number, or of rows abreast all. */
+static int64_t packs_of_row(const struct task *task)
 {
-    int64_t x = a, y = b;
-    while (y != 0) {
-        const int64_t t = x % y;
-        x = y;
-        y = t;
-    }
-    return a / x * b;
+    return task->problem->c * task->abreast / task->pack;
+}
+
+static int64_t packs_of_unit(const struct task *task, int64_t group)
+{
+    return task->abreast > 1 ? packs_of_row(task) : common_multiple(group, task->pack) / task->pack;
 }
 
 /* `width` packs a block; `group` channels are joined in it. */
@@ -555,9 +602,12 @@ static struct normfuse_cuda_geometry columns_geometry(const struct task *task, i
     const struct normfuse_problem *const p = task->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
     g.width = (int32_t)width;
-    g.blocks_wide = (int32_t)divide_up(p->c / task->pack, width);
+    g.blocks_wide = (int32_t)divide_up(packs_of_row(task), width);
     g.all_samples = takes_all_samples(p);
-    g.rows = (int32_t)p->s;
+    g.abreast = task->abreast;
+    g.row_channels = (int32_t)(p->c * task->abreast);
+    g.row_values = (int32_t)(group * task->abreast);
+    g.rows = (int32_t)(p->s / task->abreast);
     g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
     g.group = (int32_t)group;
     g.sums_by_channel = g.all_samples;
@@ -583,9 +633,9 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
         return false;
     const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
     g->group_bits = g->channel_bits = g->piece_bits = 0;
-    while (g->group_bits < 5 && groups << (g->group_bits + 1) <= threads)
+    while (g->group_bits < 5 && groups / g->abreast << (g->group_bits + 1) <= threads)
         g->group_bits++;
-    while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= threads)
+    while (g->channel_bits < 5 && channels / g->abreast << (g->channel_bits + 1) <= threads)
         g->channel_bits++;
     while (g->group >> g->piece_bits << g->piece_bits == g->group && 1 << g->piece_bits <= task->pack)
         g->piece_bits++;
@@ -659,7 +709,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
         time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.3 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
-        const double groups = (double)g->width * task->pack / g->group;
+        const double groups = (double)g->width * task->pack / g->row_values;
         const double pair = 2.0 * (double)task->value_bytes;
         if (rounds > 1.0)
             time *= policy->grid_rounds; /* all processors read, then all write */
@@ -673,8 +723,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
 {
     const struct normfuse_problem *const p = task->problem;
     const struct normfuse_cuda_policy *const policy = task->policy;
-    const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
-    const int64_t unit = common_multiple(d, task->pack) / task->pack;
+    const int64_t packs = packs_of_row(task), d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    const int64_t unit = packs_of_unit(task, d);
     double lowest = task->bytes * policy->twice[task->direction] / policy->bytes_a_microsecond +
                     policy->twice_wait[task->direction];
     bool found = false;
@@ -692,7 +742,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0, 1, 2, 4, 8, 16, 0, 0, 0};
             const bool grid = way % 8 >= 5;
             const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
-            const int64_t most_at_once = most(1, most_threads / width);
+            const int64_t at_most =
+                least(most(1, most_threads / width), most_at_once(task->direction, task->abreast, task->pack, d));
             if ((grid && !task->has_tickets) || (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
@@ -722,8 +773,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             if (parts > g->rows || parts < 1)
                 continue;
             /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-            const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, most_at_once);
-            const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : most_at_once;
+            const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, at_most);
+            const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : at_most;
             const uint32_t threads = whole_warps(width * at_once);
             const enum kept kept = !task->plain                                          ? ANY
                                    : !grid && parts == 1                                 ? WHOLE
@@ -771,7 +822,10 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t most_threads = normfuse_tune("PASSING", task->plain ? policy->passing_column_threads : 256);
-    const uint32_t threads = whole_warps(width * most(1, most_threads / width));
+    const int64_t at_most = sums || task->direction == BACKWARD
+                                ? most_at_once(task->direction, task->abreast, task->pack, group)
+                                : INT64_MAX;
+    const uint32_t threads = whole_warps(width * least(most(1, most_threads / width), at_most));
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     if (!settle_columns(task, step, small, tile_rows, threads, 1, sums))
         return false;
@@ -796,8 +850,8 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
 static bool plan_passing_columns(const struct task *task, struct step *step, bool sums)
 {
     const struct normfuse_problem *const p = task->problem;
-    const int64_t packs = p->c / task->pack, d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
-    const int64_t unit = common_multiple(d, task->pack) / task->pack;
+    const int64_t packs = packs_of_row(task), d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    const int64_t unit = packs_of_unit(task, d);
     const int64_t more = task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
     const bool joins = p->sets != NORMFUSE_SETS_NONE && (sums || task->direction == BACKWARD);
     /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
@@ -810,6 +864,10 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
         if (plan_passing_width(task, step, sums, width, group, more) ||
             plan_passing_width(task, step, sums, width, group, 0))
             return true;
+    }
+    if (task->abreast > 1) {
+        const struct task narrow = narrowed(task);
+        return plan_passing_columns(&narrow, step, sums);
     }
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
     for (width = least(packs, 64); width >= 1; width /= 2)
@@ -842,10 +900,28 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     const int64_t of_set = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups * slots : slots;
     const int64_t parts = most(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
     struct step *const step = add_small(plan, g, NORMFUSE_CUDA_gradients, sets, parts);
-    const int64_t a_block = step->threads / step->geometry.lanes;
+    const int64_t a_block = (int64_t)step->threads / step->geometry.lanes;
     step->geometry.totals_blocks = (int32_t)step->blocks;
     if (wants_gradients)
         step->blocks += divide_up(p->c, a_block);
+}
+
+/* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
+ * them, and a word of sync memory to count blocks in. Spares a kernel, 2 us on the device and 3 on the host. */
+static bool lets_last_block_finish(const struct task *task, struct step *step)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
+    const int64_t samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
+    /* Where blocks go round, each set would be counted once more, and its writes waited for. */
+    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
+    if (rounds || g->sets_a_block > 1 || samples * g->sum_slots > normfuse_tune("LAST", task->policy->most_parts_of_last) ||
+        (contributors > 1 && (!task->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
+        return false;
+    g->contributors = (int32_t)contributors;
+    return true;
 }
 
 static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases, int32_t source, bool keeps)
@@ -884,11 +960,18 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.tensors = task.direction == FORWARD ? 1 : 2;
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
-    task.wide = allows_packs(p, task.pack);
+    task.abreast = rows_abreast(p, task.pack);
+    if (task.abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 ||
+                             most_at_once(task.direction, task.abreast, task.pack,
+                                          p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1) == 0))
+        task.abreast = 0;
+    task.wide = task.abreast > 0;
     task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
                  p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
     task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
     task.plain = task.plain && (task.wide || task.ragged);
+    if (!task.wide)
+        task.abreast = 1;
     if (!task.wide && !task.ragged)
         task.pack = 1;
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
@@ -969,6 +1052,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
                 if (step->needs_tickets)
                     plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
+                if (wants_gradients && lets_last_block_finish(&task, step))
+                    wants_gradients = false;
             }
         }
         if (!kept) {
@@ -987,7 +1072,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     return false;
             }
         }
-        if (sums && (wants_gradients || plan->totals))
+        if (sums && (wants_gradients || plan->totals || plan->steps[0].geometry.contributors > 0))
             plan->sums =
                 (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots) * 16;
     } else if (sums && wants_gradients) {
@@ -1073,36 +1158,58 @@ static size_t scratch_of(const struct plan *plan)
 
 /* ---- launching --------------------------------------------------------------------------------------------------- */
 
-static _Thread_local char last_kernels[512];
-
-const char *normfuse_last_kernels(void)
-{
-    return last_kernels;
-}
+/* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
+struct launched {
+    enum normfuse_cuda_kernel kernel;
+    uint32_t threads;
+    int64_t blocks;
+    int32_t phases, exchange, parts, passes, kept_shared;
+};
+static _Thread_local struct launched last_launched[MOST_STEPS];
+static _Thread_local int last_count;
 
 static void note(const struct step *step)
 {
-    const size_t at = strlen(last_kernels);
-    if (at + 96 > sizeof last_kernels)
-        return;
-    char *const to = last_kernels + at;
-    const size_t room = sizeof last_kernels - at;
-    const char *const joint = at == 0 ? "" : " + ";
-    if (step->phases == 0)
-        snprintf(to, room, "%s%s", joint, kernel_names[step->kernel]);
-    else
-        snprintf(to, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
-                 kernel_names[step->kernel], step->blocks, step->threads,
-                 step->geometry.exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
-                 : step->geometry.exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
-                                                                      : " parts=",
-                 step->geometry.parts, step->geometry.passes, step->geometry.kept_shared);
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    last_launched[last_count++] =
+        (struct launched){step->kernel, step->threads, step->blocks, step->phases, g->exchange,
+                          g->parts,     g->passes,     g->kept_shared};
 }
 
+const char *normfuse_last_kernels(void)
+{
+    static _Thread_local char text[512];
+    text[0] = '\0';
+    for (int i = 0; i < last_count; i++) {
+        const struct launched *const ran = &last_launched[i];
+        const size_t at = strlen(text), room = sizeof text - at;
+        const char *const joint = at == 0 ? "" : " + ";
+        if (room < 96)
+            break;
+        if (ran->phases == 0)
+            snprintf(text + at, room, "%s%s", joint, kernel_names[ran->kernel]);
+        else
+            snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
+                     kernel_names[ran->kernel], ran->blocks, ran->threads,
+                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
+                     : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
+                                                                : " parts=",
+                     ran->parts, ran->passes, ran->kept_shared);
+    }
+    return text;
+}
+
+/* Asked once: the environment is searched word by word. */
 static bool verbose(void)
 {
-    const char *const value = getenv("NORMFUSE_VERBOSE");
-    return value != NULL && strstr(value, "dispatch") != NULL;
+    static _Atomic int known; /* 0: not yet */
+    int said = atomic_load_explicit(&known, memory_order_relaxed);
+    if (said == 0) {
+        const char *const value = getenv("NORMFUSE_VERBOSE");
+        said = value != NULL && strstr(value, "dispatch") != NULL ? 1 : -1;
+        atomic_store_explicit(&known, said, memory_order_relaxed);
+    }
+    return said > 0;
 }
 
 normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
@@ -1131,7 +1238,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     arguments.totals = plan->totals ? (double *)(void *)scratch : NULL;
     arguments.tickets = has_tickets ? exec->sync : NULL;
 
-    last_kernels[0] = '\0';
+    last_count = 0;
+    int32_t abreast = 1;
     for (int i = 0; i < plan->count; i++) {
         const struct step *const step = &plan->steps[i];
         note(step);
@@ -1143,8 +1251,12 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         if (step->source == NORMFUSE_SOURCE_SCRATCH && united.u.data != NULL &&
             (problem->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
             /* The sum was written, perhaps over what it is the sum of. */
-            arguments.problem.x = united.u;
+            arguments.problem.x = arguments.problem.u;
             arguments.problem.pre_add.data = NULL;
+        }
+        if (step->geometry.abreast > 0 && step->geometry.abreast != abreast) {
+            walk_abreast(&arguments.problem, abreast, step->geometry.abreast);
+            abreast = step->geometry.abreast;
         }
         arguments.geometry = step->geometry;
         arguments.phases = step->phases;
@@ -1164,7 +1276,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             return status;
     }
     if (verbose())
-        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, last_kernels);
+        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, normfuse_last_kernels());
     return NORMFUSE_OK;
 }
 

@@ -6,6 +6,7 @@
  *
  *   dx = slope * dy' - (plain + rstd^2 * centred * (x - mean)) / values,   slope = rstd * weight * (1 + scale)
  *   plain = sum of slope * dy' over the set,  centred = sum of slope * dy' * (x - mean) */
+#include "gradients.cuh"
 #include "runs.cuh"
 
 /* z = (x - shift) * slope + offset; shift + rest is the mean. */
@@ -382,6 +383,14 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             }
         }
 
+        const int first_set = by_sample ? packs.set : packs.set - packs.n * (int)p.groups;
+        uint32_t counted = 0;
+        if (!many && g.contributors > 0) {
+            __syncthreads();
+            if (threadIdx.x == 0)
+                counted = count_block(a, first_set);
+        }
+
         /* ---- results ---- */
 #pragma unroll
         for (int k = 0; k < K; k++) {
@@ -420,6 +429,14 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 }
             });
         });
+
+        /* ---- the parameters' gradients ---- */
+        if (!many && g.contributors > 0 && is_last(a, counted)) {
+            const int channels = by_sample ? 1 : g.outer;
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < channels; i += threads)
+                give_gradients(a, packs.c + i);
+        }
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * gradients.cuh - the sums of channels that tiles left in memory, and what parameters get from them. */
+#ifndef NORMFUSE_CUDA_GRADIENTS_CUH
+#define NORMFUSE_CUDA_GRADIENTS_CUH
+
+#include "join.cuh"
+
+static __device__ __forceinline__ bool computes_in_double(const normfuse_problem &p)
+{
+    return p.type == NORMFUSE_F64;
+}
+
+/* R as the tiles have it. */
+static __device__ __forceinline__ double root_inverse(const normfuse_problem &p, double variance)
+{
+    if (computes_in_double(p))
+        return 1.0 / sqrt(variance + p.eps);
+    return (double)(1.0f / sqrtf((float)variance + (float)p.eps));
+}
+
+/* How many partial sums channel `outer` of a set has. */
+static __device__ __forceinline__ int sum_slots_of(const normfuse_cuda_arguments &a, int64_t outer)
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    if (g.channels_a_segment == 0 || g.sums_by_channel || g.sets_a_block > 1) /* columns, or one stretch a set */
+        return g.sum_slots;
+    return (int)(((outer + 1) * g.spans - 1) / g.part_rows - outer * g.spans / g.part_rows) + 1;
+}
+
+/* Where the partial sums of a channel are, and how many. */
+struct channel_parts {
+    const double *pairs;
+    int count;
+};
+
+static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arguments &a, int64_t n, int64_t c)
+{
+    const normfuse_problem &p = a.problem;
+    if (!a.sums)
+        return {p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR, 1};
+    const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
+    return {a.sums + channel * a.geometry.sum_slots * PAIR,
+            sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
+}
+
+static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int64_t n, int64_t c)
+{
+    if (p.sets == NORMFUSE_SETS_NONE)
+        return p.evaluate ? root_inverse(p, parameter<double>(p.running_var, 0, c, 1.0)) : 1.0;
+    return parameter<double>(p.rstd, n, p.sets == NORMFUSE_SETS_BATCH ? c : c / (p.c / p.groups), 1.0);
+}
+
+static __device__ __forceinline__ void put_gradient(const normfuse_problem &p, const normfuse_parameter &to, int64_t n,
+                                                    int64_t c, double value)
+{
+    if (!to.data)
+        return;
+    if (p.accumulate)
+        value += parameter<double>(to, n, c, 0.0);
+    put_parameter<double>(to, n, c, value);
+}
+
+static __device__ __forceinline__ void put_sums(const normfuse_problem &p, int64_t at, double plain, double centred)
+{
+    double *const pair = p.sums + at * PAIR;
+    pair[0] = plain + (p.accumulate ? pair[0] : 0.0);
+    pair[1] = centred + (p.accumulate ? pair[1] : 0.0);
+}
+
+/* What scale and shift of a sample get; by how much weight and bias count there. */
+static __device__ __forceinline__ double put_modulation(const normfuse_problem &p, int64_t n, int64_t c, double plain,
+                                                        double normalized)
+{
+    if (p.dscale.data)
+        put_parameter<double>(
+            p.dscale, n, c,
+            parameter<double>(p.weight, n, c, 1.0) * normalized + parameter<double>(p.bias, n, c, 0.0) * plain);
+    put_parameter<double>(p.dshift, n, c, plain);
+    return 1.0 + parameter<double>(p.scale, n, c, 0.0);
+}
+
+/* ---- in the tile kernel itself ----------------------------------------------------------------------------------- */
+
+/* Of the blocks that have parts of the same channels the last one to write them finds what parameters get, and nobody
+ * waits: each counts itself, in a word of sync memory that is 0 again once all have. */
+constexpr int first_counter = NORMFUSE_CUDA_TICKET_WORDS;
+
+/* Thread 0, once all threads of the block have written and met. What the word said before. */
+__device__ __forceinline__ uint32_t count_block(const normfuse_cuda_arguments &a, int channels)
+{
+    uint32_t before = 0;
+    if (a.geometry.contributors > 1)
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(a.tickets + first_counter + channels), "r"((uint32_t)a.geometry.contributors - 1)
+                     : "memory");
+    return before;
+}
+
+/* All threads. */
+__device__ __forceinline__ bool is_last(const normfuse_cuda_arguments &a, uint32_t before)
+{
+    return __syncthreads_or(threadIdx.x == 0 && before == (uint32_t)a.geometry.contributors - 1) != 0;
+}
+
+/* One thread, of one channel; other blocks wrote, so not from L1. */
+__device__ __forceinline__ void give_gradients(const normfuse_cuda_arguments &a, int64_t c)
+{
+    const normfuse_problem &p = a.problem;
+    double weight = 0.0, bias = 0.0;
+    for (int64_t n = 0; n < (a.geometry.sums_by_channel ? 1 : p.n); n++) {
+        const channel_parts parts = parts_of(a, n, c);
+        const double rstd = rstd_of(p, n, c);
+        double plain = 0.0, centred = 0.0;
+        /* Asked for together: each wait is as long as all of this. */
+#pragma unroll 16
+        for (int i = 0; i < parts.count; i++) {
+            const double2 pair = __ldcg(reinterpret_cast<const double2 *>(parts.pairs) + i);
+            plain += pair.x;
+            centred += pair.y;
+        }
+        const double scale = put_modulation(p, n, c, plain, centred * rstd);
+        weight += scale * (centred * rstd);
+        bias += scale * plain;
+    }
+    put_gradient(p, p.dweight, 0, c, weight);
+    put_gradient(p, p.dbias, 0, c, bias);
+}
+
+#endif
