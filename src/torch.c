@@ -106,6 +106,7 @@ struct operation {
     enum kind kind;
     bool is_backward;
     bool evaluates;
+    bool is_lean; /* refuses x of one value a group */
     bool is_aten; /* one of aten's operators */
     uint8_t arguments[MOST_ARGUMENTS]; /* in the order of the schema */
     uint8_t outputs[MOST_OUTPUTS + 1];
@@ -194,12 +195,18 @@ static bool is_empty(int64_t axes, const int64_t *sizes)
     return false;
 }
 
-/* n * c * positions of them, a product that may not be an int64_t. */
-static bool has_elements(int64_t axes, const int64_t *sizes, int64_t n, int64_t c, int64_t positions)
+static int64_t elements_of(int64_t axes, const int64_t *sizes)
 {
     int64_t elements = 1;
     for (int64_t a = 0; a < axes; a++)
         elements *= sizes[a];
+    return elements;
+}
+
+/* n * c * positions of them, a product that may not be an int64_t. */
+static bool has_elements(int64_t axes, const int64_t *sizes, int64_t n, int64_t c, int64_t positions)
+{
+    const int64_t elements = elements_of(axes, sizes);
     if (n < 0 || c < 0 || positions < 0)
         return false;
     if (n == 0 || c == 0 || positions == 0)
@@ -697,6 +704,8 @@ static bool make_outputs(struct call *call, const struct operation *operation)
         call->groups = call->tensors[X].shape[1];
     if (call->kind == GROUP_NORM && call->groups <= 0)
         return fail(call, "groups must be greater than 0");
+    if (operation->is_lean && elements_of(call->x.axes, call->x.sizes) == call->groups)
+        return fail(call, "expected more than 1 value per group");
     for (int i = 0; operation->outputs[i] != END; i++) {
         const int slot = operation->outputs[i];
         if (!(is_wanted(call, operation, slot) ? make_output : make_placeholder)(call, operation, slot,
@@ -825,9 +834,7 @@ static bool prepare_exec(struct call *call, normfuse_exec *exec)
 {
     if (call->device_type != torch.cuda) {
         uint32_t threads = 1;
-        int64_t elements = 1;
-        for (int64_t a = 0; a < call->x.axes; a++)
-            elements *= call->x.sizes[a];
+        const int64_t elements = elements_of(call->x.axes, call->x.sizes);
         if (elements > MOST_ON_ONE_THREAD && torch.torch_get_num_threads(&threads))
             return fail(call, "");
         exec->threads = (int32_t)threads;
@@ -1073,9 +1080,9 @@ OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
 /* The same without what is seldom given: the eager path's, which pays for every argument and output. */
-OPERATION(lean_group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+OPERATION(lean_group_norm, .is_lean = true, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, SAVED, END})
-OPERATION(lean_group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+OPERATION(lean_group_norm_inference, .is_lean = true, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
           .arguments = {DY, X, SAVED, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},

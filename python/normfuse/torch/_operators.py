@@ -87,7 +87,7 @@ SCHEMAS = {
         f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
     # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. saved: mean
-    # and rstd, see unpack_saved.
+    # and rstd, see unpack_saved. One value that is all of a call's group or channel is refused here.
     "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor)",
     "lean_group_norm_inference": f"({_NORM}, int groups, float eps, {_ACT}) -> Tensor",
     "lean_group_norm_backward":
@@ -416,6 +416,8 @@ def _ctypes_kernel(name: str):
             elif value is not None:
                 numbers[argument] = value
         x = tensors["x"]
+        if name in ("lean_group_norm", "lean_group_norm_inference"):
+            _checks.values_per_group(x, numbers["groups"])
         if name == "instance_norm":
             numbers["groups"] = x.shape[1]
         for slot, tensor in zip(output_names, outputs if isinstance(outputs, tuple) else (outputs,)):
@@ -444,12 +446,15 @@ def _with_checks(name: str):
     lean = name.removeprefix("lean_")
     if name in ("lean_group_norm", "lean_group_norm_inference"):
         def check(x, weight, bias, groups, *numbers):
+            _checks.values_per_group(x, groups)
             _checks.group_norm(x, weight, bias, None, None, None, None, groups)
     elif name in ("group_norm", "group_norm_inference"):
         def check(*args):
             _checks.group_norm(*args[:8])
     elif name in ("lean_batch_norm", "lean_batch_norm_forward_only", "lean_batch_norm_inference"):
         def check(*args):
+            if name != "lean_batch_norm_inference":
+                _checks.values_per_channel(args[0].shape)
             _checks.batch_norm("batch_norm", *args[:5], None, None)
     elif lean in ("instance_norm", "batch_norm", "batch_norm_evaluate", "batch_norm_inference"):
         def check(*args):

@@ -188,9 +188,6 @@ def group_norm(
             group_norm, (input, weight, bias, pre_add, post_add, scale, shift), input, num_groups, weight=weight,
             bias=bias, eps=eps, activation=activation, act_param=act_param, pre_add=pre_add, return_sum=return_sum,
             post_add=post_add, scale=scale, shift=shift)
-    if input.numel() < 2 * num_groups and input.dim() >= 2:  # or else a group has two values or more
-        size = input.shape
-        _checks.values_per_channel([size[0] * size[1] // num_groups, num_groups, *size[2:]])
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
@@ -204,11 +201,13 @@ def group_norm(
                                        bias is not None and bias.requires_grad):
                 return _apply_lean_group_norm(input, weight, bias, (num_groups, eps, number, parameter))
             return _lean_group_norm_inference(input, weight, bias, num_groups, eps, number, parameter)
+        _checks.values_per_group(input, num_groups)
         pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
         scale, shift = _per_sample(scale), _per_sample(shift)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
                              (input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
+        _checks.values_per_group(input, num_groups)
         _check_activation(activation)
         _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
         raise
@@ -257,8 +256,6 @@ def batch_norm(
     if input.dim() < 2:
         return _of_no_channels(input, running_mean, running_var)
     if training:
-        if input.numel() == input.size(1):
-            _checks.values_per_channel(input.shape)
         if eps <= 0.0:
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         if (running_mean is None) != (running_var is None):
@@ -292,6 +289,7 @@ def batch_norm(
             return _lean_batch_norm_inference(input, weight, bias, running_mean, running_var, eps, number, parameter)
         pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
         if training:
+            _checks.values_per_channel(input.shape)
             outputs = _run("batch_norm", (input, weight, bias, running_mean, running_var, pre_add, post_add, momentum,
                                           eps, number, parameter))
             return (outputs[0], outputs[1]) if return_sum else outputs[0]
@@ -299,6 +297,8 @@ def batch_norm(
                              (input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
                               parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
+        if training:
+            _checks.values_per_channel(input.shape)
         _check_activation(activation)
         _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
         raise
