@@ -84,9 +84,10 @@ def test_numbers(dtype, mixed, layout, kind):
     x = (torch.randn(3, 4, 5, 6) + 1).to(dtype).to(memory_format=LAYOUTS[layout]).requires_grad_()
     dy = torch.randn(3, 4, 5, 6).to(dtype)
     evaluate = kind == "evaluate"
+    copied = kind == "group" and ON_CUDA  # torch makes it contiguous before its own kernel, too
     problem = reference.Problem(
         "group" if kind in ("group", "instance") else "batch", NAMES[dtype], flat(x),
-        groups=2 if kind == "group" else 4, columns=layout == "channels_last", weight=array(weight), bias=array(bias),
+        groups=2 if kind == "group" else 4, columns=layout == "channels_last" and not copied, weight=array(weight), bias=array(bias),
         evaluate=evaluate,
         running_mean=None if kind == "group" else array(running[0]),
         running_var=None if kind == "group" else array(running[1]), on_cuda=ON_CUDA)
@@ -111,7 +112,7 @@ def test_numbers(dtype, mixed, layout, kind):
     reference.compare("y", flat(y), *want["y"], NAMES[dtype])
     assert y.dtype == dtype
     if kind != "instance":  # which makes a tensor of its own
-        assert y.stride() == x.stride()
+        assert y.stride() == (x.contiguous() if copied else x).stride()
     statistics = (None, None)
     if not evaluate:
         # In f32, like stock's own, and the gradients are those of what was saved.
@@ -142,6 +143,16 @@ def test_numbers(dtype, mixed, layout, kind):
     if kind in ("batch", "instance"):
         for name, got in (("running_mean", running[0]), ("running_var", running[1])):
             reference.compare(name, array(got), *want[name], NAMES[parameter_type])
+
+
+def test_layouts_are_stocks():
+    """And the kernel below keeps channels-last, on every device."""
+    x = torch.randn(3, 4, 5, 6).to(memory_format=torch.channels_last)
+    want = F.group_norm(x, 2).stride()
+    with nft.install():
+        assert F.group_norm(x, 2).stride() == want
+        assert torch.native_group_norm(x, None, None, 3, 4, 30, 2, 1e-5)[0].stride() == x.stride()
+        assert F.batch_norm(x, None, None, training=True).stride() == x.stride()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

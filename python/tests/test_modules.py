@@ -13,14 +13,14 @@ import reference
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 import normfuse.torch as nft  # noqa: E402
-from device import DEVICE, ON_CUDA, default_device  # noqa: E402, F401
+from device import DEVICE, ON_CUDA, default_device, hardswish  # noqa: E402, F401
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 RANKS = {"1d": 3, "2d": 4, "3d": 5}
 STOCK_ACTIVATIONS = {"relu": nn.ReLU(), "leaky_relu": nn.LeakyReLU(0.25), "silu": nn.SiLU(), "gelu": nn.GELU(),
-                     "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": nn.Hardswish(), "elu": nn.ELU(0.75),
+                     "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": hardswish, "elu": nn.ELU(0.75),
                      "mish": nn.Mish(), None: nn.Identity()}
 PARAMETERS = {"leaky_relu": 0.25, "elu": 0.75}  # exact in f32, in which they are used
 settings = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)

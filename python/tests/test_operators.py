@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device import DEVICE, ON_CUDA, of_the_cpu  # noqa: E402
+from device import DEVICE, ON_CUDA, hardswish, of_the_cpu  # noqa: E402
 from normfuse.torch import _operators  # noqa: E402
 from normfuse.torch._operators import ACTIVATIONS, SCHEMAS, ops  # noqa: E402
 
@@ -225,7 +225,7 @@ def act(z, activation, act_param):
     return {
         0: lambda: z, 1: lambda: functions.relu(z), 2: lambda: functions.leaky_relu(z, act_param),
         3: lambda: functions.silu(z), 4: lambda: functions.gelu(z), 5: lambda: functions.gelu(z, approximate="tanh"),
-        6: lambda: functions.hardswish(z), 7: lambda: functions.elu(z, act_param), 8: lambda: functions.mish(z),
+        6: lambda: hardswish(z), 7: lambda: functions.elu(z, act_param), 8: lambda: functions.mish(z),
     }[activation]()  # fmt: skip
 
 

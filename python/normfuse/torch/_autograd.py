@@ -113,7 +113,7 @@ def _activate(z: Tensor, activation: int, act_param: float) -> Tensor:
     if activation == 5:
         return functions.gelu(z, approximate="tanh")
     if activation == 6:
-        return functions.hardswish(z)
+        return z * (z + 3).clamp(0, 6) / 6  # torch's on CUDA multiplies by 1/6 in f32, whatever z is
     if activation == 7:
         return functions.elu(z, act_param)
     return functions.mish(z)
