@@ -27,8 +27,8 @@ NORMFUSE_API void normfuse_torch_uninstall(void);
 NORMFUSE_API void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes);
 
 /* exec.scratch for one call on `stream` of a device, for arrays whose library does not allocate for others: from the
- * driver's pool, in the order of the stream, of which it is free again as soon as the call is enqueued. NULL where there
- * is none. `bytes` is above 0. */
+ * driver's pool, in the order of the stream, so that it may be freed as soon as the call is enqueued. NULL where there is
+ * none. `bytes` is above 0. */
 NORMFUSE_API void *normfuse_stream_scratch(int32_t device, void *stream, size_t bytes);
 NORMFUSE_API void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch);
 

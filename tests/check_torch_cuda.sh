@@ -3,9 +3,9 @@
 #
 # check_torch_cuda.sh BUILD_FOLDER - the tests of the Python packages on a GPU, with the libnormfuse.so in BUILD_FOLDER:
 # those of `make check` with their tensors on CUDA, and what only a GPU can show (test_cuda.py; test_distributed.py over
-# NCCL where there are two GPUs, over gloo with one). PYTHON names a Python with PyTorch for CUDA, pytest, hypothesis, expecttest and ml_dtypes.
-# All files run at once, each in a process and no longer than LIMIT seconds. Needs neither compiler nor CMake, but PyTorch
-# itself compiles kernels. Words after the folder go to pytest (-k graph).
+# NCCL where there are two GPUs, over gloo with one). PYTHON names a Python with PyTorch for CUDA, pytest, hypothesis,
+# expecttest and ml_dtypes. All files run at once, each in a process and no longer than LIMIT seconds. Needs neither
+# compiler nor CMake, but PyTorch itself compiles kernels. Words after the folder go to pytest (-k graph).
 # Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-torch-cuda/, and as one file
 # in the folder OUT where that is set.
 set -u

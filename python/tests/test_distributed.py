@@ -31,7 +31,7 @@ if not (dist.is_available() and dist.is_gloo_available()):
 NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 CUTS = {2: [0, 4, 5], 3: [0, 2, 2, 5], 4: [0, 1, 1, 3, 5]}  # of 5 samples, or rows
 CASES, OF_NCCL = {}, []
-LIMIT = 85 if ON_CUDA else 250  # seconds for all cases over one number of processes: three fit into check_torch_cuda.sh's
+LIMIT = 85 if ON_CUDA else 250  # seconds for all cases over one number of processes; check_torch_cuda.sh has three
 
 
 def case(function):
@@ -422,10 +422,10 @@ def test_over_processes(processes, backend, name):
     failures = [text for text in outcomes[name] if text]
     if not failures and len(outcomes[name]) == processes:
         return
-    if not failures and (processes, backend) in _shown:  # the whole of it once
-        error = error.splitlines()[0] if error else ""
+    if (processes, backend) in _shown:  # the whole of it once
+        error = error.partition("\n")[0]
     _shown.add((processes, backend))
-    pytest.fail("\n".join(failures) or error or "the processes did not come so far", pytrace=False)
+    pytest.fail("\n".join(filter(None, [error, *failures])) or "the processes did not come so far", pytrace=False)
 
 
 def test_one_process_needs_no_group():

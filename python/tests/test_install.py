@@ -87,8 +87,8 @@ def test_numbers(dtype, mixed, layout, kind):
     copied = kind == "group" and ON_CUDA  # torch makes it contiguous before its own kernel, too
     problem = reference.Problem(
         "group" if kind in ("group", "instance") else "batch", NAMES[dtype], flat(x),
-        groups=2 if kind == "group" else 4, columns=layout == "channels_last" and not copied, weight=array(weight), bias=array(bias),
-        evaluate=evaluate,
+        groups=2 if kind == "group" else 4, columns=layout == "channels_last" and not copied, evaluate=evaluate,
+        weight=array(weight), bias=array(bias),
         running_mean=None if kind == "group" else array(running[0]),
         running_var=None if kind == "group" else array(running[1]), on_cuda=ON_CUDA)
     results = []
