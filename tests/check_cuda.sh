@@ -68,6 +68,15 @@ if [ -n "$sanitize" ]; then
         exit 0
     fi
     kinds="memcheck racecheck initcheck synccheck"
+    # synccheck takes the barriers of one block of a cluster of 16 for another's: it reports "Missing wait" of a textbook
+    # exchange by st.async, too, in clusters of 16 and not of 8.
+    cases=tests/sanitize_cases.txt
+    : >"$logs/synccheck-cases.txt"
+    grep -vE '^#|^$' "$cases" | while read -r line; do
+        NORMFUSE_VERBOSE=dispatch "$build/test_operators" --case "$line device=cuda" 2>&1 | grep -q ' cluster=16 ' ||
+            echo "$line" >>"$logs/synccheck-cases.txt"
+    done
+    left_out=$(($(grep -cvE '^#|^$' "$cases") - $(wc -l <"$logs/synccheck-cases.txt")))
     for kind in $kinds; do
         # A tool that cannot start with this driver is left out by name.
         # Kernels are looked for in one fatbin after the other, and memcheck would count what is not found as errors.
@@ -79,13 +88,18 @@ if [ -n "$sanitize" ]; then
             continue
         fi
         options=
-
+        of_kind=$cases
+        [ "$kind" = synccheck ] && of_kind=$logs/synccheck-cases.txt
         [ "$kind" = memcheck ] && options="--padding 32 --report-api-errors no"
         (timeout 280 "$tool" --tool "$kind" $options --error-exitcode 9 --print-limit 20 "$build/test_operators" \
-            --with device=cuda tests/sanitize_cases.txt >"$logs/$kind.txt" 2>&1
+            --with device=cuda "$of_kind" >"$logs/$kind.txt" 2>&1
          echo $? >"$logs/$kind.status") &
     done
     wait
+    if [ "$left_out" -gt 0 ]; then
+        echo "skipped: synccheck: $left_out lines of $cases with clusters of 16 blocks, whose barriers it confuses"
+        skipped=$((skipped + left_out))
+    fi
     for kind in $kinds; do
         [ -f "$logs/$kind.status" ] || continue
         status=$(cat "$logs/$kind.status")

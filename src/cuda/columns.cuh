@@ -139,9 +139,9 @@ __device__ __forceinline__ int rows_of(const normfuse_cuda_geometry &g, const co
 __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
     const int rows = place.stop - row;
-    return !place.active || rows <= 0 ? 0
-                                      : min(slots, divide(rows + (int)a.geometry.by_row_step.divisor - 1,
-                                                          a.geometry.by_row_step));
+    return !place.active || rows <= 0
+               ? 0
+               : min(slots, divide(rows + (int)a.geometry.by_row_step.divisor - 1, a.geometry.by_row_step));
 }
 
 template <int k, int K, typename Work> __device__ __forceinline__ void walk_kept(int count, Work &work)
@@ -191,7 +191,8 @@ __device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_v
     bias = (p.bias.data ? of.offsets[i] : R(0)) * scale + (p.shift.data ? of.shifts[i] : R(0));
 }
 
-/* What the block knows of the i-th of `count` channels or groups, rows abreast have each, one after the other: `all`. */
+/* What the block knows of the i-th of `count` channels or groups, rows abreast have each, one after the other: `all`.
+ */
 template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int count, int all, Work work)
 {
 #pragma unroll 1

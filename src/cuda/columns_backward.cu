@@ -220,7 +220,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     other.advance(p.pre_add, place);
                 });
             }
-            /* Of part `h` of a pack, x and dy become x - shift and dy'; `post` is what was added before the activation. */
+            /* Of part `h` of a pack, x and dy become x - shift and dy'; `post` is what was added before the activation.
+             */
             const auto differentiate = [&](auto chosen, int h, const raw<T, V> &post, values_of_part &x,
                                            values_of_part &dy) {
 #pragma unroll
@@ -341,9 +342,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 const R share = R(1) / (R)p.set_values;
                 const auto finish = [&](int group, R sum, R product) {
                     const R rstd = of_groups[group].rstd;
-                    in_all_rows(group, groups_here, groups, [&](int at) {
-                        of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)};
-                    });
+                    in_all_rows(group, groups_here, groups,
+                                [&](int at) { of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)}; });
                 };
                 if (sums) {
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);

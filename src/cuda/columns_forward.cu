@@ -494,10 +494,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 /* Blocks of 320 threads that hold a set of 20 KB: two on a processor. */
 __host__ __device__ constexpr int most_registers(column_tile tile, int pack, int bytes)
 {
-    return tile == COLUMNS_PASSING && bytes < 8  ? 64
-           : tile == COLUMNS_WHOLE && bytes < 8  ? 96
-           : pack > 1 || bytes == 8              ? 128
-                                                 : 96;
+    return tile == COLUMNS_PASSING && bytes < 8 ? 64
+           : tile == COLUMNS_WHOLE && bytes < 8 ? 96
+           : pack > 1 || bytes == 8             ? 128
+                                                : 96;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel, or
- * a whole block where there is much to join, and adds in double in one fixed order. */
+ * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel,
+ * or a whole block where there is much to join, and adds in double in one fixed order. */
 #include "gradients.cuh"
 
 /* What a warp or a block works on: the set or channel, and the thread among those that share it. */
@@ -123,7 +123,8 @@ extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cud
 /* ---- the backward ----------------------------------------------------------------------------------------------- */
 
 /* How the threads of an item share out channels or samples, `outers`, of about `slots` parts each: all of those at once
- * if there are threads, since each waits for parameters of its own, and the parts of each among the threads then left. */
+ * if there are threads, since each waits for parameters of its own, and the parts of each among the threads then left.
+ */
 struct shared_parts {
     int first, step, slot, lanes;
 

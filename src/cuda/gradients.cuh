@@ -73,9 +73,9 @@ static __device__ __forceinline__ double put_modulation(const normfuse_problem &
                                                         double normalized)
 {
     if (p.dscale.data)
-        put_parameter<double>(
-            p.dscale, n, c,
-            parameter<double>(p.weight, n, c, 1.0) * normalized + parameter<double>(p.bias, n, c, 0.0) * plain);
+        put_parameter<double>(p.dscale, n, c,
+                              parameter<double>(p.weight, n, c, 1.0) * normalized +
+                                  parameter<double>(p.bias, n, c, 0.0) * plain);
     put_parameter<double>(p.dshift, n, c, plain);
     return 1.0 + parameter<double>(p.scale, n, c, 0.0);
 }

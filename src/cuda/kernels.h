@@ -9,11 +9,12 @@
 
 #include "../problem.h"
 
-/* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps in registers>. Packs of 16 bytes
- * need tensors that allow them; packs of one element take any strides. Kernels that keep the least are for sets so
- * small that several fit in a block. Those that keep some or many are plain: no tensor is added to x, before the
- * activation or to dx, and the activation is not one of the three that cost much code. So are the last, whose packs are
- * aligned in memory though the rows are not (ragged): a row begins and ends inside of packs that it shares. */
+/* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps, in registers or in its ring>.
+ * Packs of 16 bytes need tensors that allow them; packs of one element take any strides. Kernels that keep the least
+ * are for sets so small that several fit in a block. Those that keep some or many are plain: no tensor is added to x,
+ * before the activation or to dx, and the activation is not one of the three that cost much code. So are the last,
+ * whose packs are aligned in memory though the rows are not (ragged): a row begins and ends inside of packs that it
+ * shares. */
 #define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many, ragged)                  \
     KERNEL(runs, direction, type, 1, least)                                                                            \
     KERNEL(runs, direction, type, 1, few)                                                                              \

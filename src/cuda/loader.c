@@ -29,8 +29,7 @@ enum { DRIVER_MAJOR = CUDA_VERSION / 1000 };
 extern const void *const normfuse_cuda_images[];
 
 static const char *const kernel_names[] = {
-#define NAME(picture, direction, type, pack, kept)                                                                     \
-    "normfuse_" #picture "_" #direction "_" #type "_" #pack "x" #kept,
+#define NAME(picture, direction, type, pack, kept) "normfuse_" #picture "_" #direction "_" #type "_" #pack "x" #kept,
     NORMFUSE_CUDA_TILE_LIST(NAME)
 #undef NAME
 #define NAME(name) "normfuse_" #name,

@@ -191,8 +191,7 @@ template <int behind> __device__ __forceinline__ void wait_for_older_copies()
 /* A thread's own ring in shared memory, for what it reads once: copy(slot, nth) asks for the nth of `count`, read(slot)
  * makes values of it, work(values) is what they are for. As many are on their way as the ring has slots. Registers did
  * worse: a warp has six counters for what it waits for, and two loads on one counter are waited for together. */
-template <int slots, typename Copy>
-__device__ __forceinline__ void open_ring(int count, Copy &copy)
+template <int slots, typename Copy> __device__ __forceinline__ void open_ring(int count, Copy &copy)
 {
 #pragma unroll
     for (int slot = 0; slot < slots; slot++) {

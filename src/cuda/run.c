@@ -456,9 +456,9 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
             struct step trial = *step;
             if (settle_runs(task, &trial, whole, g->rows, (uint32_t)threads) &&
                 trial.shared <= (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block)) {
-                const double slots = (double)device->processors * normfuse_cuda_blocks_per_processor(
-                                                                      device, trial.kernel, trial.threads,
-                                                                      trial.shared);
+                const double slots =
+                    (double)device->processors *
+                    normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared);
                 const double waves = slots > 0.0 ? (double)trial.blocks / slots : INFINITY;
                 const double filled = waves / ceil(waves);
                 if (filled >= 0.9 * best) {
@@ -675,8 +675,7 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
         words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        const size_t pieces =
-            (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
+        const size_t pieces = (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
         /* Rings are done with when sums are joined. */
         packs = streams(task, kept) ? (packs > pieces ? packs : pieces) : packs + pieces;
         words = 4 * groups;
@@ -742,13 +741,21 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     return time;
 }
 
+/* Packs of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
+ * that is a set of its own takes shared memory. */
+static int64_t widest_of(int64_t group)
+{
+    return group == 1 ? 64 : 256;
+}
+
 static bool plan_kept_columns(const struct task *task, struct step *best)
 {
     const struct normfuse_problem *const p = task->problem;
     const struct normfuse_cuda_policy *const policy = task->policy;
     const int64_t packs = packs_of_row(task), d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     const int64_t unit = packs_of_unit(task, d);
-    double lowest = task->bytes * policy->twice[task->direction] / policy->bytes_a_microsecond +
+    const double wide = d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
+    double lowest = task->bytes * policy->twice[task->direction] * wide / policy->bytes_a_microsecond +
                     policy->twice_wait[task->direction];
     bool found = false;
     const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
@@ -885,8 +892,7 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     const int64_t unit = packs_of_unit(task, d);
     const int64_t more = task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
     const bool joins = p->sets != NORMFUSE_SETS_NONE && (sums || task->direction == BACKWARD);
-    /* Rows of 1 KB are as fast as longer ones; each channel that is a set of its own takes shared memory. */
-    const int64_t widest = d == 1 ? 64 : 256;
+    const int64_t widest = widest_of(d);
     int64_t width = least(packs, widest);
     if (packs > widest && unit <= 512)
         width = most(1, widest / unit) * unit;
@@ -948,7 +954,8 @@ static bool lets_last_block_finish(const struct task *task, struct step *step)
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
-    if (rounds || g->sets_a_block > 1 || samples * g->sum_slots > normfuse_tune("LAST", task->policy->most_parts_of_last) ||
+    if (rounds || g->sets_a_block > 1 ||
+        samples * g->sum_slots > normfuse_tune("LAST", task->policy->most_parts_of_last[p->columns]) ||
         (contributors > 1 && (!task->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -992,9 +999,9 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
     task.abreast = rows_abreast(p, task.pack);
-    if (task.abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 ||
-                             most_at_once(task.direction, task.abreast, task.pack,
-                                          p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1) == 0))
+    if (task.abreast > 1 &&
+        (normfuse_tune("ABREAST", 1) == 0 || most_at_once(task.direction, task.abreast, task.pack,
+                                                          p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1) == 0))
         task.abreast = 0;
     task.wide = task.abreast > 0;
     task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
@@ -1060,8 +1067,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
     const bool gives_sums = !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
-    bool wants_gradients = gives_sums || p->dweight.data != NULL || p->dbias.data != NULL ||
-                                 p->dscale.data != NULL || p->dshift.data != NULL;
+    bool wants_gradients = gives_sums || p->dweight.data != NULL || p->dbias.data != NULL || p->dscale.data != NULL ||
+                           p->dshift.data != NULL;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     const int32_t source = centred ? NORMFUSE_SOURCE_SAVED : given;
     const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
@@ -1202,9 +1209,8 @@ static _Thread_local int last_count;
 static void note(const struct step *step)
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    last_launched[last_count++] =
-        (struct launched){step->kernel, step->threads, step->blocks, step->phases, g->exchange,
-                          g->parts,     g->passes,     g->kept_shared};
+    last_launched[last_count++] = (struct launched){step->kernel, step->threads, step->blocks, step->phases,
+                                                    g->exchange,  g->parts,      g->passes,    g->kept_shared};
 }
 
 const char *normfuse_last_kernels(void)

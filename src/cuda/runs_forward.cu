@@ -11,8 +11,8 @@ template <typename R> struct run_coefficient {
     R shift, slope, offset, unused;
 };
 
-/* Coefficients of the channels that the block touches, slope and offset times `factor`. With statistics to come they are weight and bias with the
- * sample's scale and shift. */
+/* Coefficients of the channels that the block touches, slope and offset times `factor`. With statistics to come they
+ * are weight and bias with the sample's scale and shift. */
 template <bool many, typename R>
 __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs, R factor,
                                                      run_coefficient<R> *coefficients)
@@ -66,7 +66,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     __shared__ mailbox mail;
     const int shared = V > 1 && !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
-    run_coefficient<R> *const coefficients = 
+    run_coefficient<R> *const coefficients =
         reinterpret_cast<run_coefficient<R> *>(dynamic + (streams ? K : shared) * (int)blockDim.x);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
@@ -167,7 +167,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 }
             }
             if (applies && (pass == 0 || !many))
-                prepare_coefficients<many>(a, packs, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1), coefficients);
+                prepare_coefficients<many>(a, packs, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1),
+                                           coefficients);
             if (V > 1 && shared > 0)
                 wait_for_copies();
             /* Calls work(pack, index) for each pack of the thread; it says whether it changed the pack. Where nothing
@@ -432,12 +433,12 @@ __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
-    return kept == 4   ? TILE_MANY
-           : kept == 6 ? TILE_ANY
-           : kept == 7 ? TILE_WHOLE
+    return kept == 4    ? TILE_MANY
+           : kept == 6  ? TILE_ANY
+           : kept == 7  ? TILE_WHOLE
            : kept == 12 ? TILE_PASSING
-           : kept == 9 ? TILE_RAGGED
-                       : TILE_SHARED;
+           : kept == 9  ? TILE_RAGGED
+                        : TILE_SHARED;
 }
 
 #define RUNS_FORWARD(picture, direction, type, pack, kept)                                                             \
