@@ -18,7 +18,7 @@ enum column_tile {
 struct column_place {
     int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
     int first_channel;                /* of the block */
-    int first, stop;                  /* the rows of the part */
+    int first, stop;                  /* the rows of the part, or what it is from, interleaved with the others */
     int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
     unsigned step;                    /* bytes from one row of the thread to the next, of tensors that are alike */
     bool active;                      /* has a pack at all */
@@ -38,9 +38,10 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     place.first_channel = beside * g.width * V;
     place.c = place.first_channel + place.column * V;
     place.active = place.beside < place.rows_at_once && place.c < g.row_channels;
-    place.first = (part - of_sample * g.parts_a_sample) * g.part_rows;
-    place.stop = min(g.rows, place.first + g.part_rows);
-    place.step = (unsigned)place.rows_at_once * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
+    const int of_all = part - of_sample * g.parts_a_sample;
+    place.first = of_all * (g.interleaved ? place.rows_at_once : g.part_rows);
+    place.stop = g.interleaved ? g.rows : min(g.rows, place.first + g.part_rows);
+    place.step = g.by_row_step.divisor * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
     asm("" : "+r"(place.step));
     return place;
 }
@@ -124,12 +125,23 @@ __device__ __forceinline__ void put_part(raw<T, V> &pack, int part, const comput
     }
 }
 
+/* How many rows a part has. */
+__device__ __forceinline__ int rows_of(const normfuse_cuda_geometry &g, const column_place &place)
+{
+    const int rows = max(0, place.stop - place.first);
+    if (!g.interleaved)
+        return rows;
+    const int step = (int)g.by_row_step.divisor, whole = divide(rows, g.by_row_step);
+    return whole * place.rows_at_once + min(place.rows_at_once, rows - whole * step);
+}
+
 /* How many of `slots` packs the thread has in a tile that begins at `row`. */
 __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
     const int rows = place.stop - row;
     return !place.active || rows <= 0 ? 0
-                                      : min(slots, divide(rows + place.rows_at_once - 1, a.geometry.by_rows_at_once));
+                                      : min(slots, divide(rows + (int)a.geometry.by_row_step.divisor - 1,
+                                                          a.geometry.by_row_step));
 }
 
 template <int k, int K, typename Work> __device__ __forceinline__ void walk_kept(int count, Work &work)

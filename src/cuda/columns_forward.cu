@@ -275,7 +275,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
                 const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                 const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
-                const R count_part = (R)max(0, place.stop - place.first) * (R)g.row_values;
+                const R count_part = (R)rows_of(g, place) * (R)g.row_values;
                 const R count_all = (R)rows * (R)g.row_values;
                 /* `mean` is less the value that all know, which the statistics then replace. */
                 const auto finish = [&](int group, R mean, R squares) {

@@ -131,6 +131,8 @@ struct normfuse_cuda_geometry {
     /* columns */
     int32_t width, blocks_wide, all_samples;
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
+    int32_t interleaved;    /* parts take turns, as many rows as are walked at once, so that all blocks are near one
+                               another and what was read last is the end of the sample */
     int32_t abreast, row_channels; /* rows walked as one, and the channels of all of them together */
     int32_t row_values;            /* of one group in what is walked as a row */
     int32_t group;       /* channels whose sums are joined in the block: those of a group, or 1 */
@@ -145,7 +147,7 @@ struct normfuse_cuda_geometry {
     int32_t lanes;         /* threads that share a set or a channel: a warp, or a block */
     int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */
     struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
-    struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once;
+    struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once, by_row_step;
     struct normfuse_cuda_divisor by_pieces;       /* columns: pieces of a group, */
     struct normfuse_cuda_divisor by_set_channels; /* and channels of a set: of a group, or 1 */
 };

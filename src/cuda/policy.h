@@ -60,7 +60,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .most_cluster = {8, 8},
         .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
         .passing_column_threads = 256,
-        .passing_waves = {{4, 2}, {4, 1}},
+        .passing_waves = {{4, 1}, {4, 1}},
         /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
         .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {8, 8}}},
         .most_parts_of_last = 40,
@@ -93,7 +93,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .most_cluster = {1, 1},
         .passing_threads = 128,
         .passing_column_threads = 256,
-        .passing_waves = {{4, 2}, {4, 1}},
+        .passing_waves = {{4, 1}, {4, 1}},
         .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},
         .most_parts_of_last = 40,
         .least_round_bytes = 24e3,

@@ -277,7 +277,9 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     g->by_blocks_wide = divisor(g->blocks_wide);
     g->by_group = divisor(g->group);
     g->by_parts_a_sample = divisor(g->parts_a_sample);
-    g->by_rows_at_once = divisor(g->width > 0 ? (int64_t)threads / g->width : 1);
+    const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
+    g->by_rows_at_once = divisor(at_once);
+    g->by_row_step = divisor(at_once * (g->interleaved ? g->parts_a_sample : 1));
 }
 
 /* What the kernels count in 32 bits. */
@@ -445,11 +447,32 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     if (parts <= 1 && task->plain) {
         const enum kept whole = task->ragged ? RAGGED : WHOLE;
         const int64_t each = packs_kept[0][task->direction][whole];
-        const int64_t threads = least(normfuse_tune("WHOLE", policy->whole_threads[task->direction]),
-                                      whole_warps(divide_up(g->rows, each)));
-        if (settle_runs(task, step, whole, g->rows, (uint32_t)threads) &&
-            step->shared <= (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block))
+        /* Smaller blocks where they leave no more of the last wave empty than larger ones. */
+        const int64_t widest = normfuse_tune("WHOLE", policy->whole_threads[task->direction]);
+        double best = 0.0;
+        struct step fit = {0};
+        for (int64_t most_of_block = widest;; most_of_block = 256) {
+            const int64_t threads = least(most_of_block, whole_warps(divide_up(g->rows, each)));
+            struct step trial = *step;
+            if (settle_runs(task, &trial, whole, g->rows, (uint32_t)threads) &&
+                trial.shared <= (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block)) {
+                const double slots = (double)device->processors * normfuse_cuda_blocks_per_processor(
+                                                                      device, trial.kernel, trial.threads,
+                                                                      trial.shared);
+                const double waves = slots > 0.0 ? (double)trial.blocks / slots : INFINITY;
+                const double filled = waves / ceil(waves);
+                if (filled >= 0.9 * best) {
+                    best = filled;
+                    fit = trial;
+                }
+            }
+            if (most_of_block <= 256)
+                break;
+        }
+        if (fit.threads > 0) {
+            *step = fit;
             return true;
+        }
         parts = 1;
     } else if (parts <= 1) {
         const int64_t threads = whole_warps(divide_up(g->rows, wanted));
@@ -832,12 +855,20 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     const int64_t resident =
         most(1, (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, threads, step->shared) *
                     task->device->processors);
-    /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. */
+    /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
+     * where all blocks are there at once, each takes the rows that come after those of the one before it. */
     const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", policy->passing_waves[task->direction][sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums ? most(1, 128 / slots) : normfuse_tune("PASSES", 4));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
+    if (sums && streams(task, small) && normfuse_tune("INTERLEAVE", 1)) {
+        const int64_t parts = most(divide_up(g->rows, 128 * at_once),
+                                   least(tiles, most(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
+        g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
+        passes = divide_up(g->part_rows, tile_rows);
+        g->interleaved = 1;
+    }
     g->passes = (int32_t)passes;
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
     g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
