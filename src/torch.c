@@ -7,8 +7,8 @@
  *
  * The same kernels, with other arguments and outputs, can take the place of aten's own group and batch norms.
  *
- * A kernel is called with a stack of 64-bit values: a tensor is an owned handle, an optional one a cell on the heap that
- * holds one, or 0, a list an owned handle too. It leaves its outputs there, owned by the caller. */
+ * A kernel is called with a stack of 64-bit values: a tensor or a list is an owned handle, an optional tensor a cell on
+ * the heap that holds one, or 0. It leaves its outputs there, owned by the caller. */
 #include "torch.h"
 
 #include <dlfcn.h>
@@ -730,7 +730,7 @@ static bool transpose(struct call *call, tensor_handle handle, tensor_handle *vi
     return torch.aoti_torch__reinterpret_tensor(handle, shape.axes, sizes, strides, 0, view) == 0 || fail(call, "");
 }
 
-/* What the library's batch norm refuses while training and aten's takes, as aten's instance norm passes it on: eps <= 0,
+/* What the library's batch norm refuses while training and aten's takes, since aten's instance norm ends there: eps <= 0,
  * and one value a channel. It runs as group norm of one sample with a group for each channel. */
 static bool separate_channels(struct call *call, const struct operation *operation)
 {
@@ -779,8 +779,8 @@ static bool put_transposed(struct call *call)
     return is_put;
 }
 
-/* Running statistics of one value a channel, by an operator in Python, which nothing asks for but a caller that goes past
- * torch.nn.functional's checks. */
+/* Running statistics of one value a channel, by an operator in Python: no call gets here that torch.nn.functional's
+ * checks have seen. */
 static bool update_running_of_one_value(struct call *call)
 {
     if (call->running[0] == NULL)
@@ -1119,7 +1119,8 @@ OPERATION(native_group_norm_backward, ATEN_GROUP_NORM, .is_backward = true, .gro
 OPERATION(native_batch_norm, ATEN_BATCH_NORM, .arguments = {NORM, RUNNING, TRAIN, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, END})
 OPERATION(native_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
-          .arguments = {DY, X, O(WEIGHT), RUNNING, GIVEN_SAVED, TRAIN, EPS, MASK, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
+          .arguments = {DY, X, O(WEIGHT), RUNNING, GIVEN_SAVED, TRAIN, EPS, MASK, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(native_batch_norm_legit, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUNNING, TRAIN, MOMENTUM, EPS, END},
           .outputs = {Y, MEAN, RSTD, END})
 OPERATION(native_batch_norm_legit_no_stats, ATEN_BATCH_NORM, .arguments = {NORM, TRAIN, MOMENTUM, EPS, END},

@@ -14,9 +14,9 @@
  * Once a process, while the caller holds a lock. */
 NORMFUSE_API const char *normfuse_torch_register(void);
 
-/* Puts kernels of this library in the place of those that aten's group and batch norms have on the CPU and on CUDA, until
- * normfuse_torch_uninstall. NULL, or in one sentence why not; nothing is overridden then. After
- * normfuse_torch_register, while the caller holds a lock, as the second function. */
+/* Puts kernels of this library in the place of those that aten's group and batch norms have on the CPU and on CUDA,
+ * until normfuse_torch_uninstall. NULL, or in one sentence why not; nothing is overridden then. Both after
+ * normfuse_torch_register, while the caller holds a lock. */
 NORMFUSE_API const char *normfuse_torch_install(void);
 NORMFUSE_API void normfuse_torch_uninstall(void);
 

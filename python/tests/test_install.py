@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """install and uninstall. Every test leaves aten as it was; that PyTorch warns of the override is its own test."""
 import copy
+import itertools
 import os
 import subprocess
 import sys
@@ -24,7 +25,8 @@ NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "flo
 
 def is_installed():
     """Stock saves statistics of 16-bit tensors in 16 bits."""
-    return torch.native_group_norm(torch.ones(1, 2, 3).bfloat16(), None, None, 1, 2, 3, 1, 1e-5)[1].dtype == torch.float32
+    x = torch.ones(1, 2, 3).bfloat16()
+    return torch.native_group_norm(x, None, None, 1, 2, 3, 1, 1e-5)[1].dtype == torch.float32
 
 
 @pytest.fixture(autouse=True, params=["C", "Python"])
@@ -32,7 +34,8 @@ def language(request, monkeypatch):
     """Which kernels are installed: each test runs with both."""
     if request.param == "C" and binding()[0] != "shim":
         pytest.skip("this torch has no stable C interface")
-    monkeypatch.setattr(kernels, "_kernels", {"C": kernels._CKernels, "Python": kernels._PythonKernels}[request.param]())
+    made_of = {"C": kernels._CKernels, "Python": kernels._PythonKernels}[request.param]
+    monkeypatch.setattr(kernels, "_kernels", made_of())
     torch.manual_seed(0)
     yield request.param
     assert kernels._depth == 0 and not is_installed(), "a test left aten overridden"
@@ -257,8 +260,7 @@ ATEN = torch.ops.aten
 FAMILY = {
     "native_group_norm": lambda x, dy, w, m, v: ATEN.native_group_norm(x, w, w, 3, 4, 30, 2, 1e-5),
     "native_group_norm_backward": lambda x, dy, w, m, v: ATEN.native_group_norm_backward(
-        dy, x, m.view(1, 4)[:, :2].expand(3, 2).contiguous(), v.view(1, 4)[:, :2].expand(3, 2).contiguous(), w, 3, 4, 30,
-        2, [True] * 3),
+        dy, x, m[:2].expand(3, 2).contiguous(), v[:2].expand(3, 2).contiguous(), w, 3, 4, 30, 2, [True] * 3),
     "native_batch_norm": lambda x, dy, w, m, v: (*ATEN.native_batch_norm(x, w, w, m, v, True, 0.1, 1e-5), m, v),
     "native_batch_norm, evaluation": lambda x, dy, w, m, v: ATEN.native_batch_norm(x, w, None, m, v, False, 0.1, 1e-5),
     "native_batch_norm_backward": lambda x, dy, w, m, v: ATEN.native_batch_norm_backward(
@@ -309,7 +311,7 @@ def test_every_operator_has_stocks_contract(name, layout):
         assert ours.stride() == (x if ours.shape == x.shape else stock).stride()
 
 
-@pytest.mark.parametrize("mask", [[a, b, c] for a in (False, True) for b in (False, True) for c in (False, True)], ids=str)
+@pytest.mark.parametrize("mask", [list(mask) for mask in itertools.product((False, True), repeat=3)], ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_only_what_is_asked_for_is_computed(mask, weighted):
     x, dy, w = torch.randn(3, 4, 5), torch.randn(3, 4, 5), statistics(4, of=torch.float32) if weighted else None

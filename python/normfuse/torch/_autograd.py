@@ -507,7 +507,8 @@ class lean_batch_norm_evaluate(torch.autograd.Function):
             dx, dweight, dbias, _ = ops.batch_norm_evaluate_backward.default(dy, None, x, mean, var, weight, bias, None,
                                                                              *ctx.numbers, wanted)
         else:
-            dx, dweight, dbias = _lean_batch_norm_evaluate_backward(dy, x, mean, var, weight, bias, *ctx.numbers, wanted)
+            dx, dweight, dbias = _lean_batch_norm_evaluate_backward(dy, x, mean, var, weight, bias, *ctx.numbers,
+                                                                    wanted)
         return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
 
 

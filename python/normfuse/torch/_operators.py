@@ -95,7 +95,8 @@ SCHEMAS = {
         "-> (Tensor, Tensor, Tensor)",
     "lean_batch_norm": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor)",
     "lean_batch_norm_forward_only": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> Tensor",
-    "lean_batch_norm_inference": f"({_GIVEN_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
+    "lean_batch_norm_inference":
+        f"({_GIVEN_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_backward":
         f"(Tensor dy, Tensor u, Tensor saved, Tensor weight, Tensor bias, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
