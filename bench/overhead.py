@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Host time of one eager call on a tiny tensor, normfuse.torch beside torch's own layers in one run.
+"""Host time of one eager call on a tiny tensor, normfuse.torch beside torch's own layers in one run; and torch's own
+layers under nft.install() beside the same calls without.
 
     python bench/overhead.py [--json] [--device cpu|cuda] [--seconds 0.3]
 
@@ -9,10 +10,12 @@ each: what is left when nothing else runs. On CUDA the time is the host's, for w
 drained between blocks. One thread.
 """
 import argparse
+import contextlib
 import json
 import pathlib
 import sys
 import time
+import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
 
@@ -27,7 +30,8 @@ SHAPE, GROUPS = (1, 32, 4, 4), 8
 
 
 def cases(device):
-    """Name, whether gradients are recorded, and (ours, stock): calls without arguments."""
+    """Name, whether gradients are recorded, (ours, stock): calls without arguments, and whether ours is stock's call
+    under install()."""
     channels = SHAPE[1]
     x = torch.randn(SHAPE, device=device)
     weight, bias = torch.ones(channels, device=device), torch.zeros(channels, device=device)
@@ -56,37 +60,42 @@ def cases(device):
 
     yield "group_norm + silu, no grad", False, (
         lambda: functional.group_norm(x, GROUPS, weight, bias, activation="silu"),
-        lambda: F.silu(F.group_norm(x, GROUPS, weight, bias)))
+        lambda: F.silu(F.group_norm(x, GROUPS, weight, bias))), False
     yield "batch_norm + relu, evaluation, no grad", False, (
         lambda: functional.batch_norm(x, mean, var, weight, bias, activation="relu"),
-        lambda: F.relu(F.batch_norm(x, mean, var, weight, bias)))
+        lambda: F.relu(F.batch_norm(x, mean, var, weight, bias))), False
     yield "batch_norm + relu, training, no grad", False, (
         lambda: functional.batch_norm(x, mean, var, weight, bias, True, activation="relu"),
-        lambda: F.relu(F.batch_norm(x, mean, var, weight, bias, True)))
-    if not hasattr(nft, "GroupNorm"):
-        return
+        lambda: F.relu(F.batch_norm(x, mean, var, weight, bias, True))), False
     yield "GroupNorm + SiLU, forward and backward", True, (
         step(nft.GroupNorm(GROUPS, channels, activation="silu").to(device)),
-        step(Layer(torch.nn.GroupNorm(GROUPS, channels), torch.nn.SiLU()).to(device)))
+        step(Layer(torch.nn.GroupNorm(GROUPS, channels), torch.nn.SiLU()).to(device))), False
     yield "BatchNorm2d + ReLU, forward and backward", True, (
         step(nft.BatchNorm2d(channels, activation="relu").to(device)),
-        step(Layer(torch.nn.BatchNorm2d(channels), torch.nn.ReLU()).to(device)))
+        step(Layer(torch.nn.BatchNorm2d(channels), torch.nn.ReLU()).to(device))), False
+    for name, with_grad, call in (
+            ("group_norm, no grad", False, lambda: F.group_norm(x, GROUPS, weight, bias)),
+            ("batch_norm, evaluation, no grad", False, lambda: F.batch_norm(x, mean, var, weight, bias)),
+            ("batch_norm, training, no grad", False, lambda: F.batch_norm(x, mean, var, weight, bias, True)),
+            ("GroupNorm, forward and backward", True, step(torch.nn.GroupNorm(GROUPS, channels).to(device))),
+            ("BatchNorm2d, forward and backward", True, step(torch.nn.BatchNorm2d(channels).to(device)))):
+        yield "install: " + name, with_grad, (call, call), True
 
 
-def fastest(calls, seconds, drain):
-    """Microseconds of one call of each: the least mean of their blocks, which alternate."""
-    for call in calls:
-        for _ in range(100):
-            call()
-    drain()
+def fastest(calls, contexts, seconds, drain):
+    """Microseconds of one call of each, in its context: the least mean of their blocks, which alternate."""
     best, block, end = [float("inf")] * len(calls), 200, time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end:
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            for _ in range(block):
-                call()
-            best[i] = min(best[i], (time.perf_counter() - start) / block)
-            drain()
+        for i, (call, context) in enumerate(zip(calls, contexts)):
+            with context():
+                for _ in range(10):
+                    call()
+                drain()
+                start = time.perf_counter()
+                for _ in range(block):
+                    call()
+                best[i] = min(best[i], (time.perf_counter() - start) / block)
+                drain()
     return [1e6 * b for b in best]
 
 
@@ -99,12 +108,14 @@ def main():
     arguments = parser.parse_args()
     devices = arguments.device or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "Warning only once for all operators")  # what install() overrides
     rows = []
     for device in devices:
         drain = torch.cuda.synchronize if device == "cuda" else lambda: None
-        for name, with_grad, calls in cases(device):
+        for name, with_grad, calls, is_installed in cases(device):
+            contexts = (nft.install if is_installed else contextlib.nullcontext, contextlib.nullcontext)
             with torch.set_grad_enabled(with_grad):
-                ours, stock = fastest(calls, arguments.seconds, drain)
+                ours, stock = fastest(calls, contexts, arguments.seconds, drain)
             rows.append({"case": name, "device": device, "ours_us": round(ours, 2), "stock_us": round(stock, 2),
                          "ratio": round(ours / stock, 3)})
     if arguments.json:
@@ -113,7 +124,7 @@ def main():
         return
     print(f"torch {torch.__version__}, binding: {binding()[0]}")
     for row in rows:
-        print(f"{row['case']:44} {row['device']:5} {row['ours_us']:8.2f} us {row['stock_us']:8.2f} us "
+        print(f"{row['case']:46} {row['device']:5} {row['ours_us']:8.2f} us {row['stock_us']:8.2f} us "
               f"{row['ratio']:6.2f}")
 
 

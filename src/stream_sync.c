@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * stream_sync.c - sync memory for the streams and CUDA graphs of Python's array libraries (see normfuse_sync_bytes):
- * which block belongs to a call that is about to be enqueued.
+ * stream_sync.c - memory of the driver's for the streams and CUDA graphs of Python's array libraries: sync memory (see
+ * normfuse_sync_bytes), which block belongs to a call that is about to be enqueued; and scratch for one call.
  *
  * Blocks come from the driver, not from an array library's allocator: a block that is first needed while torch fills a
  * graph's private pool would otherwise lie in that pool, and be taken for memory that leaked out of the graph. */
@@ -15,6 +15,21 @@ void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes)
     (void)stream;
     *bytes = 0;
     return NULL;
+}
+
+void *normfuse_stream_scratch(int32_t device, void *stream, size_t bytes)
+{
+    (void)device;
+    (void)stream;
+    (void)bytes;
+    return NULL;
+}
+
+void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch)
+{
+    (void)device;
+    (void)stream;
+    (void)scratch;
 }
 
 #else
@@ -39,6 +54,8 @@ static struct {
     CUresult (*cuCtxPopCurrent)(CUcontext *);
     CUresult (*cuMemAlloc)(CUdeviceptr *, size_t);
     CUresult (*cuMemFree)(CUdeviceptr);
+    CUresult (*cuMemAllocAsync)(CUdeviceptr *, size_t, CUstream);
+    CUresult (*cuMemFreeAsync)(CUdeviceptr, CUstream);
     CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream);
     CUresult (*cuStreamCreate)(CUstream *, unsigned int);
     CUresult (*cuStreamSynchronize)(CUstream);
@@ -70,6 +87,8 @@ static void find_driver(void)
         look_up(library, "cuCtxPushCurrent_v2", &driver.cuCtxPushCurrent) &&
         look_up(library, "cuCtxPopCurrent_v2", &driver.cuCtxPopCurrent) &&
         look_up(library, "cuMemAlloc_v2", &driver.cuMemAlloc) && look_up(library, "cuMemFree_v2", &driver.cuMemFree) &&
+        look_up(library, "cuMemAllocAsync", &driver.cuMemAllocAsync) &&
+        look_up(library, "cuMemFreeAsync", &driver.cuMemFreeAsync) &&
         look_up(library, "cuMemsetD8Async", &driver.cuMemsetD8Async) &&
         look_up(library, "cuStreamCreate", &driver.cuStreamCreate) &&
         look_up(library, "cuStreamSynchronize", &driver.cuStreamSynchronize) &&
@@ -217,6 +236,48 @@ static CUcontext primary_context(int32_t device)
     return context;
 }
 
+/* The context that a call of the library would use: the current one where it is the device's. */
+static bool enter(int32_t device, CUcontext *context, bool *is_pushed)
+{
+    CUdevice current = -1;
+    *is_pushed = driver.cuCtxGetDevice(&current) != CUDA_SUCCESS || current != device;
+    if (!*is_pushed)
+        return driver.cuCtxGetCurrent(context) == CUDA_SUCCESS;
+    *context = primary_context(device);
+    return *context != NULL && driver.cuCtxPushCurrent(*context) == CUDA_SUCCESS;
+}
+
+static void leave(bool is_pushed)
+{
+    CUcontext context;
+    if (is_pushed)
+        (void)driver.cuCtxPopCurrent(&context);
+}
+
+void *normfuse_stream_scratch(int32_t device, void *stream, size_t bytes)
+{
+    pthread_once(&driver_once, find_driver);
+    CUcontext context;
+    bool is_pushed;
+    if (!driver_is_usable || !enter(device, &context, &is_pushed))
+        return NULL;
+    CUdeviceptr memory = 0;
+    if (driver.cuMemAllocAsync(&memory, bytes, stream) != CUDA_SUCCESS)
+        memory = 0;
+    leave(is_pushed);
+    return (void *)(uintptr_t)memory;
+}
+
+void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch)
+{
+    CUcontext context;
+    bool is_pushed;
+    if (!enter(device, &context, &is_pushed))
+        return;
+    (void)driver.cuMemFreeAsync((CUdeviceptr)(uintptr_t)scratch, stream);
+    leave(is_pushed);
+}
+
 void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes)
 {
     *bytes = 0;
@@ -229,21 +290,12 @@ void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes)
     size_t size;
     if (!driver_is_usable || normfuse_sync_bytes(device, &size) != NORMFUSE_OK)
         return NULL;
-    /* The context that a call of the library would use. */
-    CUcontext context = NULL;
-    CUdevice current = -1;
-    const bool is_current = driver.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device;
-    if (is_current) {
-        if (driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
-            return NULL;
-    } else {
-        context = primary_context(device);
-        if (context == NULL || driver.cuCtxPushCurrent(context) != CUDA_SUCCESS)
-            return NULL;
-    }
+    CUcontext context;
+    bool is_pushed;
+    if (!enter(device, &context, &is_pushed))
+        return NULL;
     const struct block *const block = block_of(context, stream, size);
-    if (!is_current)
-        (void)driver.cuCtxPopCurrent(&context);
+    leave(is_pushed);
     if (block == NULL)
         return NULL;
     *bytes = size;

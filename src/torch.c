@@ -5,8 +5,10 @@
  * loaded, and serves every torch that has them. Schemas, fake kernels and gradients are in Python
  * (python/normfuse/torch), as are kernels over ctypes that do the same as these where the symbols are missing.
  *
- * A kernel is called with a stack of 64-bit values: a tensor is an owned handle, an optional one a cell on the heap that
- * holds one, or 0. It leaves its outputs there, owned by the caller. */
+ * The same kernels, with other arguments and outputs, can take the place of aten's own group and batch norms.
+ *
+ * A kernel is called with a stack of 64-bit values: a tensor or a list is an owned handle, an optional tensor a cell on
+ * the heap that holds one, or 0. It leaves its outputs there, owned by the caller. */
 #include "torch.h"
 
 #include <dlfcn.h>
@@ -18,6 +20,7 @@
 typedef uint64_t stack_value;
 typedef struct torch_tensor *tensor_handle;
 typedef struct torch_library *library_handle;
+typedef struct torch_list *list_handle;
 typedef int32_t torch_error; /* 0: none */
 typedef void kernel(stack_value *stack, uint64_t inputs, uint64_t outputs);
 
@@ -46,6 +49,14 @@ static struct {
     int32_t (*aoti_torch_dtype_bfloat16)(void);
     int32_t (*aoti_torch_dtype_uint8)(void);
     int32_t (*aoti_torch_device_type_cuda)(void);
+    /* what aten's operators alone need */
+    torch_error (*aoti_torch_is_defined)(tensor_handle, bool *);
+    torch_error (*aoti_torch_new_uninitialized_tensor)(tensor_handle *);
+    torch_error (*aoti_torch__reinterpret_tensor)(tensor_handle, int64_t, const int64_t *, const int64_t *, int64_t,
+                                                  tensor_handle *);
+    torch_error (*torch_list_get_item)(list_handle, size_t, stack_value *);
+    torch_error (*torch_delete_list)(list_handle);
+    torch_error (*aoti_torch_call_dispatcher)(const char *, const char *, stack_value *);
     /* optional */
     torch_error (*torch_delete_stable_ivalue)(stack_value *); /* 2.13; before, the cells are C++'s new */
     void (*operator_delete)(void *);
@@ -62,6 +73,9 @@ enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
     DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, SLOTS,
     GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED,
+    SAVED, /* mean and rstd, their bytes in one tensor: K f64, then K f32 (f64 of f64 x) */
+    /* aten's */
+    SAMPLES, CHANNELS, POSITIONS, TRAIN, MASK, RESERVE,
     OPTIONAL = 64,
     END = 255
 };
@@ -70,7 +84,12 @@ _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS
 _Static_assert(offsetof(normfuse_tensors, sums) == offsetof(normfuse_tensors, x) + SUMS * sizeof(void *),
                "slots are in the order of normfuse_tensors");
 
-enum { MOST_ARGUMENTS = 20, MOST_OUTPUTS = 6, MOST_AXES = 64 };
+enum {
+    MOST_ARGUMENTS = 20,
+    MOST_OUTPUTS = 6,
+    MOST_AXES = 64,
+    MOST_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
+};
 
 /* The bits of `wanted`. */
 enum { WANT_X = 1, WANT_WEIGHT = 2, WANT_BIAS = 4, WANT_SCALE = 8, WANT_SHIFT = 16, WANT_POST_ADD = 32 };
@@ -85,11 +104,13 @@ typedef normfuse_status affine_call(const normfuse_affine_options *, const normf
 
 struct operation {
     enum kind kind;
-    uint32_t flags;
     bool is_backward;
+    bool evaluates;
+    bool is_lean; /* refuses x of one value a group */
+    bool is_aten; /* one of aten's operators */
     uint8_t arguments[MOST_ARGUMENTS]; /* in the order of the schema */
     uint8_t outputs[MOST_OUTPUTS + 1];
-    group_norm_call *group_norm; /* the one that `kind` says */
+    group_norm_call *group_norm; /* the one that `kind` says; of aten's batch norms both */
     batch_norm_call *batch_norm;
     affine_call *affine;
 };
@@ -102,19 +123,35 @@ union options {
 
 /* ---- tensors --------------------------------------------------------------------------------------------------- */
 
+/* A tensor's shape, as torch has it; borrowed of its handle. */
+struct shape {
+    int64_t axes, *sizes, *strides;
+};
+
 /* One call: its handles are let go at its end, but for the outputs of one that succeeded. */
 struct call {
     tensor_handle handles[SLOTS]; /* inputs */
+    int32_t input_count;
+    uint8_t inputs[MOST_ARGUMENTS]; /* the slots of those that were given */
     tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
     tensor_handle outputs[MOST_OUTPUTS];
-    tensor_handle scratch;
-    normfuse_tensor tensors[SLOTS];
-    int64_t axes[SLOTS][2][3]; /* shape and strides of those with more axes than the library takes */
-    int32_t dtype;             /* x's, as torch numbers it */
+    tensor_handle scratch, saved;
+    enum kind kind;
+    int32_t dtype; /* x's, as torch numbers it */
     int32_t device_type, device_index;
     double eps, momentum, act_param;
     int64_t groups, set_values, activation, wanted;
-    const char *problem; /* why it failed, where the library was not asked; "": torch says */
+    bool evaluates;
+    /* aten's group norm: what x has, whatever its shape; or `positions` is -1 and the shape says. */
+    int64_t samples, channels, positions;
+    bool is_reshaped;
+    struct shape x, walked; /* of x, and of its copy where it has one */
+    tensor_handle transposed_y; /* y as [C, N, ...]; see separate_channels */
+    tensor_handle running[2];   /* of one value a channel, likewise: mean and variance */
+    const char *problem;        /* why it failed, where the library was not asked; "": torch says */
+    /* written where they are used */
+    normfuse_tensor tensors[SLOTS];
+    int64_t axes[SLOTS][2][3]; /* shape and strides of those that the library sees with other axes than torch */
 };
 
 static bool fail(struct call *call, const char *problem)
@@ -122,6 +159,14 @@ static bool fail(struct call *call, const char *problem)
     if (call->problem == NULL)
         call->problem = problem;
     return false;
+}
+
+static bool get_shape(struct call *call, struct shape *shape, tensor_handle handle)
+{
+    return (torch.aoti_torch_get_dim(handle, &shape->axes) == 0 &&
+            torch.aoti_torch_get_sizes(handle, &shape->sizes) == 0 &&
+            torch.aoti_torch_get_strides(handle, &shape->strides) == 0) ||
+           fail(call, "");
 }
 
 /* The stride of the spatial axes taken as one, 0 where there is one position; -1 where they are not one. */
@@ -148,6 +193,25 @@ static bool is_empty(int64_t axes, const int64_t *sizes)
         if (sizes[a] == 0)
             return true;
     return false;
+}
+
+static int64_t elements_of(int64_t axes, const int64_t *sizes)
+{
+    int64_t elements = 1;
+    for (int64_t a = 0; a < axes; a++)
+        elements *= sizes[a];
+    return elements;
+}
+
+/* n * c * positions of them, a product that may not be an int64_t. */
+static bool has_elements(int64_t axes, const int64_t *sizes, int64_t n, int64_t c, int64_t positions)
+{
+    const int64_t elements = elements_of(axes, sizes);
+    if (n < 0 || c < 0 || positions < 0)
+        return false;
+    if (n == 0 || c == 0 || positions == 0)
+        return elements == 0;
+    return elements % n == 0 && elements / n % c == 0 && elements / n / c == positions;
 }
 
 /* Contiguous, channels-last, or a slice of either along N or C. */
@@ -207,26 +271,19 @@ static bool empty_contiguous(struct call *call, tensor_handle *handle, int64_t a
     return empty(call, handle, axes, sizes, strides, dtype);
 }
 
-/* x's strides where x is dense, else channels-last where x's channels are adjacent, and contiguous otherwise. */
-static bool empty_like(struct call *call, tensor_handle *handle, tensor_handle x)
+/* Of another one's shape. */
+static bool empty_shaped(struct call *call, tensor_handle *handle, tensor_handle like, int32_t dtype)
 {
-    int64_t axes, *sizes, *x_strides, strides[MOST_AXES];
-    if (torch.aoti_torch_get_dim(x, &axes) || torch.aoti_torch_get_sizes(x, &sizes) ||
-        torch.aoti_torch_get_strides(x, &x_strides))
+    int64_t axes, *sizes;
+    if (torch.aoti_torch_get_dim(like, &axes) || torch.aoti_torch_get_sizes(like, &sizes))
         return fail(call, "");
-    if (is_contiguous(axes, sizes, x_strides))
-        return empty(call, handle, axes, sizes, x_strides, call->dtype);
-    if (axes > 2 && sizes[1] > 1 && x_strides[1] == 1 && is_walkable(axes, sizes, x_strides)) {
-        int64_t step = sizes[1];
-        for (int64_t a = axes - 1; a >= 2; a--) {
-            strides[a] = step;
-            step *= sizes[a];
-        }
-        strides[1] = 1;
-        strides[0] = step;
-        return empty(call, handle, axes, sizes, strides, call->dtype);
-    }
-    return empty_contiguous(call, handle, axes, sizes, call->dtype);
+    return axes > MOST_AXES ? fail(call, "a tensor has too many dimensions")
+                            : empty_contiguous(call, handle, axes, sizes, dtype);
+}
+
+static bool copy_to(struct call *call, tensor_handle to, tensor_handle from)
+{
+    return torch.aoti_torch_copy_(to, from, 0) == 0 || fail(call, "");
 }
 
 static bool describe_dtype(struct call *call, normfuse_dtype *dtype, int32_t torch_dtype)
@@ -244,67 +301,155 @@ static bool describe_dtype(struct call *call, normfuse_dtype *dtype, int32_t tor
     return true;
 }
 
-/* The library's view of a tensor. It lives as long as the handle, whose shape and strides it borrows. */
-static bool describe(struct call *call, int slot, tensor_handle handle, bool is_output)
+/* What `slot` holds is contiguous and seen as one of three axes. */
+static void view_as(struct call *call, int slot, const int64_t shape[3])
 {
     normfuse_tensor *tensor = &call->tensors[slot];
-    int64_t axes;
-    int32_t dtype, device_type, device_index;
-    /* Reading through const keeps copy-on-write tensors shared. */
+    tensor->ndim = 3;
+    tensor->shape = memcpy(call->axes[slot][0], shape, 3 * sizeof *shape);
+    tensor->strides = call->axes[slot][1];
+    contiguous_strides(3, shape, tensor->strides);
+}
+
+static bool is_big(int slot)
+{
+    return slot <= POST_ADD || slot == Y || slot == U || slot == DY || slot == DU || slot == DX || slot == DPOST_ADD;
+}
+
+/* Reading through const keeps copy-on-write tensors shared. */
+static bool get_data(struct call *call, void **data, tensor_handle handle, bool is_output)
+{
+    if (is_output)
+        return torch.torch_get_mutable_data_ptr(handle, data) == 0 || fail(call, "");
     const void *read_only = NULL;
-    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &tensor->shape) ||
-        torch.aoti_torch_get_strides(handle, &tensor->strides) || torch.aoti_torch_get_dtype(handle, &dtype) ||
-        torch.aoti_torch_get_device_type(handle, &device_type) ||
-        (device_type == torch.cuda && torch.aoti_torch_get_device_index(handle, &device_index)) ||
-        (is_output ? torch.torch_get_mutable_data_ptr(handle, &tensor->data)
-                   : torch.torch_get_const_data_ptr(handle, &read_only)))
+    if (torch.torch_get_const_data_ptr(handle, &read_only))
         return fail(call, "");
-    if (!is_output)
-        memcpy(&tensor->data, &read_only, sizeof read_only);
-    tensor->byte_offset = 0;
-    tensor->device.device_type = device_type == torch.cuda ? NORMFUSE_CUDA : NORMFUSE_CPU;
-    tensor->device.device_id = device_type == torch.cuda ? device_index : 0;
-    tensor->ndim = (int32_t)axes;
-    const bool is_big = slot <= POST_ADD || slot == Y || slot == U || slot == DY || slot == DU || slot == DX ||
-                        slot == DPOST_ADD;
-    if (is_big && axes > NORMFUSE_MAX_AXES) {
+    memcpy(data, &read_only, sizeof read_only);
+    return true;
+}
+
+static void put_shape(struct call *call, int slot, const struct shape *shape)
+{
+    normfuse_tensor *tensor = &call->tensors[slot];
+    tensor->ndim = (int32_t)shape->axes;
+    tensor->shape = shape->sizes;
+    tensor->strides = shape->strides;
+    if (!is_big(slot))
+        return;
+    if (call->is_reshaped) {
+        view_as(call, slot, (const int64_t[]){call->samples, call->channels, call->positions});
+    } else if (shape->axes > NORMFUSE_MAX_AXES) {
         int64_t(*merged)[3] = call->axes[slot], positions = 1;
-        for (int64_t a = 2; a < axes; a++)
-            positions *= tensor->shape[a];
-        merged[0][0] = tensor->shape[0];
-        merged[0][1] = tensor->shape[1];
+        for (int64_t a = 2; a < shape->axes; a++)
+            positions *= shape->sizes[a];
+        merged[0][0] = shape->sizes[0];
+        merged[0][1] = shape->sizes[1];
         merged[0][2] = positions;
-        merged[1][0] = tensor->strides[0];
-        merged[1][1] = tensor->strides[1];
-        merged[1][2] = positions == 0 ? 1 : spatial_stride(axes, tensor->shape, tensor->strides, &positions);
+        merged[1][0] = shape->strides[0];
+        merged[1][1] = shape->strides[1];
+        merged[1][2] =
+            positions == 0 ? 1 : spatial_stride(shape->axes, shape->sizes, shape->strides, &positions);
         tensor->ndim = 3;
         tensor->shape = merged[0];
         tensor->strides = merged[1];
     }
-    return describe_dtype(call, &tensor->dtype, dtype);
+}
+
+/* The library's view of a tensor. It lives as long as the handle, whose shape and strides it borrows. */
+static bool describe_as(struct call *call, int slot, tensor_handle handle, bool is_output, const struct shape *shape)
+{
+    normfuse_tensor *tensor = &call->tensors[slot];
+    int32_t dtype, device_type, device_index;
+    if (torch.aoti_torch_get_dtype(handle, &dtype) || torch.aoti_torch_get_device_type(handle, &device_type) ||
+        (device_type == torch.cuda && torch.aoti_torch_get_device_index(handle, &device_index)))
+        return fail(call, "");
+    tensor->byte_offset = 0;
+    tensor->device.device_type = device_type == torch.cuda ? NORMFUSE_CUDA : NORMFUSE_CPU;
+    tensor->device.device_id = device_type == torch.cuda ? device_index : 0;
+    put_shape(call, slot, shape);
+    return get_data(call, &tensor->data, handle, is_output) && describe_dtype(call, &tensor->dtype, dtype);
+}
+
+static bool describe(struct call *call, int slot, tensor_handle handle, bool is_output)
+{
+    struct shape shape;
+    return get_shape(call, &shape, handle) && describe_as(call, slot, handle, is_output, &shape);
 }
 
 /* An input of x's kind, copied where the library does not walk it. */
 static bool take_big(struct call *call, int slot)
 {
     tensor_handle handle = call->handles[slot];
-    int64_t axes, *sizes, *strides;
-    if (torch.aoti_torch_get_dim(handle, &axes) || torch.aoti_torch_get_sizes(handle, &sizes) ||
-        torch.aoti_torch_get_strides(handle, &strides))
-        return fail(call, "");
-    if (axes < 2 || axes > MOST_AXES)
+    struct shape shape;
+    if (!get_shape(call, &shape, handle))
+        return false;
+    if (shape.axes > MOST_AXES || (shape.axes < 2 && call->positions < 0))
         return fail(call, "expected a tensor of at least 2 dimensions, [N, C, ...]");
-    if (!is_walkable(axes, sizes, strides)) {
+    if (call->positions >= 0) {
+        call->is_reshaped =
+            shape.axes < 2 || shape.sizes[0] != call->samples || shape.sizes[1] != call->channels;
+        if (call->is_reshaped &&
+            !has_elements(shape.axes, shape.sizes, call->samples, call->channels, call->positions))
+            return fail(call, "expected a tensor of N * C * HxW elements");
+    }
+    if (slot == X)
+        call->x = shape;
+    if (call->is_reshaped ? !is_contiguous(shape.axes, shape.sizes, shape.strides)
+                          : !is_walkable(shape.axes, shape.sizes, shape.strides)) {
         int32_t dtype;
         if (torch.aoti_torch_get_dtype(handle, &dtype))
             return fail(call, "");
-        if (!empty_contiguous(call, &call->copies[slot], axes, sizes, dtype))
+        if (!empty_contiguous(call, &call->copies[slot], shape.axes, shape.sizes, dtype) ||
+            !copy_to(call, call->copies[slot], handle) || !get_shape(call, &shape, call->copies[slot]))
             return false;
-        if (torch.aoti_torch_copy_(call->copies[slot], handle, 0))
-            return fail(call, "");
         handle = call->copies[slot];
     }
-    return describe(call, slot, handle, false);
+    if (slot == X)
+        call->walked = shape;
+    return describe_as(call, slot, handle, false, &shape);
+}
+
+/* An output of x's shape and dtype: x's strides where x is contiguous, else channels-last where x's channels are
+ * adjacent, and contiguous otherwise. */
+static bool make_like_x(struct call *call, int slot, tensor_handle *handle)
+{
+    const int64_t axes = call->x.axes, *sizes = call->x.sizes;
+    int64_t strides[MOST_AXES];
+    if (is_contiguous(axes, sizes, call->x.strides)) {
+        memcpy(strides, call->x.strides, (size_t)axes * sizeof *strides);
+    } else if (!call->is_reshaped && axes > 2 && sizes[1] > 1 && call->x.strides[1] == 1 &&
+               is_walkable(axes, sizes, call->x.strides)) {
+        int64_t step = sizes[1];
+        for (int64_t a = axes - 1; a >= 2; a--) {
+            strides[a] = step;
+            step *= sizes[a];
+        }
+        strides[1] = 1;
+        strides[0] = step;
+    } else {
+        contiguous_strides(axes, sizes, strides);
+    }
+    if (!empty(call, handle, axes, sizes, strides, call->dtype))
+        return false;
+    if (memcmp(strides, call->walked.strides, (size_t)axes * sizeof *strides) != 0)
+        return describe(call, slot, *handle, true);
+    call->tensors[slot] = call->tensors[X];
+    return get_data(call, &call->tensors[slot].data, *handle, true);
+}
+
+/* A contiguous output of x's device. */
+static bool make(struct call *call, int slot, tensor_handle *handle, int64_t axes, const int64_t *sizes, int32_t dtype)
+{
+    if (axes > 3)
+        return empty_contiguous(call, handle, axes, sizes, dtype) && describe(call, slot, *handle, true);
+    normfuse_tensor *tensor = &call->tensors[slot];
+    *tensor = (normfuse_tensor){.ndim = (int32_t)axes, .device = call->tensors[X].device,
+                                .shape = call->axes[slot][0], .strides = call->axes[slot][1]};
+    for (int64_t a = 0; a < axes; a++)
+        tensor->shape[a] = sizes[a];
+    contiguous_strides(axes, sizes, tensor->strides);
+    return describe_dtype(call, &tensor->dtype, dtype) &&
+           empty(call, handle, axes, sizes, tensor->strides, dtype) && get_data(call, &tensor->data, *handle, true);
 }
 
 /* ---- a call ---------------------------------------------------------------------------------------------------- */
@@ -321,6 +466,21 @@ static double as_double(stack_value value)
     return number;
 }
 
+/* [x, weight, bias], a list of truth values. */
+static int64_t take_mask(stack_value value)
+{
+    static const int64_t bits[] = {WANT_X, WANT_WEIGHT, WANT_BIAS};
+    const list_handle list = (list_handle)(uintptr_t)value;
+    int64_t wanted = 0;
+    for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) {
+        stack_value is_wanted = 0;
+        if (torch.torch_list_get_item(list, i, &is_wanted) == 0 && (is_wanted & 1))
+            wanted |= bits[i];
+    }
+    (void)torch.torch_delete_list(list);
+    return wanted;
+}
+
 /* Takes the arguments off the stack, which owns nothing afterwards. */
 static void take_arguments(struct call *call, const struct operation *operation, const stack_value *stack)
 {
@@ -334,12 +494,22 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case ACT_PARAM: call->act_param = as_double(value); break;
         case SET_VALUES: call->set_values = (int64_t)value; break;
         case WANTED: call->wanted = (int64_t)value; break;
+        case SAVED: call->saved = as_tensor(value); break;
+        case SAMPLES: call->samples = (int64_t)value; break;
+        case CHANNELS: call->channels = (int64_t)value; break;
+        case POSITIONS: call->positions = (int64_t)value; break;
+        case TRAIN: call->evaluates = (value & 1) == 0; break;
+        case MASK: call->wanted = take_mask(value); break;
+        case RESERVE: (void)torch.aoti_torch_delete_tensor_object(as_tensor(value)); break;
         default:
+            if (value == 0)
+                break;
+            call->inputs[call->input_count++] = (uint8_t)(operation->arguments[i] & (OPTIONAL - 1));
             if (!(operation->arguments[i] & OPTIONAL)) {
                 call->handles[operation->arguments[i]] = as_tensor(value);
-            } else if (value != 0) {
+            } else {
                 stack_value *cell = (stack_value *)(uintptr_t)value;
-                call->handles[operation->arguments[i] & ~OPTIONAL] = as_tensor(*cell);
+                call->handles[operation->arguments[i] & (OPTIONAL - 1)] = as_tensor(*cell);
                 if (torch.torch_delete_stable_ivalue != NULL)
                     (void)torch.torch_delete_stable_ivalue(cell);
                 else
@@ -349,93 +519,276 @@ static void take_arguments(struct call *call, const struct operation *operation,
     }
 }
 
+static void let_go(tensor_handle *handles, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (handles[i] != NULL)
+            (void)torch.aoti_torch_delete_tensor_object(handles[i]);
+}
+
+/* aten says "none" by tensors that are undefined or empty, too, and gives a backward the statistics of both modes. */
+static bool drop_what_is_none(struct call *call, const struct operation *operation)
+{
+    for (int32_t i = 0; i < call->input_count; i++) {
+        const int slot = call->inputs[i];
+        tensor_handle *handle = &call->handles[slot];
+        const bool is_running = slot == RUNNING_MEAN || slot == RUNNING_VAR;
+        const bool is_saved = slot == MEAN || slot == RSTD;
+        if (!is_running && !is_saved && slot != WEIGHT && slot != BIAS)
+            continue;
+        bool is_given = !operation->is_backward || !(call->evaluates ? is_saved : is_running);
+        if (is_given && torch.aoti_torch_is_defined(*handle, &is_given))
+            return fail(call, "");
+        if (is_given && is_running) {
+            int64_t axes, *sizes;
+            if (torch.aoti_torch_get_dim(*handle, &axes) || torch.aoti_torch_get_sizes(*handle, &sizes))
+                return fail(call, "");
+            is_given = !is_empty(axes, sizes);
+        }
+        if (!is_given) {
+            let_go(handle, 1);
+            *handle = NULL;
+        }
+    }
+    return true;
+}
+
+static int32_t statistics_dtype(const struct call *call)
+{
+    return call->dtype == torch.f64 ? torch.f64 : torch.f32;
+}
+
+static int64_t saved_bytes(const struct call *call, int64_t *values)
+{
+    const normfuse_tensor *x = &call->tensors[X];
+    *values = call->kind == BATCH_NORM ? x->shape[1] : x->shape[0] * call->groups;
+    return *values * (call->dtype == torch.f64 ? 16 : 12);
+}
+
+/* The library's view of mean and rstd in the bytes of one tensor. */
+static bool view_saved(struct call *call, tensor_handle handle, bool is_output)
+{
+    int64_t values;
+    void *data;
+    (void)saved_bytes(call, &values);
+    if (!get_data(call, &data, handle, is_output))
+        return false;
+    for (int slot = MEAN; slot <= RSTD; slot++) {
+        normfuse_tensor *tensor = &call->tensors[slot];
+        *tensor = (normfuse_tensor){.data = data, .ndim = 1, .device = call->tensors[X].device,
+                                    .shape = call->axes[slot][0], .strides = call->axes[slot][1],
+                                    .byte_offset = slot == MEAN ? 0 : (uint64_t)values * sizeof(double)};
+        tensor->shape[0] = values;
+        tensor->strides[0] = 1;
+        if (!describe_dtype(call, &tensor->dtype, slot == MEAN ? torch.f64 : statistics_dtype(call)))
+            return false;
+    }
+    return true;
+}
+
+static bool take_saved(struct call *call)
+{
+    struct shape shape;
+    int64_t values;
+    int32_t dtype;
+    if (!get_shape(call, &shape, call->saved))
+        return false;
+    if (torch.aoti_torch_get_dtype(call->saved, &dtype))
+        return fail(call, "");
+    if (dtype != torch.uint8 || shape.axes != 1 || shape.sizes[0] != saved_bytes(call, &values) ||
+        !is_contiguous(shape.axes, shape.sizes, shape.strides))
+        return fail(call, "saved is not what the forward gave for this input");
+    return view_saved(call, call->saved, false);
+}
+
 static bool take_inputs(struct call *call)
 {
     tensor_handle x = call->handles[X];
     if (torch.aoti_torch_get_dtype(x, &call->dtype) || torch.aoti_torch_get_device_type(x, &call->device_type) ||
         torch.aoti_torch_get_device_index(x, &call->device_index))
         return fail(call, "");
-    for (int slot = 0; slot < SLOTS; slot++) {
-        if (call->handles[slot] == NULL)
+    if (!take_big(call, X))
+        return false;
+    for (int32_t i = 0; i < call->input_count; i++) {
+        const int slot = call->inputs[i];
+        if (slot == X || call->handles[slot] == NULL)
             continue;
-        const bool is_big = slot <= POST_ADD || slot == DY || slot == DU;
-        const bool is_updated = slot == RUNNING_MEAN || slot == RUNNING_VAR;
-        if (is_big ? !take_big(call, slot) : !describe(call, slot, call->handles[slot], is_updated))
+        const bool is_updated = (slot == RUNNING_MEAN || slot == RUNNING_VAR) && !call->evaluates;
+        if (is_big(slot) ? !take_big(call, slot) : !describe(call, slot, call->handles[slot], is_updated))
+            return false;
+        /* Of 16 bits where aten's own kernels saved them. */
+        if ((slot == MEAN || slot == RSTD) && call->tensors[slot].dtype.bits == 16 &&
+            !(empty_shaped(call, &call->copies[slot], call->handles[slot], torch.f32) &&
+              copy_to(call, call->copies[slot], call->handles[slot]) &&
+              describe(call, slot, call->copies[slot], false)))
             return false;
     }
-    return true;
+    return call->saved == NULL || take_saved(call);
 }
 
 /* A gradient has its parameter's shape and dtype. */
-static bool empty_gradient(struct call *call, tensor_handle *handle, int parameter)
+static bool make_gradient(struct call *call, int slot, tensor_handle *handle, int parameter)
 {
-    int64_t axes, *sizes;
+    const normfuse_tensor *like = &call->tensors[parameter];
     int32_t dtype;
-    if (torch.aoti_torch_get_dim(call->handles[parameter], &axes) ||
-        torch.aoti_torch_get_sizes(call->handles[parameter], &sizes) ||
-        torch.aoti_torch_get_dtype(call->handles[parameter], &dtype))
+    if (torch.aoti_torch_get_dtype(call->handles[parameter], &dtype))
         return fail(call, "");
-    return axes > MOST_AXES ? fail(call, "a parameter has too many dimensions")
-                            : empty_contiguous(call, handle, axes, sizes, dtype);
+    return like->ndim > MOST_AXES ? fail(call, "a parameter has too many dimensions")
+                                  : make(call, slot, handle, like->ndim, like->shape, dtype);
 }
 
-static bool is_wanted(const struct call *call, int slot)
+static bool is_wanted(const struct call *call, const struct operation *operation, int slot)
 {
     switch (slot) {
     case U: return call->handles[PRE_ADD] != NULL;
     case DX: return call->wanted & WANT_X;
     case DWEIGHT: return (call->wanted & WANT_WEIGHT) && call->handles[WEIGHT] != NULL;
-    case DBIAS: return (call->wanted & WANT_BIAS) && call->handles[BIAS] != NULL;
+    case DBIAS: return (call->wanted & WANT_BIAS) && (call->handles[BIAS] != NULL || operation->is_aten);
     case DSCALE: return (call->wanted & WANT_SCALE) && call->handles[SCALE] != NULL;
     case DSHIFT: return (call->wanted & WANT_SHIFT) && call->handles[SHIFT] != NULL;
     case DPOST_ADD: return (call->wanted & WANT_POST_ADD) && call->handles[POST_ADD] != NULL;
+    case MEAN:
+    case RSTD: return !call->evaluates;
+    case RESERVE: return false;
     default: return true;
     }
 }
 
+/* In the place of an output that is not wanted. */
+static bool make_placeholder(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
+{
+    if (operation->is_aten && slot != MEAN && slot != RSTD && slot != RESERVE)
+        return torch.aoti_torch_new_uninitialized_tensor(handle) == 0 || fail(call, "");
+    return empty_contiguous(call, handle, 1, (const int64_t[]){0},
+                            !operation->is_aten ? call->dtype
+                            : slot == RESERVE   ? torch.uint8
+                                                : statistics_dtype(call));
+}
+
 static bool make_output(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
 {
+    int64_t values, bytes;
     const normfuse_tensor *x = &call->tensors[X];
     const int64_t n = x->shape[0], c = x->shape[1];
     const bool of_channels = operation->kind == BATCH_NORM;
     switch (slot) {
-    case DWEIGHT: return empty_gradient(call, handle, WEIGHT);
-    case DBIAS: return empty_gradient(call, handle, BIAS);
-    case DSCALE: return empty_gradient(call, handle, SCALE);
-    case DSHIFT: return empty_gradient(call, handle, SHIFT);
+    case DWEIGHT: return make_gradient(call, slot, handle, WEIGHT);
+    case DBIAS:
+        /* aten's backwards are not told bias: it is as weight is. */
+        if (operation->is_aten && call->handles[WEIGHT] == NULL)
+            return make(call, slot, handle, 1, &c, call->dtype);
+        return make_gradient(call, slot, handle, operation->is_aten ? WEIGHT : BIAS);
+    case DSCALE: return make_gradient(call, slot, handle, SCALE);
+    case DSHIFT: return make_gradient(call, slot, handle, SHIFT);
     case MEAN:
     case RSTD:
-        return empty_contiguous(call, handle, of_channels ? 1 : 2,
-                                of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
-                                slot == MEAN || call->dtype == torch.f64 ? torch.f64 : torch.f32);
+        return make(call, slot, handle, of_channels ? 1 : 2,
+                    of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
+                    slot == MEAN && !operation->is_aten ? torch.f64 : statistics_dtype(call));
+    case SAVED:
+        bytes = saved_bytes(call, &values);
+        return empty_contiguous(call, handle, 1, &bytes, torch.uint8) && view_saved(call, *handle, true);
     case STATS:
-        return empty_contiguous(call, handle, of_channels ? 2 : 3,
-                                of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3},
-                                torch.f64);
+        return make(call, slot, handle, of_channels ? 2 : 3,
+                    of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3}, torch.f64);
     case SUMS:
-        return empty_contiguous(call, handle, of_channels ? 2 : 3,
-                                of_channels ? (const int64_t[]){c, 2} : (const int64_t[]){n, c, 2}, torch.f64);
-    default: return empty_like(call, handle, call->handles[X]);
+        return make(call, slot, handle, of_channels ? 2 : 3,
+                    of_channels ? (const int64_t[]){c, 2} : (const int64_t[]){n, c, 2}, torch.f64);
+    default: return make_like_x(call, slot, handle);
     }
 }
 
 static bool make_outputs(struct call *call, const struct operation *operation)
 {
-    if (operation->kind == INSTANCE_NORM)
+    if (call->kind == INSTANCE_NORM)
         call->groups = call->tensors[X].shape[1];
-    if (operation->kind == GROUP_NORM && call->groups <= 0)
+    if (call->kind == GROUP_NORM && call->groups <= 0)
         return fail(call, "groups must be greater than 0");
+    if (operation->is_lean && elements_of(call->x.axes, call->x.sizes) == call->groups)
+        return fail(call, "expected more than 1 value per group");
     for (int i = 0; operation->outputs[i] != END; i++) {
         const int slot = operation->outputs[i];
-        if (!is_wanted(call, slot)) {
-            if (!empty_contiguous(call, &call->outputs[i], 1, (const int64_t[]){0}, call->dtype))
-                return false;
-        } else if (!make_output(call, operation, slot, &call->outputs[i]) ||
-                   !describe(call, slot, call->outputs[i], true)) {
+        if (!(is_wanted(call, operation, slot) ? make_output : make_placeholder)(call, operation, slot,
+                                                                                &call->outputs[i]))
             return false;
-        }
     }
     return true;
+}
+
+/* The tensor as [C, N, ...]. */
+static bool transpose(struct call *call, tensor_handle handle, tensor_handle *view)
+{
+    struct shape shape;
+    int64_t sizes[MOST_AXES], strides[MOST_AXES];
+    if (!get_shape(call, &shape, handle))
+        return false;
+    for (int64_t a = 0; a < shape.axes; a++) {
+        const int64_t from = a < 2 ? 1 - a : a;
+        sizes[a] = shape.sizes[from];
+        strides[a] = shape.strides[from];
+    }
+    return torch.aoti_torch__reinterpret_tensor(handle, shape.axes, sizes, strides, 0, view) == 0 || fail(call, "");
+}
+
+/* What the library's batch norm refuses while training and aten's takes, since aten's instance norm ends there: eps <= 0,
+ * and one value a channel. It runs as group norm of one sample with a group for each channel. */
+static bool separate_channels(struct call *call, const struct operation *operation)
+{
+    const normfuse_tensor *x = &call->tensors[X];
+    int64_t values = x->shape[0];
+    for (int32_t a = 2; a < x->ndim; a++)
+        values *= x->shape[a];
+    if (call->evaluates || values == 0 || (values != 1 && (operation->is_backward || call->eps > 0.0)))
+        return true;
+    call->kind = INSTANCE_NORM;
+    call->groups = x->shape[1];
+    if (values == 1 && call->handles[RUNNING_MEAN] != NULL && call->handles[RUNNING_VAR] != NULL) {
+        /* The variance over values - 1 is not a number: the library refuses that here, too. */
+        for (int i = 0; i < 2; i++) {
+            call->running[i] = call->handles[RUNNING_MEAN + i];
+            call->handles[RUNNING_MEAN + i] = NULL;
+        }
+    }
+    if (x->shape[0] == 1)
+        return true;
+    const int64_t shape[3] = {1, call->groups, values};
+    tensor_handle view = NULL;
+    if (!transpose(call, call->handles[X], &view))
+        return false;
+    let_go(&call->copies[X], 1);
+    call->copies[X] = NULL;
+    const bool is_copied = empty_shaped(call, &call->copies[X], view, call->dtype) &&
+                           copy_to(call, call->copies[X], view) &&
+                           empty_shaped(call, &call->transposed_y, view, call->dtype) &&
+                           describe(call, X, call->copies[X], false) && describe(call, Y, call->transposed_y, true);
+    let_go(&view, 1);
+    view_as(call, X, shape);
+    view_as(call, Y, shape);
+    return is_copied;
+}
+
+/* Where y was computed as [C, N, ...]. */
+static bool put_transposed(struct call *call)
+{
+    if (call->transposed_y == NULL)
+        return true;
+    tensor_handle view = NULL;
+    const bool is_put = transpose(call, call->outputs[0], &view) &&
+                        copy_to(call, view, call->transposed_y);
+    let_go(&view, 1);
+    return is_put;
+}
+
+/* Running statistics of one value a channel, by an operator in Python: no call gets here that torch.nn.functional's
+ * checks have seen. */
+static bool update_running_of_one_value(struct call *call)
+{
+    if (call->running[0] == NULL)
+        return true;
+    stack_value stack[4] = {(uintptr_t)call->running[0], (uintptr_t)call->running[1], (uintptr_t)call->handles[X]};
+    memcpy(&stack[3], &call->momentum, sizeof call->momentum);
+    call->running[0] = call->running[1] = call->handles[X] = NULL; /* the callee's */
+    return torch.aoti_torch_call_dispatcher("normfuse::update_running_of_one_value", "", stack) == 0 || fail(call, "");
 }
 
 /* The library's tasks on torch's threads: a second pool would compete with them for the cores. */
@@ -458,21 +811,21 @@ static void parallel_for(void *pool, int64_t count, void (*task)(void *context, 
     (void)torch.torch_parallel_for(0, count, 1, run_tasks, &tasks);
 }
 
-static normfuse_status scratch_bytes(const struct operation *operation, const union options *options,
+static normfuse_status scratch_bytes(enum kind kind, bool is_backward, const union options *options,
                                      const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {
-    switch (operation->kind) {
+    switch (kind) {
     case GROUP_NORM:
     case INSTANCE_NORM:
-        return (operation->is_backward ? normfuse_group_norm_backward_scratch_bytes
+        return (is_backward ? normfuse_group_norm_backward_scratch_bytes
                                        : normfuse_group_norm_forward_scratch_bytes)(&options->group_norm, tensors, exec,
                                                                                     bytes);
     case BATCH_NORM:
-        return (operation->is_backward ? normfuse_batch_norm_backward_scratch_bytes
+        return (is_backward ? normfuse_batch_norm_backward_scratch_bytes
                                        : normfuse_batch_norm_forward_scratch_bytes)(&options->batch_norm, tensors, exec,
                                                                                     bytes);
     default:
-        return (operation->is_backward ? normfuse_affine_backward_scratch_bytes
+        return (is_backward ? normfuse_affine_backward_scratch_bytes
                                        : normfuse_affine_forward_scratch_bytes)(&options->affine, tensors, exec, bytes);
     }
 }
@@ -481,7 +834,8 @@ static bool prepare_exec(struct call *call, normfuse_exec *exec)
 {
     if (call->device_type != torch.cuda) {
         uint32_t threads = 1;
-        if (torch.torch_get_num_threads(&threads))
+        const int64_t elements = elements_of(call->x.axes, call->x.sizes);
+        if (elements > MOST_ON_ONE_THREAD && torch.torch_get_num_threads(&threads))
             return fail(call, "");
         exec->threads = (int32_t)threads;
         exec->parallel_for = parallel_for;
@@ -500,7 +854,7 @@ static bool add_scratch(struct call *call, const struct operation *operation, co
 {
     if (call->device_type != torch.cuda)
         return true;
-    if (scratch_bytes(operation, options, tensors, exec, &exec->scratch_bytes) != NORMFUSE_OK)
+    if (scratch_bytes(call->kind, operation->is_backward, options, tensors, exec, &exec->scratch_bytes) != NORMFUSE_OK)
         return fail(call, normfuse_last_error());
     if (exec->scratch_bytes == 0)
         return true;
@@ -514,16 +868,26 @@ static bool compute(struct call *call, const struct operation *operation)
 {
     normfuse_tensors tensors = {.struct_bytes = sizeof tensors};
     const normfuse_tensor **slots = &tensors.x;
-    for (int slot = 0; slot < SLOTS; slot++)
-        slots[slot] = call->handles[slot] != NULL ? &call->tensors[slot] : NULL;
-    for (int i = 0; operation->outputs[i] != END; i++)
-        if (is_wanted(call, operation->outputs[i]))
-            slots[operation->outputs[i]] = &call->tensors[operation->outputs[i]];
+    for (int32_t i = 0; i < call->input_count; i++)
+        if (call->handles[call->inputs[i]] != NULL)
+            slots[call->inputs[i]] = &call->tensors[call->inputs[i]];
+    bool has_saved = call->saved != NULL;
+    for (int i = 0; operation->outputs[i] != END; i++) {
+        const int slot = operation->outputs[i];
+        if (slot == SAVED)
+            has_saved = true;
+        else if (is_wanted(call, operation, slot))
+            slots[slot] = &call->tensors[slot];
+    }
+    if (has_saved) {
+        slots[MEAN] = &call->tensors[MEAN];
+        slots[RSTD] = &call->tensors[RSTD];
+    }
 
-    const uint32_t flags = operation->flags | NORMFUSE_HAS_ACT_PARAM;
+    const uint32_t flags = (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
     const int32_t activation = (int32_t)call->activation;
     union options options;
-    switch (operation->kind) {
+    switch (call->kind) {
     case GROUP_NORM:
     case INSTANCE_NORM:
         options.group_norm = (normfuse_group_norm_options){
@@ -545,20 +909,13 @@ static bool compute(struct call *call, const struct operation *operation)
     if (!prepare_exec(call, &exec) || !add_scratch(call, operation, &options, &tensors, &exec))
         return false;
     normfuse_status status;
-    switch (operation->kind) {
+    switch (call->kind) {
     case GROUP_NORM:
     case INSTANCE_NORM: status = operation->group_norm(&options.group_norm, &tensors, &exec); break;
     case BATCH_NORM: status = operation->batch_norm(&options.batch_norm, &tensors, &exec); break;
     default: status = operation->affine(&options.affine, &tensors, &exec); break;
     }
     return status == NORMFUSE_OK ? true : fail(call, normfuse_last_error());
-}
-
-static void let_go(tensor_handle *handles, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (handles[i] != NULL)
-            (void)torch.aoti_torch_delete_tensor_object(handles[i]);
 }
 
 /* Throws a C++ exception, which crosses this frame and its callers': nothing of theirs may be left to let go. */
@@ -578,17 +935,27 @@ static void run(const struct operation *operation, stack_value *stack)
 {
     struct call call;
     memset(&call, 0, offsetof(struct call, tensors));
-    call.dtype = call.device_type = call.device_index = 0;
+    call.kind = operation->kind;
+    call.evaluates = operation->evaluates;
     call.eps = 1.0; /* of calls that have rstd instead */
-    call.momentum = call.act_param = 0.0;
-    call.groups = call.set_values = call.activation = call.wanted = 0;
-    call.problem = NULL;
+    call.positions = -1;
+    call.wanted = WANT_X | WANT_WEIGHT | WANT_BIAS; /* where nothing says */
     take_arguments(&call, operation, stack);
-    const bool succeeded =
-        take_inputs(&call) && make_outputs(&call, operation) && compute(&call, operation);
-    let_go(call.handles, SLOTS);
-    let_go(call.copies, SLOTS);
+    if (operation->is_aten && operation->is_backward && !call.evaluates)
+        call.eps = 1.0;
+    const bool is_aten_batch_norm = operation->is_aten && operation->kind == BATCH_NORM;
+    const bool succeeded = (!operation->is_aten || drop_what_is_none(&call, operation)) && take_inputs(&call) &&
+                           make_outputs(&call, operation) &&
+                           (!is_aten_batch_norm || separate_channels(&call, operation)) && compute(&call, operation) &&
+                           put_transposed(&call) && update_running_of_one_value(&call);
+    for (int32_t i = 0; i < call.input_count; i++) {
+        let_go(&call.handles[call.inputs[i]], 1);
+        let_go(&call.copies[call.inputs[i]], 1);
+    }
     let_go(&call.scratch, 1);
+    let_go(&call.saved, 1);
+    let_go(&call.transposed_y, 1);
+    let_go(call.running, 2);
     if (!succeeded) {
         let_go(call.outputs, MOST_OUTPUTS);
         raise_error(call.problem);
@@ -618,7 +985,7 @@ static void merge(stack_value *stack,
         succeeded = fail(&call, "expected a tensor of at least 2 dimensions, [shards, ...]");
     if (succeeded && !is_contiguous(axes, sizes, strides)) {
         succeeded = empty_contiguous(&call, &call.copies[STATS], axes, sizes, call.dtype) &&
-                    (torch.aoti_torch_copy_(call.copies[STATS], parts, 0) == 0 || fail(&call, ""));
+                    copy_to(&call, call.copies[STATS], parts);
         parts = call.copies[STATS];
     }
     normfuse_exec exec = {.struct_bytes = sizeof exec};
@@ -641,6 +1008,7 @@ static void merge(stack_value *stack,
 
 #define O(argument) (argument | OPTIONAL)
 #define NORM X, O(WEIGHT), O(BIAS)
+#define GIVEN_NORM X, WEIGHT, BIAS
 #define ADAPTIVE O(SCALE), O(SHIFT)
 #define RUNNING O(RUNNING_MEAN), O(RUNNING_VAR)
 #define GIVEN_RUNNING RUNNING_MEAN, RUNNING_VAR
@@ -673,11 +1041,11 @@ OPERATION(batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_
           .arguments = {GRADIENT_OF(MEAN, RSTD), O(POST_ADD), EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
 OPERATION(batch_norm_evaluate, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, U, END})
+          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, U, END})
 OPERATION(batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, END})
+          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
-          .flags = NORMFUSE_EVALUATE, .is_backward = true,
+          .evaluates = true, .is_backward = true,
           .arguments = {GRADIENT_OF(GIVEN_RUNNING), O(POST_ADD), EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
 OPERATION(channel_affine, .kind = AFFINE, .affine = normfuse_affine_forward,
@@ -712,24 +1080,62 @@ OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
 /* The same without what is seldom given: the eager path's, which pays for every argument and output. */
-OPERATION(lean_group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
-          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
-OPERATION(lean_group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+OPERATION(lean_group_norm, .is_lean = true, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, SAVED, END})
+OPERATION(lean_group_norm_inference, .is_lean = true, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
-          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
+          .arguments = {DY, X, SAVED, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .arguments = {NORM, RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+          .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, SAVED, END})
+OPERATION(lean_batch_norm_forward_only, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .flags = NORMFUSE_EVALUATE, .arguments = {NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
+          .evaluates = true, .arguments = {GIVEN_NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
-          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .arguments = {DY, X, SAVED, WEIGHT, BIAS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
-          .flags = NORMFUSE_EVALUATE, .is_backward = true,
-          .arguments = {DY, X, GIVEN_RUNNING, O(WEIGHT), O(BIAS), EPS, ACT, WANTED, END},
+          .evaluates = true, .is_backward = true,
+          .arguments = {DY, X, GIVEN_RUNNING, WEIGHT, BIAS, EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
+
+/* aten's own operators. What they save is what aten's kernels save, so that each may be differentiated by the other. */
+#define ATEN_GROUP_NORM .is_aten = true, .kind = GROUP_NORM
+#define ATEN_BATCH_NORM                                                                                                \
+    .is_aten = true, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,                                    \
+    .group_norm = normfuse_group_norm_forward
+#define ATEN_BATCH_NORM_BACKWARD                                                                                       \
+    .is_aten = true, .kind = BATCH_NORM, .is_backward = true, .batch_norm = normfuse_batch_norm_backward,              \
+    .group_norm = normfuse_group_norm_backward
+#define GIVEN_SAVED O(MEAN), O(RSTD)
+
+OPERATION(native_group_norm, ATEN_GROUP_NORM, .group_norm = normfuse_group_norm_forward,
+          .arguments = {NORM, SAMPLES, CHANNELS, POSITIONS, GROUPS, EPS, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(native_group_norm_backward, ATEN_GROUP_NORM, .is_backward = true, .group_norm = normfuse_group_norm_backward,
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), SAMPLES, CHANNELS, POSITIONS, GROUPS, MASK, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(native_batch_norm, ATEN_BATCH_NORM, .arguments = {NORM, RUNNING, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(native_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
+          .arguments = {DY, X, O(WEIGHT), RUNNING, GIVEN_SAVED, TRAIN, EPS, MASK, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(native_batch_norm_legit, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUNNING, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(native_batch_norm_legit_no_stats, ATEN_BATCH_NORM, .arguments = {NORM, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, END})
+OPERATION(batch_norm_with_update, ATEN_BATCH_NORM, .arguments = {NORM, GIVEN_RUNNING, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, RESERVE, END})
+OPERATION(batch_norm_no_update, ATEN_BATCH_NORM, .evaluates = true, .arguments = {NORM, RUNNING, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, RESERVE, END})
+OPERATION(aten_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
+          .arguments = {DY, X, WEIGHT, RUNNING, GIVEN_SAVED, TRAIN, EPS, MASK, RESERVE, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(cudnn_batch_norm, ATEN_BATCH_NORM, .arguments = {X, WEIGHT, O(BIAS), RUNNING, TRAIN, MOMENTUM, EPS, END},
+          .outputs = {Y, MEAN, RSTD, RESERVE, END})
+OPERATION(cudnn_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
+          .arguments = {X, DY, WEIGHT, RUNNING, GIVEN_SAVED, EPS, RESERVE, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
 
 static void stats_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
 {
@@ -775,12 +1181,32 @@ static const struct {
     KERNEL(lean_group_norm_inference),
     KERNEL(lean_group_norm_backward),
     KERNEL(lean_batch_norm),
+    KERNEL(lean_batch_norm_forward_only),
     KERNEL(lean_batch_norm_inference),
     KERNEL(lean_batch_norm_backward),
     KERNEL(lean_batch_norm_evaluate_backward),
     KERNEL(stats_merge),
     KERNEL(sums_merge),
 #undef KERNEL
+};
+
+/* The name of aten's operator, with its overload. */
+static const struct {
+    const char *name;
+    kernel *kernel;
+    bool is_of_cuda; /* alone */
+} aten_kernels[] = {
+    {"native_group_norm", native_group_norm, false},
+    {"native_group_norm_backward", native_group_norm_backward, false},
+    {"native_batch_norm", native_batch_norm, false},
+    {"native_batch_norm_backward", native_batch_norm_backward, false},
+    {"_native_batch_norm_legit", native_batch_norm_legit, false},
+    {"_native_batch_norm_legit.no_stats", native_batch_norm_legit_no_stats, false},
+    {"_batch_norm_with_update", batch_norm_with_update, false},
+    {"_batch_norm_no_update", batch_norm_no_update, false},
+    {"batch_norm_backward", aten_batch_norm_backward, false},
+    {"cudnn_batch_norm", cudnn_batch_norm, true},
+    {"cudnn_batch_norm_backward", cudnn_batch_norm_backward, true},
 };
 
 /* ISO C has no conversion from an object pointer to a function pointer; POSIX promises that this one works. */
@@ -822,6 +1248,12 @@ static const char *look_up_all(void *library)
     NEEDED(aoti_torch_dtype_bfloat16)
     NEEDED(aoti_torch_dtype_uint8)
     NEEDED(aoti_torch_device_type_cuda)
+    NEEDED(aoti_torch_is_defined)
+    NEEDED(aoti_torch_new_uninitialized_tensor)
+    NEEDED(aoti_torch__reinterpret_tensor)
+    NEEDED(torch_list_get_item)
+    NEEDED(torch_delete_list)
+    NEEDED(aoti_torch_call_dispatcher)
 #undef NEEDED
     if (!look_up(library, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue) &&
         !look_up(library, "_ZdlPv", &torch.operator_delete))
@@ -867,4 +1299,36 @@ const char *normfuse_torch_register(void)
     if (cuda != NULL)
         (void)torch.aoti_torch_delete_library_object(cuda);
     return "libtorch refused the registration of a kernel";
+}
+
+static library_handle aten_cpu, aten_cuda;
+
+const char *normfuse_torch_install(void)
+{
+    if (torch.aoti_torch_library_impl == NULL)
+        return "normfuse_torch_register comes before";
+    if (aten_cpu != NULL)
+        return NULL;
+    bool succeeded = torch.aoti_torch_library_init_impl("aten", "CPU", "torch.c", 0, &aten_cpu) == 0 &&
+                     torch.aoti_torch_library_init_impl("aten", "CUDA", "torch.c", 0, &aten_cuda) == 0;
+    for (size_t i = 0; succeeded && i < sizeof aten_kernels / sizeof aten_kernels[0]; i++) {
+        const char *const name = aten_kernels[i].name;
+        kernel *const function = aten_kernels[i].kernel;
+        succeeded = (aten_kernels[i].is_of_cuda || torch.aoti_torch_library_impl(aten_cpu, name, function) == 0) &&
+                    torch.aoti_torch_library_impl(aten_cuda, name, function) == 0;
+    }
+    if (succeeded)
+        return NULL;
+    normfuse_torch_uninstall();
+    return "libtorch refused to override a kernel";
+}
+
+void normfuse_torch_uninstall(void)
+{
+    library_handle *const libraries[] = {&aten_cpu, &aten_cuda};
+    for (int i = 0; i < 2; i++) {
+        if (*libraries[i] != NULL)
+            (void)torch.aoti_torch_delete_library_object(*libraries[i]);
+        *libraries[i] = NULL;
+    }
 }

@@ -14,10 +14,22 @@
  * Once a process, while the caller holds a lock. */
 NORMFUSE_API const char *normfuse_torch_register(void);
 
+/* Puts kernels of this library in the place of those that aten's group and batch norms have on the CPU and on CUDA,
+ * until normfuse_torch_uninstall. NULL, or in one sentence why not; nothing is overridden then. Both after
+ * normfuse_torch_register, while the caller holds a lock. */
+NORMFUSE_API const char *normfuse_torch_install(void);
+NORMFUSE_API void normfuse_torch_uninstall(void);
+
 /* exec.sync for calls on `stream` (a CUstream) of a device: one block of memory to a stream outside of graph capture,
  * and one to each stream of each captured graph, handed back when the graph and what was instantiated from it are gone.
  * NULL where there is none (a CPU build, an old driver, the per-thread default stream): legal in exec.sync. `bytes` is
  * its size. */
 NORMFUSE_API void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes);
+
+/* exec.scratch for one call on `stream` of a device, for arrays whose library does not allocate for others: from the
+ * driver's pool, in the order of the stream, so that it may be freed as soon as the call is enqueued. NULL where there is
+ * none. `bytes` is above 0. */
+NORMFUSE_API void *normfuse_stream_scratch(int32_t device, void *stream, size_t bytes);
+NORMFUSE_API void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch);
 
 #endif

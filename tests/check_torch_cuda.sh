@@ -3,9 +3,9 @@
 #
 # check_torch_cuda.sh BUILD_FOLDER - the tests of the Python packages on a GPU, with the libnormfuse.so in BUILD_FOLDER:
 # those of `make check` with their tensors on CUDA, and what only a GPU can show (test_cuda.py; test_distributed.py over
-# NCCL where there are two). PYTHON names a Python with PyTorch for CUDA, pytest, hypothesis, expecttest and ml_dtypes.
-# All files run at once, each in a process and no longer than LIMIT seconds. Needs neither compiler nor CMake, but PyTorch
-# itself compiles kernels. Words after the folder go to pytest (-k graph).
+# NCCL where there are two GPUs, over gloo with one). PYTHON names a Python with PyTorch for CUDA, pytest, hypothesis,
+# expecttest and ml_dtypes. All files run at once, each in a process and no longer than LIMIT seconds. Needs neither
+# compiler nor CMake, but PyTorch itself compiles kernels. Words after the folder go to pytest (-k graph).
 # Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-torch-cuda/, and as one file
 # in the folder OUT where that is set.
 set -u
@@ -47,7 +47,9 @@ import torch
 from normfuse.torch import _operators
 import normfuse
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
 print(f"normfuse {normfuse.__version__}, torch {torch.__version__}, binding {': '.join(_operators.binding())}; "
+      f"NCCL {'.'.join(map(str, torch.cuda.nccl.version())) if nccl else 'is not here'}; "
       f"{len(gpus)} GPUs: {', '.join(gpus)}", flush=True)
 END
 
@@ -100,7 +102,7 @@ for status in sorted(logs.glob("*.status")):
     lines += [f"       skipped {count}: {reason[:180]}" for reason, count in skips.items()]
 for name, text in failures:
     print(f"FAIL {name}")
-    print("\n".join("    " + line[:200] for line in (text if len(text) <= 40 else text[:12] + ["..."] + text[-27:])))
+    print("\n".join("    " + line[:200] for line in (text if len(text) <= 90 else text[:45] + ["..."] + text[-45:])))
 print("\n".join(lines))
 for name, _ in failures:
     print(f"failed: {name[:160]}")

@@ -298,6 +298,32 @@ CUresult cuMemFree(CUdeviceptr memory)
     return CUDA_SUCCESS;
 }
 
+/* Memory in a stream's order, as part of a graph if it is captured: behind a pack that says which stream. */
+CUresult cuMemAllocAsync(CUdeviceptr *memory, size_t bytes, CUstream stream)
+{
+    if (current_device() < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    char *const made = fake_driver.is_out_of_memory ? NULL : aligned_alloc(256, (bytes + 511) / 256 * 256);
+    if (made == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memcpy(made, &stream, sizeof stream);
+    fake_driver.pooled++;
+    *memory = (CUdeviceptr)(uintptr_t)(made + 256);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream stream)
+{
+    if (current_device() < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    char *const made = (char *)(uintptr_t)memory - 256;
+    if (memcmp(made, &stream, sizeof stream) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    free(made);
+    fake_driver.pooled--;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream)
 {
     memset((void *)(uintptr_t)memory, value, bytes);

@@ -71,6 +71,7 @@ struct fake_driver {
     int calls[FAKE_ENTRIES];
     int libraries;      /* loaded and not unloaded */
     int allocations;    /* of device memory, that were not freed; each is cleared once, whole, with zeros */
+    int pooled;         /* of device memory in a stream's order, that were not freed in the same stream's */
     int streams;        /* created and not destroyed */
     int graph_objects;  /* user objects that captured graphs hold */
     int launches;  /* all; those from FAKE_LAUNCHES on are counted only */

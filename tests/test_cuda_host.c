@@ -154,6 +154,21 @@ static void *sync_of(int32_t device, uintptr_t stream)
     return memory;
 }
 
+/* Scratch in a stream's order, whatever context is current. */
+static void test_stream_scratch(struct fake_driver *there, int (*contexts)(void))
+{
+    for (int32_t device = 0; device < 2; device++) {
+        void *const scratch = normfuse_stream_scratch(device, (void *)(uintptr_t)0x100, 1000);
+        CHECK(scratch != NULL && (uintptr_t)scratch % 256 == 0 && there->pooled == 1, "no scratch on device %d",
+              (int)device);
+        normfuse_stream_scratch_free(device, (void *)(uintptr_t)0x100, scratch);
+        CHECK(there->pooled == 0 && contexts() == 0, "%d blocks, %d contexts", there->pooled, contexts());
+    }
+    there->is_out_of_memory = true;
+    CHECK(normfuse_stream_scratch(0, NULL, 1000) == NULL && contexts() == 0, "scratch where there is none");
+    there->is_out_of_memory = false;
+}
+
 /* Which memory is whose: a stream's, a stream's of a captured graph, of a context. `there` is of the driver opened as
  * `library`. */
 static void test_stream_sync(void *library, struct fake_driver *there)
@@ -227,6 +242,7 @@ static void test_stream_sync(void *library, struct fake_driver *there)
     CHECK(last != NULL && last != next && there->allocations == allocations, "the memory of a graph was lost");
     destroy_graphs();
     set_context(NULL);
+    test_stream_scratch(there, contexts);
 }
 
 static void test_opened(void)

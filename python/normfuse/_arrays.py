@@ -23,6 +23,7 @@ _NAMES = {code: name for name, code in _CODES.items()}
 
 # The first part of a module's name, and whose arrays its types are.
 _FAMILIES = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
+_ALLOCATING = ("torch", "cupy")  # what gives this package memory on CUDA
 
 
 @functools.lru_cache(maxsize=256)
@@ -314,20 +315,31 @@ class Call:
     def run(self, direction: str, options: Any) -> None:
         tensors = Tensors(**{name: ctypes.pointer(array.tensor) for name, array in self._arrays.items()})
         function = f"normfuse_{self._operator}_{direction}"
-        execution, scratch = None, None
-        if self.x.tensor.device.device_type == CUDA:
-            execution = Exec(stream=self._stream or None)
-            bytes_ = c_size_t()
-            # Calls that overlap are in different streams or graphs, each of which has sync memory of its own.
-            execution.sync = library.normfuse_stream_sync(self.x.tensor.device.device_id, execution.stream, bytes_)
-            execution.sync_bytes = bytes_.value
-            call(getattr(library, function + "_scratch_bytes")(options, tensors, execution, bytes_), self._names)
-            if bytes_.value:
-                # Freed before the kernels have run, but in the order of the stream that its library allocates on.
+        if self.x.tensor.device.device_type != CUDA:
+            call(getattr(library, function)(options, tensors, None), self._names)
+            return
+        device, execution, bytes_ = self.x.tensor.device.device_id, Exec(stream=self._stream or None), c_size_t()
+        # Calls that overlap are in different streams or graphs, each of which has sync memory of its own.
+        execution.sync = library.normfuse_stream_sync(device, execution.stream, bytes_)
+        execution.sync_bytes = bytes_.value
+        call(getattr(library, function + "_scratch_bytes")(options, tensors, execution, bytes_), self._names)
+        scratch, pooled = None, None
+        if bytes_.value:
+            # Freed before the kernels have run, but in the order of the stream that it was allocated on.
+            if self.x.family in _ALLOCATING:
                 scratch = _empty(self.x, [bytes_.value // 8 + 8], "float64")
-                address = _view(scratch, "scratch", self._stream, 0).address
-                execution.scratch, execution.scratch_bytes = (address + 63) // 64 * 64, bytes_.value
-        call(getattr(library, function)(options, tensors, execution), self._names)
+                address = (_view(scratch, "scratch", self._stream, 0).address + 63) // 64 * 64
+            else:
+                address = pooled = library.normfuse_stream_scratch(device, execution.stream, bytes_)
+                if pooled is None:
+                    raise MemoryError(f"the CUDA driver gave no {bytes_.value} bytes of scratch memory on device "
+                                      f"{device}")
+            execution.scratch, execution.scratch_bytes = address, bytes_.value
+        try:
+            call(getattr(library, function)(options, tensors, execution), self._names)
+        finally:
+            if pooled is not None:
+                library.normfuse_stream_scratch_free(device, execution.stream, pooled)
 
     def shape_of(self, name: str) -> Tuple[int, ...]:
         """Of a parameter; () where it is not given."""

@@ -118,7 +118,10 @@ _SIGNATURES = {
     "normfuse_info": (c_int32, [POINTER(Information)]),
     "normfuse_prepare": (c_int32, [c_int32]),
     "normfuse_sync_bytes": (c_int32, [c_int32, POINTER(c_size_t)]),
-    "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),  # of src/torch.h
+    # Of src/torch.h
+    "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),
+    "normfuse_stream_scratch": (c_void_p, [c_int32, c_void_p, c_size_t]),
+    "normfuse_stream_scratch_free": (None, [c_int32, c_void_p, c_void_p]),
     "normfuse_stats_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
     "normfuse_sums_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
     "normfuse_sample_quantum": (c_int32, [POINTER(Tensor), POINTER(c_int64)]),

@@ -711,6 +711,32 @@ except TypeError as caught:
 else:
     raise AssertionError("an output was made in host memory")
 normfuse.channel_affine(Interface(x.array), out=Interface(out))
+# Scratch of arrays that only have an interface: the driver's, given back when the call is enqueued, and when it fails.
+scratch, take, give_back = [], library.normfuse_stream_scratch, library.normfuse_stream_scratch_free
+def taken(device, stream, size):
+    scratch.append((device, stream, size.value, take(device, stream, size)))
+    return scratch[-1][-1]
+def given_back(device, stream, memory):
+    assert (device, stream, memory) == (*scratch[-1][:2], scratch[-1][-1])
+    give_back(device, stream, memory)
+    scratch.append("given back")
+library.normfuse_stream_scratch, library.normfuse_stream_scratch_free = taken, given_back
+before = len(made)
+image = numpy.zeros((1, 8, 128, 128), "f4")
+normfuse.group_norm(Interface(image), 2, out=Interface(image.copy()))
+assert len(made) == before and len(scratch) == 2 and scratch[0][:2] == (0, None) and scratch[0][2] > 0, scratch
+assert scratch[0][3] % 64 == 0 and scratch[1] == "given back"
+try:
+    normfuse.group_norm(Interface(image), 2, out=Interface(image))  # in place, by several blocks: is it refused?
+except (TypeError, ValueError):
+    assert scratch[-1] == "given back"
+library.normfuse_stream_scratch = lambda *arguments: None
+try:
+    normfuse.group_norm(Interface(image), 2, out=Interface(image.copy()))
+except MemoryError as caught:
+    assert "bytes of scratch memory on device 0" in str(caught)
+else:
+    raise AssertionError("a call had no scratch")
 normfuse.channel_affine(Interface(x.array, stream=1), out=Interface(out))
 try:
     normfuse.channel_affine(Interface(x.array, stream=0x77), out=Interface(out))

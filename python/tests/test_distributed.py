@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Statistics over processes: 2 to 4 gloo processes on the CPU beside one process that has everything; with
-NORMFUSE_TEST_DEVICE=cuda 2 to 4 NCCL processes with a GPU each, and 2 gloo processes that share one.
+NORMFUSE_TEST_DEVICE=cuda NCCL processes with a GPU each, 2 to as many as there are (4 at most), and 2 and 3 gloo
+processes that share one.
 
 Every test function runs as a "case": the processes start once for each number of them and work through all cases, and a
 pytest test reads what became of one. Shards are uneven, and one is empty.
 """
 import datetime
+import faulthandler
 import functools
 import os
+import signal
 import tempfile
+import time
 import traceback
 
 import numpy
@@ -26,12 +30,23 @@ if not (dist.is_available() and dist.is_gloo_available()):
 
 NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 CUTS = {2: [0, 4, 5], 3: [0, 2, 2, 5], 4: [0, 1, 1, 3, 5]}  # of 5 samples, or rows
-CASES = {}
+CASES, OF_NCCL = {}, []
+LIMIT = 85 if ON_CUDA else 250  # seconds for all cases over one number of processes; check_torch_cuda.sh has three
 
 
 def case(function):
     CASES[function.__name__] = function
     return function
+
+
+def case_of_nccl(function):
+    """What only collectives that run on the device can do."""
+    OF_NCCL.append(function.__name__)
+    return case(function)
+
+
+def cases(backend):
+    return [name for name in CASES if backend == "nccl" or name not in OF_NCCL]
 
 
 def array(t):
@@ -42,26 +57,24 @@ def flat(t):
     return array(t).reshape(t.shape[0], t.shape[1], -1)
 
 
+def sent(tensor):
+    """Where the tests' own collectives take it."""
+    return tensor.detach().cpu() if dist.get_backend() == "gloo" else tensor.detach()
+
+
 def same_everywhere(*tensors):
     """Equal to the bit in all processes."""
     for tensor in tensors:
-        bits = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        bits = sent(tensor).contiguous().view(-1).view(torch.uint8)
         every = [torch.empty_like(bits) for _ in range(dist.get_world_size())]
         dist.all_gather(every, bits)
         assert all(torch.equal(bits, other) for other in every)
 
 
 def total(tensor):
-    tensor = tensor.detach().double().clone()
-    dist.all_reduce(tensor)
-    return tensor
-
-
-def meet(part):
-    """[processes, ...], as the layers gather."""
-    group = dist.group.WORLD
-    return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_gather_into_tensor(
-        part.unsqueeze(0), dist.get_world_size(), group.group_name))
+    added = sent(tensor.double()).clone()
+    dist.all_reduce(added)
+    return added.to(tensor.device)
 
 
 def mine(tensor, axis):
@@ -278,13 +291,9 @@ def refused():
             layer(x)
 
 
-@case
+@case_of_nccl
 def no_host_synchronization():
     """The host runs ahead: neither direction waits for the device, with uneven and empty shards."""
-    if not ON_CUDA:
-        return
-    if dist.get_backend() != "nccl":
-        pytest.skip("gloo itself copies through the host")
     layers = [nft.SyncBatchNorm(4, activation="relu"), nft.SyncBatchNorm(4, momentum=None),
               nft.GroupNorm(2, 4, sharded_dim=2)]
     x = torch.randn(5, 4, 5, 3)
@@ -300,13 +309,9 @@ def no_host_synchronization():
             torch.cuda.set_sync_debug_mode("default")
 
 
-@case
+@case_of_nccl
 def captured_graph():
     """A training step of SyncBatchNorm in a CUDA graph, collectives included, replayed: the bits of eager steps."""
-    if not ON_CUDA:
-        return
-    if dist.get_backend() != "nccl":
-        pytest.skip("gloo's collectives run on the host")
     layer, eager = nft.SyncBatchNorm(4, activation="silu"), nft.SyncBatchNorm(4, activation="silu")
     x = torch.randn(2 + dist.get_rank(), 4, 6, 6).requires_grad_()
 
@@ -339,6 +344,11 @@ def captured_graph():
 
 
 def _process(rank, processes, folder, backend):
+    # Where a process that dies, or hangs, was: its parent shows it.
+    stacks = open(f"{folder}/stacks.{rank}", "w")
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGTERM, stacks, chain=True)  # which those get that live when another dies
+    faulthandler.dump_traceback_later(LIMIT - 10, file=stacks)
     torch.set_num_threads(1)
     if ON_CUDA:
         place = torch.device(DEVICE, rank if backend == "nccl" else 0)
@@ -346,41 +356,46 @@ def _process(rank, processes, folder, backend):
         torch.set_default_device(place)
     dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=processes,
                             timeout=datetime.timedelta(seconds=60))
-    unsupported = ""
-    if ON_CUDA and backend == "gloo":
+    for name in cases(backend):
+        stacks.write(f"{name}\n")
+        stacks.flush()
+        outcome = ""
         try:
-            meet(torch.ones(2, dtype=torch.float64)).cpu()
-        except RuntimeError as error:
-            unsupported = f"skip: gloo gathers no CUDA tensors here: {str(error).splitlines()[0]}"
-    for name, function in CASES.items():
-        outcome = unsupported
-        try:
-            if not unsupported:
-                function()
-        except pytest.skip.Exception as reason:
-            outcome = f"skip: {reason}"
+            CASES[name]()
         except Exception:  # told to the test that asks for this case
             outcome = traceback.format_exc()
         with open(f"{folder}/{name}.{rank}", "w") as file:
             file.write(outcome)
-        if unsupported:
-            continue
-        failed = torch.tensor(float(bool(outcome)))
+        failed = sent(torch.tensor(float(bool(outcome))))
         dist.all_reduce(failed)  # a process that failed has left collectives out: the others' would hang
         dist.barrier()
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
 
 
 @functools.cache
 def _outcomes(processes, backend):
+    """What ended the processes before their time, and of each case what each process said that came to its end."""
     with tempfile.TemporaryDirectory() as folder:
         context = torch.multiprocessing.spawn(_process, (processes, folder, backend), processes, join=False)
+        error, deadline = "", time.monotonic() + LIMIT
         try:
-            while not context.join(timeout=300):
-                pass
-        except Exception as error:
-            return str(error), _read(folder)
-        return "", _read(folder)
+            while not context.join(timeout=5):
+                if time.monotonic() > deadline:
+                    error = f"the processes did not end in {LIMIT} s"
+                    break
+        except Exception as exception:
+            error = str(exception)
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        if error:
+            for rank in range(processes):
+                if os.path.exists(f"{folder}/stacks.{rank}"):
+                    with open(f"{folder}/stacks.{rank}") as file:
+                        error += f"\nprocess {rank}, cases and stacks:\n{file.read()}"
+        return error, _read(folder)
 
 
 def _read(folder):
@@ -391,18 +406,26 @@ def _read(folder):
     return outcomes
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("processes, backend", [(2, "nccl"), (3, "nccl"), (4, "nccl"), (2, "gloo")] if ON_CUDA else
-                         [(2, "gloo"), (3, "gloo"), (4, "gloo")])
+if ON_CUDA:
+    PROCESSES = [*((n, "nccl") for n in CUTS if n <= max(2, torch.cuda.device_count())), (2, "gloo"), (3, "gloo")]
+else:
+    PROCESSES = [(n, "gloo") for n in CUTS]
+_shown = set()
+
+
+@pytest.mark.parametrize("processes, backend, name", [(*p, name) for p in PROCESSES for name in cases(p[1])])
 def test_over_processes(processes, backend, name):
-    if backend == "nccl" and torch.cuda.device_count() < processes:
-        pytest.skip(f"{processes} processes over NCCL need {processes} GPUs; here are {torch.cuda.device_count()}")
+    if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.device_count() >= processes):
+        pytest.skip(f"{processes} processes over NCCL need it, and {processes} GPUs; here are "
+                    f"{torch.cuda.device_count()}")
     error, outcomes = _outcomes(processes, backend)
-    if outcomes[name] and all(text.startswith("skip: ") for text in outcomes[name]):
-        pytest.skip(outcomes[name][0][6:])
     failures = [text for text in outcomes[name] if text]
-    assert not failures, "\n".join(failures)
-    assert len(outcomes[name]) == processes, error or "the processes did not come so far"
+    if not failures and len(outcomes[name]) == processes:
+        return
+    if (processes, backend) in _shown:  # the whole of it once
+        error = error.partition("\n")[0]
+    _shown.add((processes, backend))
+    pytest.fail("\n".join(filter(None, [error, *failures])) or "the processes did not come so far", pytrace=False)
 
 
 def test_one_process_needs_no_group():

@@ -13,14 +13,14 @@ import reference
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 import normfuse.torch as nft  # noqa: E402
-from device import DEVICE, ON_CUDA, default_device  # noqa: E402, F401
+from device import DEVICE, ON_CUDA, default_device, hardswish  # noqa: E402, F401
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 RANKS = {"1d": 3, "2d": 4, "3d": 5}
 STOCK_ACTIVATIONS = {"relu": nn.ReLU(), "leaky_relu": nn.LeakyReLU(0.25), "silu": nn.SiLU(), "gelu": nn.GELU(),
-                     "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": nn.Hardswish(), "elu": nn.ELU(0.75),
+                     "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": hardswish, "elu": nn.ELU(0.75),
                      "mish": nn.Mish(), None: nn.Identity()}
 PARAMETERS = {"leaky_relu": 0.25, "elu": 0.75}  # exact in f32, in which they are used
 settings = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -375,3 +375,45 @@ def test_running_statistics_over_a_life(kind, rank, momentum, switch):
         assert torch.allclose(a, b, rtol=0, atol=1e-13)
         for name, tensor in stock.state_dict().items():
             assert torch.allclose(tensor.double(), ours.state_dict()[name].double(), rtol=1e-13), name
+
+
+@pytest.mark.parametrize("make", [lambda: nft.GroupNorm(2, 4, activation="relu"), lambda: nft.BatchNorm1d(4)])
+def test_parameters_that_are_not_in_the_modules_dictionary(make):
+    """A parametrization takes the place of the parameter, and so does a replica's plain attribute."""
+    x = torch.randn(3, 4, 5)
+    plain, changed, replica = make(), make(), make()
+    plain.weight.data.fill_(2.0)
+    torch.nn.utils.parametrize.register_parametrization(changed, "weight", Doubled())
+    for name in ("weight", "bias"):
+        parameter = replica._parameters.pop(name)
+        setattr(replica, name, parameter.detach() * 2)
+    for name, buffer in list(replica._buffers.items()):
+        del replica._buffers[name]
+        setattr(replica, name, buffer)
+    want = plain(x)
+    assert torch.equal(changed(x), want) and torch.equal(replica(x), want)
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(buffer, getattr(replica, name))
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("ours, stock", [(lambda: nft.GroupNorm(2, 4), lambda: nn.GroupNorm(2, 4)),
+                                         (lambda: nft.BatchNorm1d(4), lambda: nn.BatchNorm1d(4))])
+def test_tensors_that_torch_func_left_behind(ours, stock):
+    """What a transformation wrapped is used after its end: torch takes what is wrapped, and so do the layers."""
+    results = []
+    for layer in (ours(), stock()):
+        left, leaf = [], torch.linspace(-1, 1, 60).view(3, 4, 5).requires_grad_()
+        torch.func.grad(lambda x: (left.append(x * x), x.sum())[1])(leaf)
+        y = layer(left[0])
+        (y * torch.arange(60).view(3, 4, 5)).sum().backward()
+        results.append((y, layer.weight.grad, layer.bias.grad, leaf.grad))
+    for a, b in zip(*results):
+        assert (a is None) == (b is None)
+        # f32 both: sums of 15 to 30 values of a size near 100.
+        assert a is None or torch.allclose(a, b, rtol=1e-5, atol=1e-3)
+    assert results[0][3] is not None

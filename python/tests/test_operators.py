@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device import DEVICE, ON_CUDA, of_the_cpu  # noqa: E402
+from device import DEVICE, ON_CUDA, hardswish, of_the_cpu  # noqa: E402
 from normfuse.torch import _operators  # noqa: E402
 from normfuse.torch._operators import ACTIVATIONS, SCHEMAS, ops  # noqa: E402
 
@@ -43,6 +43,9 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
     def triples(mean, rstd, count):
         return torch.stack([torch.full_like(mean, count), mean, count * (rstd.double() ** -2 - 1e-5)], -1).contiguous()
 
+    def packed(mean, rstd):
+        return torch.cat([mean.double().flatten().view(torch.uint8), rstd.flatten().view(torch.uint8)])
+
     group_stats, channel_stats = triples(*group_saved, by_group.shape[2]), triples(*channel_saved, n * 15)
     if requires_grad:
         for value in (x, weight, bias, scale, shift, pre_add, post_add, dy, du):
@@ -71,10 +74,11 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "batch_norm_backward_apply": (dy, du, x, *channel_saved, tensor(c, 2), weight, bias, post_add, 0, *act, 63),
         "lean_group_norm": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_inference": (x, weight, bias, groups, 1e-5, *act),
-        "lean_group_norm_backward": (dy, x, *group_saved, weight, bias, groups, *act, 7),
+        "lean_group_norm_backward": (dy, x, packed(*group_saved), weight, bias, groups, *act, 7),
         "lean_batch_norm": (x, weight, bias, *running, 0.1, 1e-5, *act),
+        "lean_batch_norm_forward_only": (x, weight, bias, *running, 0.1, 1e-5, *act),
         "lean_batch_norm_inference": (x, weight, bias, *running, 1e-5, *act),
-        "lean_batch_norm_backward": (dy, x, *channel_saved, weight, bias, 1e-5, *act, 7),
+        "lean_batch_norm_backward": (dy, x, packed(*channel_saved), weight, bias, *act, 7),
         "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),
         "stats_merge": (torch.stack([group_stats, group_stats]),),
         "sums_merge": (tensor(3, c, 2),),
@@ -221,7 +225,7 @@ def act(z, activation, act_param):
     return {
         0: lambda: z, 1: lambda: functions.relu(z), 2: lambda: functions.leaky_relu(z, act_param),
         3: lambda: functions.silu(z), 4: lambda: functions.gelu(z), 5: lambda: functions.gelu(z, approximate="tanh"),
-        6: lambda: functions.hardswish(z), 7: lambda: functions.elu(z, act_param), 8: lambda: functions.mish(z),
+        6: lambda: hardswish(z), 7: lambda: functions.elu(z, act_param), 8: lambda: functions.mish(z),
     }[activation]()  # fmt: skip
 
 

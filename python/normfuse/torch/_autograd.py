@@ -14,10 +14,11 @@ from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _operators
-from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops
+from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops, unpack_saved
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
+_is_grad_enabled = torch.is_grad_enabled
 
 # ---- composite formulas -----------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ def _activate(z: Tensor, activation: int, act_param: float) -> Tensor:
     if activation == 5:
         return functions.gelu(z, approximate="tanh")
     if activation == 6:
-        return functions.hardswish(z)
+        return z * (z + 3).clamp(0, 6) / 6  # torch's on CUDA multiplies by 1/6 in f32, whatever z is
     if activation == 7:
         return functions.elu(z, act_param)
     return functions.mish(z)
@@ -440,8 +441,8 @@ class lean_group_norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, numbers):
-        y, mean, rstd = _lean_group_norm(x, weight, bias, *numbers)
-        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        y, saved = _lean_group_norm(x, weight, bias, *numbers)
+        ctx.save_for_backward(x, saved, weight, bias)
         ctx.numbers = numbers
         return y
 
@@ -449,14 +450,15 @@ class lean_group_norm(torch.autograd.Function):
     def backward(ctx, dy):
         x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
         wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
-        x, mean, rstd, weight, bias = ctx.saved_tensors
+        x, saved, weight, bias = ctx.saved_tensors
         groups, eps, activation, act_param = ctx.numbers
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        if _is_grad_enabled() or forward_ad._current_level >= 0:
+            mean, rstd = (values.view(-1, groups) for values in unpack_saved(saved, x))
             dx, dweight, dbias, _, _, _ = ops.group_norm_backward.default(
                 dy, None, x, mean, rstd, weight, bias, None, None, None, groups, eps, activation, act_param, wanted)
         else:
-            dx, dweight, dbias = _lean_group_norm_backward(dy, x, mean, rstd, weight, bias, groups, activation,
-                                                           act_param, wanted)
+            dx, dweight, dbias = _lean_group_norm_backward(dy, x, saved, weight, bias, groups, activation, act_param,
+                                                           wanted)
         return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
 
 
@@ -466,14 +468,24 @@ class lean_batch_norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, others):
-        y, mean, rstd = _lean_batch_norm(x, weight, bias, *others)
-        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        y, saved = _lean_batch_norm(x, weight, bias, *others)
+        ctx.save_for_backward(x, saved, weight, bias)
         ctx.numbers = others[3:]
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        return _lean_batch_norm_gradients(ctx, dy, ops.batch_norm_backward.default, _lean_batch_norm_backward)
+        x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
+        wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
+        x, saved, weight, bias = ctx.saved_tensors
+        eps, activation, act_param = ctx.numbers
+        if _is_grad_enabled() or forward_ad._current_level >= 0:
+            mean, rstd = unpack_saved(saved, x)
+            dx, dweight, dbias, _ = ops.batch_norm_backward.default(dy, None, x, mean, rstd, weight, bias, None, eps,
+                                                                    activation, act_param, wanted)
+        else:
+            dx, dweight, dbias = _lean_batch_norm_backward(dy, x, saved, weight, bias, activation, act_param, wanted)
+        return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
 
 
 class lean_batch_norm_evaluate(torch.autograd.Function):
@@ -488,20 +500,34 @@ class lean_batch_norm_evaluate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        return _lean_batch_norm_gradients(ctx, dy, ops.batch_norm_evaluate_backward.default,
-                                          _lean_batch_norm_evaluate_backward)
+        x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
+        wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
+        x, mean, var, weight, bias = ctx.saved_tensors
+        if _is_grad_enabled() or forward_ad._current_level >= 0:
+            dx, dweight, dbias, _ = ops.batch_norm_evaluate_backward.default(dy, None, x, mean, var, weight, bias, None,
+                                                                             *ctx.numbers, wanted)
+        else:
+            dx, dweight, dbias = _lean_batch_norm_evaluate_backward(dy, x, mean, var, weight, bias, *ctx.numbers,
+                                                                    wanted)
+        return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
 
 
-def _lean_batch_norm_gradients(ctx, dy, differentiable, lean):
-    x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
-    wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
-    x, mean, rstd, weight, bias = ctx.saved_tensors
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        dx, dweight, dbias, _ = differentiable(dy, None, x, mean, rstd, weight, bias, None, *ctx.numbers, wanted)
-    else:
-        dx, dweight, dbias = lean(dy, x, mean, rstd, weight, bias, *ctx.numbers, wanted)
-    return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+def _straight(function):
+    """`function.apply` for callers who know that no transformation of torch.func is active: what Function.apply does
+    then, without its search for a setup_context. On the way back likewise: without the search for a vjp."""
+    apply, unwrap_if_dead = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead
+    function._backward_cls.apply = function.backward
 
+    def straight(x, weight, bias, others):
+        return apply(unwrap_if_dead(x), None if weight is None else unwrap_if_dead(weight),
+                     None if bias is None else unwrap_if_dead(bias), others)
+
+    return straight
+
+
+apply_lean_group_norm = _straight(lean_group_norm)
+apply_lean_batch_norm = _straight(lean_batch_norm)
+apply_lean_batch_norm_evaluate = _straight(lean_batch_norm_evaluate)
 
 # The callables of libtorch behind torch.ops: a Python call less.
 _lean_group_norm = ops.lean_group_norm.default._op

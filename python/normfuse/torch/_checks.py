@@ -29,6 +29,12 @@ def values_per_channel(size) -> None:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
 
 
+def values_per_group(input: Tensor, groups: int) -> None:
+    if input.dim() >= 2 and input.numel() < 2 * groups:  # or else a group has two values or more
+        size = input.shape
+        values_per_channel([size[0] * size[1] // groups, groups, *size[2:]])
+
+
 def dimensions(input: Tensor) -> None:
     if input.dim() < 2:
         raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {input.dim()}")

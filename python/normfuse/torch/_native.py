@@ -11,9 +11,11 @@ import torch
 from .._library import (CPU, CUDA, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions, Exec, GroupNormOptions,
                         Tensor, Tensors, call as check, library, make_tensor)
 
-__all__ = ["EVALUATE", "call", "merge", "register_shim"]
+__all__ = ["EVALUATE", "call", "install_shim", "merge", "register_shim", "uninstall_shim"]
 
 library.normfuse_torch_register.restype, library.normfuse_torch_register.argtypes = c_char_p, []
+library.normfuse_torch_install.restype, library.normfuse_torch_install.argtypes = c_char_p, []
+library.normfuse_torch_uninstall.restype, library.normfuse_torch_uninstall.argtypes = None, []
 
 _DTYPES = {torch.float64: (2, 64), torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 _BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
@@ -23,6 +25,17 @@ def register_shim() -> Optional[str]:
     """Registers the kernels of the C library; None, or why there are none."""
     why = library.normfuse_torch_register()
     return None if why is None else why.decode()
+
+
+def install_shim() -> None:
+    """Puts the kernels of the C library in the place of aten's."""
+    why = library.normfuse_torch_install()
+    if why is not None:
+        raise RuntimeError(f"normfuse cannot be installed: {why.decode()}")
+
+
+def uninstall_shim() -> None:
+    library.normfuse_torch_uninstall()
 
 
 def _tensor(tensor: torch.Tensor, is_big: bool = False) -> Tensor:

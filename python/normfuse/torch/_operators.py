@@ -35,6 +35,7 @@ _NORM = "Tensor x, Tensor? weight, Tensor? bias"
 _ADAPTIVE = "Tensor? scale, Tensor? shift"
 _ADDS = "Tensor? pre_add, Tensor? post_add"
 _RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
+_GIVEN_NORM, _GIVEN_RUNNING = "Tensor x, Tensor weight, Tensor bias", "Tensor(a!) running_mean, Tensor(b!) running_var"
 _SAVED = "Tensor mean, Tensor rstd"
 
 SCHEMAS = {
@@ -85,19 +86,22 @@ SCHEMAS = {
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, Tensor? post_add, "
         f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
-    # pays for every argument, output and layer of the dispatcher.
-    "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. saved: mean
+    # and rstd, see unpack_saved. One value that is all of a call's group or channel is refused here.
+    "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor)",
     "lean_group_norm_inference": f"({_NORM}, int groups, float eps, {_ACT}) -> Tensor",
     "lean_group_norm_backward":
-        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, int groups, {_ACT}, int wanted) "
+        f"(Tensor dy, Tensor u, Tensor saved, Tensor? weight, Tensor? bias, int groups, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
-    "lean_batch_norm": f"({_NORM}, {_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
-    "lean_batch_norm_inference": f"({_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
+    "lean_batch_norm": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor)",
+    "lean_batch_norm_forward_only": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> Tensor",
+    "lean_batch_norm_inference":
+        f"({_GIVEN_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_backward":
-        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, float eps, {_ACT}, int wanted) "
+        f"(Tensor dy, Tensor u, Tensor saved, Tensor weight, Tensor bias, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
     "lean_batch_norm_evaluate_backward":
-        "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor? weight, Tensor? bias, float eps, "
+        "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor weight, Tensor bias, float eps, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
     "stats_merge": "(Tensor stats) -> Tensor",
     "sums_merge": "(Tensor sums) -> Tensor",
@@ -176,6 +180,17 @@ def _none(x: Tensor) -> Tensor:
 def _saved(x: Tensor, *shape) -> Tuple[Tensor, Tensor]:
     return (torch.empty(shape, dtype=torch.float64, device=x.device),
             torch.empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device))
+
+
+def _packed(x: Tensor, count) -> Tensor:
+    return torch.empty((count * (16 if x.dtype == torch.float64 else 12),), dtype=torch.uint8, device=x.device)
+
+
+def unpack_saved(saved: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:
+    """mean and rstd, views of one tensor of bytes: f64 values, then as many f32 ones (f64 of f64 x)."""
+    rstd = torch.float64 if x.dtype == torch.float64 else torch.float32
+    means = saved.numel() // (8 + rstd.itemsize) * 8
+    return saved[:means].view(torch.float64), saved[means:].view(rstd)
 
 
 def _f64(x: Tensor, *shape) -> Tensor:
@@ -291,29 +306,36 @@ class _Outputs:
 
     @staticmethod
     def lean_group_norm(x, weight, bias, groups, eps, activation, act_param):
-        return (like(x), *_saved(x, x.shape[0], groups))
+        return like(x), _packed(x, x.shape[0] * groups)
 
     @staticmethod
     def lean_group_norm_inference(x, weight, bias, groups, eps, activation, act_param):
         return like(x)
 
     @staticmethod
-    def lean_group_norm_backward(dy, u, mean, rstd, weight, bias, groups, activation, act_param, wanted):
+    def lean_group_norm_backward(dy, u, saved, weight, bias, groups, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
     @staticmethod
     def lean_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
-        return (like(x), *_saved(x, x.shape[1]))
+        return like(x), _packed(x, x.shape[1])
+
+    @staticmethod
+    def lean_batch_norm_forward_only(x, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
+        return like(x)
 
     @staticmethod
     def lean_batch_norm_inference(x, weight, bias, running_mean, running_var, eps, activation, act_param):
         return like(x)
 
     @staticmethod
-    def lean_batch_norm_backward(dy, u, mean, rstd, weight, bias, eps, activation, act_param, wanted):
+    def lean_batch_norm_backward(dy, u, saved, weight, bias, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
-    lean_batch_norm_evaluate_backward = lean_batch_norm_backward
+    @staticmethod
+    def lean_batch_norm_evaluate_backward(dy, u, running_mean, running_var, weight, bias, eps, activation, act_param,
+                                          wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
 
 # What the library calls each output, in order.
@@ -336,10 +358,11 @@ _OUTPUT_NAMES = {
     "batch_norm_stats": ("stats", "u"),
     "batch_norm_apply": ("y", "mean", "rstd"),
     "batch_norm_backward_sums": ("sums", "dpost_add"),
-    "lean_group_norm": ("y", "mean", "rstd"),
+    "lean_group_norm": ("y", "saved"),
     "lean_group_norm_inference": ("y",),
     "lean_group_norm_backward": ("dx", "dweight", "dbias"),
-    "lean_batch_norm": ("y", "mean", "rstd"),
+    "lean_batch_norm": ("y", "saved"),
+    "lean_batch_norm_forward_only": ("y",),
     "lean_batch_norm_inference": ("y",),
     "lean_batch_norm_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm_evaluate_backward": ("dx", "dweight", "dbias"),
@@ -380,7 +403,7 @@ def _ctypes_kernel(name: str):
     arguments = [argument.name for argument in schema.arguments]
     outputs_of = getattr(_Outputs, name)
     output_names = _OUTPUT_NAMES[name]
-    operator, direction, function, flags = _FUNCTIONS[name.removeprefix("lean_")]
+    operator, direction, function, flags = _FUNCTIONS[name.removeprefix("lean_").removesuffix("_forward_only")]
     is_affine = name.startswith("channel_affine")
     renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
 
@@ -394,11 +417,15 @@ def _ctypes_kernel(name: str):
             elif value is not None:
                 numbers[argument] = value
         x = tensors["x"]
+        if name in ("lean_group_norm", "lean_group_norm_inference"):
+            _checks.values_per_group(x, numbers["groups"])
         if name == "instance_norm":
             numbers["groups"] = x.shape[1]
         for slot, tensor in zip(output_names, outputs if isinstance(outputs, tuple) else (outputs,)):
             if slot not in _OPTIONAL_OUTPUTS or tensor.dim() > 1 or tensor.numel() > 0:
                 tensors[slot] = tensor
+        if "saved" in tensors:
+            tensors["mean"], tensors["rstd"] = unpack_saved(tensors.pop("saved"), x)
         _native.call(operator, direction, function, flags, numbers, tensors)
         return outputs
 
@@ -420,12 +447,15 @@ def _with_checks(name: str):
     lean = name.removeprefix("lean_")
     if name in ("lean_group_norm", "lean_group_norm_inference"):
         def check(x, weight, bias, groups, *numbers):
+            _checks.values_per_group(x, groups)
             _checks.group_norm(x, weight, bias, None, None, None, None, groups)
     elif name in ("group_norm", "group_norm_inference"):
         def check(*args):
             _checks.group_norm(*args[:8])
-    elif name in ("lean_batch_norm", "lean_batch_norm_inference"):
+    elif name in ("lean_batch_norm", "lean_batch_norm_forward_only", "lean_batch_norm_inference"):
         def check(*args):
+            if name != "lean_batch_norm_inference":
+                _checks.values_per_channel(args[0].shape)
             _checks.batch_norm("batch_norm", *args[:5], None, None)
     elif lean in ("instance_norm", "batch_norm", "batch_norm_evaluate", "batch_norm_inference"):
         def check(*args):

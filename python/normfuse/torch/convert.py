@@ -626,10 +626,11 @@ class FoldedBatchNorm(_Activated, nn.Module):
         if self.axes is not None and input.dim() != self.axes:
             raise ValueError(f"the batch norm here was folded into a linear layer, for input of {self.axes} axes; "
                              f"this one has {input.dim()}")
-        chosen = self._of_this_call(activation, act_param)
-        if chosen["activation"] is None and post_add is None:
+        activation, act_param = self._of_this_call(activation, act_param)
+        if activation is None and post_add is None:
             return input
-        return functional.channel_affine(input, None, None, post_add=post_add, **chosen)
+        return functional.channel_affine(input, None, None, post_add=post_add, activation=activation,
+                                         act_param=act_param)
 
     def extra_repr(self) -> str:
         return self._activation_repr().removeprefix(", ")

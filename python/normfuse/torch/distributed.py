@@ -9,7 +9,8 @@ its two sums in the same way. One gather of 24 bytes for each channel (or group 
 
 A process may have an empty batch or strip; it takes part in the gathers like the others. All processes of the group
 must make the same calls, so arguments are checked before anything is sent, and gradients of the input must be asked for
-in all of them or in none. Counts stay on the device, nothing waits for it. There are first derivatives only.
+in all of them or in none. Counts stay on the device, nothing waits for it, except where gloo gathers parts of a GPU,
+which go through host memory. There are first derivatives only.
 """
 from __future__ import annotations
 
@@ -31,15 +32,31 @@ def spans_processes(process_group: Optional[Any] = None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
 
 
-def _gather(part: Tensor, group: tuple[str, int]) -> Tensor:
+# What a gather needs to know of a group: its name, its processes, and whether its parts go through host memory.
+_Group = tuple[str, int, bool]
+
+
+def _gather(part: Tensor, group: _Group) -> Tensor:
     """[processes, ...]: the parts of all processes in rank order."""
-    gathered = torch.ops._c10d_functional.all_gather_into_tensor(part.unsqueeze(0), group[1], group[0])
-    return torch.ops._c10d_functional.wait_tensor(gathered)
+    name, processes, through_host = group
+    sent = part.unsqueeze(0).cpu() if through_host else part.unsqueeze(0)
+    gathered = torch.ops._c10d_functional.all_gather_into_tensor(sent, processes, name)
+    gathered = torch.ops._c10d_functional.wait_tensor(gathered)
+    return gathered.to(part.device) if through_host else gathered
 
 
-def _named(process_group: Optional[Any]) -> tuple[str, int]:
+@torch.compiler.assume_constant_result
+def _goes_through_host(group_name: str, device: str) -> bool:
+    """Gloo reads the parts of this gather as host memory, whatever device they are on, and the process is gone:
+    https://github.com/pytorch/pytorch/issues/152645"""
+    group = dist.distributed_c10d._resolve_process_group(group_name)
+    return group._get_backend(torch.device(device)).name() == "gloo"
+
+
+def _named(process_group: Optional[Any], input: Tensor) -> _Group:
     group = dist.group.WORLD if process_group is None else process_group
-    return group.group_name, dist.get_world_size(group)
+    name = group.group_name
+    return name, dist.get_world_size(group), input.device.type != "cpu" and _goes_through_host(name, input.device.type)
 
 
 # What the library is told that a set counts: its real count, on the device, is not known to the host, so `_per_value`
@@ -55,8 +72,8 @@ def _per_value(sums: Tensor, counts: Tensor) -> Tensor:
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
-                act_param, group_name, processes):
-        group = (group_name, processes)
+                act_param, group_name, processes, through_host):
+        group = (group_name, processes, through_host)
         stats, u = ops.batch_norm_stats(input, pre_add)
         merged = ops.stats_merge(_gather(stats, group))
         x = input if pre_add is None else u
@@ -91,14 +108,14 @@ class _BatchNorm(torch.autograd.Function):
                                                      _SET_VALUES, activation, act_param, WANT_X)
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None, None, None,
                 dx if needs[5] else None, (dpost_add if through else dy) if needs[6] else None,
-                None, None, None, None, None, None)
+                None, None, None, None, None, None, None)
 
 
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param,
-                group_name, processes):
-        group = (group_name, processes)
+                group_name, processes, through_host):
+        group = (group_name, processes, through_host)
         stats, u = ops.group_norm_stats(input, pre_add, groups)
         merged = ops.stats_merge(_gather(stats, group))
         x = input if pre_add is None else u
@@ -135,7 +152,7 @@ class _GroupNorm(torch.autograd.Function):
                                                groups, _SET_VALUES, activation, act_param, WANT_X)[0]
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None,
                 dscale if needs[3] else None, dshift if needs[4] else None, dx if needs[5] else None,
-                (dpost_add if through else dy) if needs[6] else None, None, None, None, None, None, None)
+                (dpost_add if through else dy) if needs[6] else None, None, None, None, None, None, None, None)
 
 
 def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
@@ -167,7 +184,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     cumulative = batches_tracked is not None and running_mean is not None
     output = _BatchNorm.apply(input, weight, bias, None if cumulative else running_mean,
                               None if cumulative else running_var, pre_add, post_add, momentum, eps, number, parameter,
-                              *_named(process_group))
+                              *_named(process_group, input))
     if cumulative:
         _average(running_mean, running_var, output[1], batches_tracked)
     return (output[0], output[2]) if return_sum else output[0]
@@ -208,7 +225,7 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
     scale, shift = functional._per_sample(scale), functional._per_sample(shift)
     _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
     output = _GroupNorm.apply(input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter,
-                              *_named(process_group))
+                              *_named(process_group, input))
     return output if pre_add is None or return_sum else output[0]
 
 

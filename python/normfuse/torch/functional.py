@@ -29,6 +29,19 @@ __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autoc
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+class _Asked:
+    """Where torch.compiler keeps no flag of that name."""
+
+    @property
+    def _is_compiling_flag(self) -> bool:
+        return _is_compiling()
+
+
+# `_is_dynamo_compiling() or _compiler._is_compiling_flag` is _is_compiling() for one Python call less.
+_compiler = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _Asked()
 _is_grad_enabled = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _autocast_to_float32 = False
@@ -126,7 +139,10 @@ def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, 
 
 _lean_group_norm_inference = ops.lean_group_norm_inference.default._op
 _lean_batch_norm_inference = ops.lean_batch_norm_inference.default._op
-_lean_batch_norm = ops.lean_batch_norm.default._op
+_lean_batch_norm_forward_only = ops.lean_batch_norm_forward_only.default._op
+_apply_lean_group_norm = _autograd.apply_lean_group_norm
+_apply_lean_batch_norm = _autograd.apply_lean_batch_norm
+_apply_lean_batch_norm_evaluate = _autograd.apply_lean_batch_norm_evaluate
 
 
 # ---- the layers -------------------------------------------------------------------------------------------------------
@@ -172,26 +188,26 @@ def group_norm(
             group_norm, (input, weight, bias, pre_add, post_add, scale, shift), input, num_groups, weight=weight,
             bias=bias, eps=eps, activation=activation, act_param=act_param, pre_add=pre_add, return_sum=return_sum,
             post_add=post_add, scale=scale, shift=shift)
-    if input.numel() < 2 * num_groups and input.dim() >= 2:  # or else a group has two values or more
-        size = input.shape
-        _checks.values_per_channel([size[0] * size[1] // num_groups, num_groups, *size[2:]])
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
             parameter = float(act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and \
-                _is_plain_eager():
+        if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and not (
+                _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
+                forward_ad._current_level >= 0):  # as _is_plain_eager()
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
                                        bias is not None and bias.requires_grad):
-                return _autograd.lean_group_norm.apply(input, weight, bias, (num_groups, eps, number, parameter))
+                return _apply_lean_group_norm(input, weight, bias, (num_groups, eps, number, parameter))
             return _lean_group_norm_inference(input, weight, bias, num_groups, eps, number, parameter)
+        _checks.values_per_group(input, num_groups)
         pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
         scale, shift = _per_sample(scale), _per_sample(shift)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
                              (input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
+        _checks.values_per_group(input, num_groups)
         _check_activation(activation)
         _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
         raise
@@ -240,8 +256,6 @@ def batch_norm(
     if input.dim() < 2:
         return _of_no_channels(input, running_mean, running_var)
     if training:
-        if input.numel() == input.shape[1]:
-            _checks.values_per_channel(input.shape)
         if eps <= 0.0:
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         if (running_mean is None) != (running_var is None):
@@ -258,22 +272,24 @@ def batch_norm(
             parameter = float(act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        if pre_add is None and post_add is None and not return_sum and \
-                _is_plain_eager():
-            needs_gradient = _is_grad_enabled() and (input.requires_grad or weight is not None and
-                                                     weight.requires_grad or bias is not None and bias.requires_grad)
+        if pre_add is None and post_add is None and not return_sum and weight is not None and bias is not None and \
+                running_mean is not None and not (
+                    _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
+                    forward_ad._current_level >= 0):  # as _is_plain_eager()
+            needs_gradient = _is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad)
             if training:
                 if needs_gradient:
-                    return _autograd.lean_batch_norm.apply(
+                    return _apply_lean_batch_norm(
                         input, weight, bias, (running_mean, running_var, momentum, eps, number, parameter))
-                return _lean_batch_norm(input, weight, bias, running_mean, running_var, momentum, eps, number,
-                                        parameter)[0]
+                return _lean_batch_norm_forward_only(input, weight, bias, running_mean, running_var, momentum, eps,
+                                                     number, parameter)
             if needs_gradient:
-                return _autograd.lean_batch_norm_evaluate.apply(
+                return _apply_lean_batch_norm_evaluate(
                     input, weight, bias, (running_mean, running_var, eps, number, parameter))
             return _lean_batch_norm_inference(input, weight, bias, running_mean, running_var, eps, number, parameter)
         pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
         if training:
+            _checks.values_per_channel(input.shape)
             outputs = _run("batch_norm", (input, weight, bias, running_mean, running_var, pre_add, post_add, momentum,
                                           eps, number, parameter))
             return (outputs[0], outputs[1]) if return_sum else outputs[0]
@@ -281,6 +297,8 @@ def batch_norm(
                              (input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
                               parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
+        if training:
+            _checks.values_per_channel(input.shape)
         _check_activation(activation)
         _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
         raise
@@ -363,7 +381,7 @@ def instance_norm(
             return (input.clone(), input.clone()) if return_sum else input.clone()
         if pre_add is None and post_add is None and _is_plain_eager():
             if _needs_gradient((input, weight, bias)):
-                return _autograd.lean_group_norm.apply(input, weight, bias, (channels, eps, number, parameter))
+                return _apply_lean_group_norm(input, weight, bias, (channels, eps, number, parameter))
             return _lean_group_norm_inference(input, weight, bias, channels, eps, number, parameter)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
                              (input, weight, bias, None, None, pre_add, post_add, channels, eps, number, parameter))

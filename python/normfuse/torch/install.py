@@ -2,10 +2,13 @@
 """install and uninstall: every stock group norm, batch norm and instance norm of the process runs on normfuse, without
 a change to any model.
 
-The CPU and CUDA kernels of aten's native_group_norm, native_batch_norm and cudnn_batch_norm and of their backwards are
-overridden, below autograd and autocast: PyTorch's own autograd formulas drive them, and what they are given and give
-back has the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.) Saved statistics
-are f32, or f64 for f64 input, where stock's are of 16 bits too.
+The CPU and CUDA kernels of aten's native_group_norm, native_batch_norm, cudnn_batch_norm, their like and their
+backwards are overridden, below autograd and autocast: PyTorch's own autograd formulas drive them, and what they are
+given and give back has the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.)
+Saved statistics are f32, or f64 for f64 input, where stock's are of 16 bits too.
+
+The kernels are the C library's (src/torch.c), registered through libtorch's stable C interface; those in this file
+take their place where that is missing.
 
 Nothing is fused this way, since stock's operators have no place for an activation: convert does that.
 """
@@ -18,7 +21,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ._operators import WANT_BIAS, WANT_WEIGHT, WANT_X, ops
+from . import _native
+from ._operators import WANT_BIAS, WANT_WEIGHT, WANT_X, _library as _operators, binding, ops
 
 __all__ = ["install", "uninstall"]
 
@@ -57,6 +61,8 @@ def _native_group_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
 
 def _native_group_norm_backward(grad_out: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Optional[Tensor],
                                 n: int, c: int, positions: int, groups: int, output_mask: list[bool]) -> _Three:
+    statistics = _statistics_type(input)
+    mean, rstd = mean.to(statistics), rstd.to(statistics)  # stock's kernels may have saved them
     wanted, bias_like = _asked(output_mask, weight, c, input)
     gradients = ops.group_norm_backward.default(
         _image(grad_out, n, c, positions), None, _image(input, n, c, positions), mean, rstd, weight, bias_like, None,
@@ -85,6 +91,25 @@ def _native_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
     return y, mean.to(statistics), rstd
 
 
+def _update_running(running_mean: Tensor, running_var: Tensor, mean: Tensor, one: Tensor, momentum: float) -> None:
+    """one: [1, C, values]"""
+    values = one.double() if one.dtype == torch.float64 else one.float()
+    # torch's own var warns of one value.
+    variance = values.var(2).flatten() if values.shape[2] > 1 else torch.full_like(mean, torch.nan)
+    for running, new in ((running_mean, mean), (running_var, variance)):
+        running.copy_((1.0 - momentum) * running + momentum * new)
+
+
+def _update_running_of_one_value(running_mean: Tensor, running_var: Tensor, x: Tensor, momentum: float) -> None:
+    _update_running(running_mean, running_var, x.flatten().to(_statistics_type(x)), x.reshape(1, -1, 1), momentum)
+
+
+# What the C library's kernels leave to Python.
+_operators.define("update_running_of_one_value(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor x, "
+                  "float momentum) -> ()")
+_operators.impl("update_running_of_one_value", _update_running_of_one_value, "CompositeExplicitAutograd")
+
+
 def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
                         running_mean: Optional[Tensor], running_var: Optional[Tensor], momentum: float,
                         eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,9 +120,7 @@ def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[
     one = swapped.reshape(1, c, -1)
     y, _, mean, rstd = ops.group_norm.default(one, weight, bias, None, None, None, None, c, eps, 0, 0.0)
     if running_mean is not None and running_var is not None:
-        values = one.double() if one.dtype == torch.float64 else one.float()
-        for running, new in ((running_mean, mean.view(c)), (running_var, values.var(2).view(c))):
-            running.copy_((1.0 - momentum) * running + momentum * new)
+        _update_running(running_mean, running_var, mean.view(c), one, momentum)
     result = torch.empty_like(input)
     result.copy_(y.view(swapped.shape).transpose(0, 1))
     return result, mean.view(c).to(_statistics_type(input)), rstd.view(c)
@@ -117,6 +140,9 @@ def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optiona
             grad_out.reshape(1, c, 1), None, input.reshape(1, c, 1), save_mean, save_invstd, weight, bias_like, None,
             None, None, c, 1.0, 0, 0.0, wanted)
         return _picked((gradients[0].view(input.shape) if output_mask[0] else None, *gradients[1:3]), wanted)
+    assert save_mean is not None and save_invstd is not None
+    statistics = _statistics_type(input)
+    save_mean, save_invstd = save_mean.to(statistics), save_invstd.to(statistics)
     # rstd is given, so eps plays no part; the library asks that it be above 0 all the same.
     return _picked(ops.batch_norm_backward.default(
         grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, 1.0, 0, 0.0, wanted), wanted)
@@ -136,11 +162,41 @@ def _cudnn_batch_norm_backward(input: Tensor, grad_output: Tensor, weight: Tenso
                                        epsilon, [True, True, True])
 
 
+def _native_batch_norm_legit_no_stats(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], training: bool,
+                                      momentum: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return _native_batch_norm(input, weight, bias, None, None, training, momentum, eps)
+
+
+def _batch_norm_with_update(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], running_mean: Tensor,
+                            running_var: Tensor, momentum: float, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (*_native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps),
+            input.new_empty(0, dtype=torch.uint8))
+
+
+def _batch_norm_no_update(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+                          running_mean: Optional[Tensor], running_var: Optional[Tensor], momentum: float,
+                          eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (*_native_batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps),
+            input.new_empty(0, dtype=torch.uint8))
+
+
+def _batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optional[Tensor], running_mean: Optional[Tensor],
+                         running_var: Optional[Tensor], save_mean: Optional[Tensor], save_var: Optional[Tensor],
+                         update: bool, eps: float, output_mask: list[bool], reserve: Tensor) -> _Three:
+    return _native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_var, update,
+                                       eps, output_mask)
+
+
 _KERNELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "native_group_norm": (_native_group_norm, ("CPU", "CUDA")),
     "native_group_norm_backward": (_native_group_norm_backward, ("CPU", "CUDA")),
     "native_batch_norm": (_native_batch_norm, ("CPU", "CUDA")),
     "native_batch_norm_backward": (_native_batch_norm_backward, ("CPU", "CUDA")),
+    "_native_batch_norm_legit": (_native_batch_norm, ("CPU", "CUDA")),
+    "_native_batch_norm_legit.no_stats": (_native_batch_norm_legit_no_stats, ("CPU", "CUDA")),
+    "_batch_norm_with_update": (_batch_norm_with_update, ("CPU", "CUDA")),
+    "_batch_norm_no_update": (_batch_norm_no_update, ("CPU", "CUDA")),
+    "batch_norm_backward": (_batch_norm_backward, ("CPU", "CUDA")),
     "cudnn_batch_norm": (_cudnn_batch_norm, ("CUDA",)),
     "cudnn_batch_norm_backward": (_cudnn_batch_norm_backward, ("CUDA",)),
 }
@@ -148,8 +204,46 @@ _KERNELS: dict[str, tuple[Any, tuple[str, ...]]] = {
 # ---- registration ---------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_library: Optional[torch.library.Library] = None
 _depth = 0
+_has_warned = False
+
+
+class _PythonKernels:
+    """Registers _KERNELS."""
+
+    def __init__(self) -> None:
+        self._library: Optional[torch.library.Library] = None
+
+    def install(self) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        for name, (kernel, keys) in _KERNELS.items():
+            for key in keys:
+                library.impl(name, kernel, key)
+        self._library = library
+
+    def uninstall(self) -> None:
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+
+class _CKernels:
+    def install(self) -> None:
+        global _has_warned
+        if not _has_warned:
+            # Of an override from C, torch's warning goes past Python's warnings; it is given once in a process, so
+            # one from Python first makes it one that can be filtered.
+            library = torch.library.Library("aten", "IMPL")
+            library.impl("native_group_norm", _native_group_norm, "CPU")
+            library._destroy()
+            _has_warned = True
+        _native.install_shim()
+
+    def uninstall(self) -> None:
+        _native.uninstall_shim()
+
+
+_kernels = _CKernels() if binding()[0] == "shim" else _PythonKernels()
 
 
 class _Installed:
@@ -173,14 +267,10 @@ def install() -> _Installed:
     Not reached: code that torch.compile's inductor made, which has norms of its own; autocast, which makes f32 of the
     input before the kernel sees it; torch.nn.SyncBatchNorm over several processes.
     """
-    global _library, _depth
+    global _depth
     with _lock:
         if _depth == 0:
-            library = torch.library.Library("aten", "IMPL")
-            for name, (kernel, keys) in _KERNELS.items():
-                for key in keys:
-                    library.impl(name, kernel, key)
-            _library = library
+            _kernels.install()
         _depth += 1
     return _Installed()
 
@@ -191,9 +281,10 @@ def uninstall() -> None:
 
 
 def _leave(all_of_them: bool) -> None:
-    global _library, _depth
+    global _depth
     with _lock:
-        _depth = 0 if all_of_them else max(_depth - 1, 0)
-        if _depth == 0 and _library is not None:
-            _library._destroy()
-            _library = None
+        if _depth == 0:
+            return
+        _depth = 0 if all_of_them else _depth - 1
+        if _depth == 0:
+            _kernels.uninstall()

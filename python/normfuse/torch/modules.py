@@ -56,12 +56,13 @@ class _Activated:
         if act_param is not None:
             self.act_param = float(act_param)
 
-    def _of_this_call(self, activation: Optional[str], act_param: Optional[float]) -> dict[str, Any]:
+    def _of_this_call(self, activation: Optional[str],
+                      act_param: Optional[float]) -> tuple[Optional[str], Optional[float]]:
         if activation is None:
-            return {"activation": self.activation, "act_param": self.act_param}
+            return self.activation, self.act_param
         if self.activation is not None:
             raise ValueError(f"activation={activation!r} was given to a layer that has its own, {self.activation!r}")
-        return {"activation": activation, "act_param": act_param}
+        return activation, act_param
 
     def _activation_repr(self) -> str:
         text = "" if self.activation is None else f", activation={self.activation!r}"
@@ -104,13 +105,24 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None, shift: Optional[Tensor] = None,
                 activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
-        fused = dict(self._of_this_call(activation, act_param), pre_add=pre_add, return_sum=return_sum,
-                     post_add=post_add, scale=scale, shift=shift)
+        if activation is None:
+            activation, act_param = self.activation, self.act_param
+        else:
+            activation, act_param = self._of_this_call(activation, act_param)
+        try:  # torch.nn.Module's search for an attribute would take half a microsecond for each
+            parameters = self._parameters
+            weight, bias = parameters["weight"], parameters["bias"]
+        except KeyError:  # parametrized, or a replica
+            weight, bias = self.weight, self.bias
         if self.sharded_dim is not None:
             from . import distributed
-            return distributed.group_norm(input, self.num_groups, self.weight, self.bias, self.eps,
-                                          sharded_dim=self.sharded_dim, process_group=self.process_group, **fused)
-        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, **fused)
+            return distributed.group_norm(input, self.num_groups, weight, bias, self.eps, sharded_dim=self.sharded_dim,
+                                          process_group=self.process_group, activation=activation, act_param=act_param,
+                                          pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
+                                          shift=shift)
+        return functional.group_norm(input, self.num_groups, weight, bias, self.eps, activation=activation,
+                                     act_param=act_param, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
+                                     scale=scale, shift=shift)
 
     def _activation_repr(self) -> str:
         return super()._activation_repr() + ("" if self.sharded_dim is None else f", sharded_dim={self.sharded_dim}")
@@ -125,29 +137,34 @@ class _BatchNorm(_Activated):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **stock)
         self._set_activation(activation, act_param)
 
-    def _batch_statistics(self) -> bool:
-        return self.training or (self.running_mean is None and self.running_var is None)
-
-    def _running_statistics(self) -> tuple[Optional[Tensor], Optional[Tensor]]:
-        """Those that the call reads or updates: none where they are not to be touched."""
-        if self.training and not self.track_running_stats:
-            return None, None
-        return self.running_mean, self.running_var
-
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
         self._check_input_dim(input)
-        momentum = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                momentum = 1.0 / float(self.num_batches_tracked)
-        running_mean, running_var = self._running_statistics()
-        return functional.batch_norm(input, running_mean, running_var, self.weight, self.bias,
-                                     self._batch_statistics(), momentum, self.eps, pre_add=pre_add,
-                                     return_sum=return_sum, post_add=post_add,
-                                     **self._of_this_call(activation, act_param))
+        momentum, training = self.momentum, self.training
+        if activation is None:
+            activation, act_param = self.activation, self.act_param
+        else:
+            activation, act_param = self._of_this_call(activation, act_param)
+        try:  # see GroupNorm
+            parameters, buffers = self._parameters, self._buffers
+            weight, bias = parameters["weight"], parameters["bias"]
+            running_mean, running_var = buffers["running_mean"], buffers["running_var"]
+            batches = buffers["num_batches_tracked"]
+        except KeyError:
+            weight, bias = self.weight, self.bias
+            running_mean, running_var, batches = self.running_mean, self.running_var, self.num_batches_tracked
+        if training:
+            if not self.track_running_stats:
+                running_mean = running_var = None
+            elif batches is not None:
+                batches.add_(1)
+                if momentum is None:
+                    momentum = 1.0 / float(batches)
+        return functional.batch_norm(input, running_mean, running_var, weight, bias,
+                                     training or (running_mean is None and running_var is None),
+                                     0.0 if momentum is None else momentum, self.eps, activation=activation,
+                                     act_param=act_param, pre_add=pre_add, return_sum=return_sum, post_add=post_add)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -193,17 +210,18 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
         if not (self.training and distributed.spans_processes(self.process_group)):
             return super().forward(input, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
                                    activation=activation, act_param=act_param)
-        running_mean, running_var = self._running_statistics()
-        batches = None
+        running_mean = running_var = batches = None
         if self.track_running_stats:
+            running_mean, running_var = self.running_mean, self.running_var
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 batches = self.num_batches_tracked
+        activation, act_param = self._of_this_call(activation, act_param)
         return distributed.batch_norm(input, running_mean, running_var, self.weight, self.bias,
                                       0.0 if self.momentum is None else self.momentum, self.eps,
                                       batches_tracked=batches, process_group=self.process_group, pre_add=pre_add,
-                                      return_sum=return_sum, post_add=post_add,
-                                      **self._of_this_call(activation, act_param))
+                                      return_sum=return_sum, post_add=post_add, activation=activation,
+                                      act_param=act_param)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Optional[Any] = None) -> torch.nn.Module:
@@ -242,11 +260,12 @@ class _InstanceNorm(_Activated):
         self._check_channels(input, 0 if unbatched else 1)
         if unbatched:
             input, pre_add, post_add = (None if t is None else t.unsqueeze(0) for t in (input, pre_add, post_add))
+        activation, act_param = self._of_this_call(activation, act_param)
         output = functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias,
                                           self.training or not self.track_running_stats,
                                           0.0 if self.momentum is None else self.momentum, self.eps, pre_add=pre_add,
-                                          return_sum=return_sum, post_add=post_add,
-                                          **self._of_this_call(activation, act_param))
+                                          return_sum=return_sum, post_add=post_add, activation=activation,
+                                          act_param=act_param)
         if not unbatched:
             return output
         return tuple(t.squeeze(0) for t in output) if return_sum else output.squeeze(0)
@@ -302,8 +321,9 @@ class ChannelAffine(_Activated, torch.nn.Module):
 
     def forward(self, input: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> Tensor:
-        return functional.channel_affine(input, self.weight, self.bias, post_add=post_add,
-                                         **self._of_this_call(activation, act_param))
+        activation, act_param = self._of_this_call(activation, act_param)
+        return functional.channel_affine(input, self.weight, self.bias, post_add=post_add, activation=activation,
+                                         act_param=act_param)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, bias={self.bias is not None}{self._activation_repr()}"
