@@ -169,12 +169,16 @@ struct mailbox {
 /* By all threads of each block, early: `bytes` will come. */
 __device__ __forceinline__ void open_mail(mailbox &box, int bytes)
 {
+    const unsigned address = shared_address(&box.barrier);
     if (threadIdx.x == 0) {
-        const unsigned address = shared_address(&box.barrier);
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     }
+    /* The compiler may make an instruction of the whole warp of the first, which racecheck takes for one of its other
+     * threads'. */
+    __syncwarp();
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
