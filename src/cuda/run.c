@@ -1084,7 +1084,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
         } else if (wants_dx && centred && sums) {
             kept = normfuse_tune("KEEP", 1) && plan_tile(&task, plan, both, source, true);
             if (kept) {
-                const struct step *const step = &plan->steps[0];
+                struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;
                 const int64_t groups =
                     p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
