@@ -106,6 +106,7 @@ def images(*shape):
 
 
 def test_stable_diffusion_unet():
+    load_torchvision()  # which diffusers imports
     diffusers = load("diffusers")
     report = compared(lambda: diffusers.UNet2DConditionModel(sample_size=8, block_out_channels=(32, 32, 64, 64),
                                                              cross_attention_dim=16, attention_head_dim=8),
@@ -118,6 +119,7 @@ def test_stable_diffusion_unet():
 
 
 def test_stable_diffusion_vae():
+    load_torchvision()  # which diffusers imports
     diffusers = load("diffusers")
     report = compared(lambda: diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,

@@ -264,14 +264,14 @@ class _Frozen(_Foreign, _Activated):
 
     def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> Tensor:
-        chosen = self._of_this_call(activation, act_param)
+        activation, act_param = self._of_this_call(activation, act_param)
         if x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type):
             return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
-                                         self.eps, post_add=post_add, **chosen)
+                                         self.eps, activation=activation, act_param=act_param, post_add=post_add)
         output = self._normfuse_stock.forward(self, x)  # in the wider of the two types
         if post_add is not None:
             output = output + post_add
-        return _apply_activation(output, chosen["activation"], chosen["act_param"])
+        return _apply_activation(output, activation, act_param)
 
 
 class _FrozenWithOwnActivation(_WithOwnActivation, _Frozen):
