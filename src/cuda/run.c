@@ -17,6 +17,9 @@
 
 enum { MOST_STEPS = 5, FORWARD = 0, BACKWARD = 1 };
 
+/* Sets that meet at a time: each has a ticket on a line of its own, of 16 words. */
+enum { MOST_TEAMS = NORMFUSE_CUDA_TICKET_WORDS / 16 };
+
 struct step {
     enum normfuse_cuda_kernel kernel;
     struct normfuse_cuda_geometry geometry;
@@ -400,7 +403,7 @@ static bool plan_grid_of_runs(const struct task *task, struct step *step, enum k
     trial.geometry = runs_geometry(task);
     trial.cluster = 0;
     const int64_t blocks = 2 * (int64_t)device->processors / teams;
-    if (!task->has_tickets || blocks < 2 || blocks > trial.geometry.rows ||
+    if (!task->has_tickets || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
         !settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) || trial.shared > most_shared)
         return false;
     trial.blocks = teams * trial.geometry.parts;
@@ -817,7 +820,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                 step.blocks = (int64_t)g->sets * parts;
             }
             if (grid) {
-                if (g->parts < 2)
+                if (g->parts < 2 || g->teams > MOST_TEAMS)
                     continue;
                 g->exchange = NORMFUSE_EXCHANGE_GRID;
                 step.cooperative = step.needs_tickets = true;
