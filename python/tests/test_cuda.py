@@ -6,6 +6,7 @@ arrays.
 What is computed is asked elsewhere (test_functional.py and others with NORMFUSE_TEST_DEVICE=cuda); here results are
 compared with those of the same call made alone, to the bit, which docs/numerics.md promises.
 """
+import contextlib
 import copy
 import gc
 import itertools
@@ -458,17 +459,23 @@ def test_scaled_training():
 # ---- the host -------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def waiting_is_an_error():
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @each_call
 @each_layout
 def test_the_host_does_not_wait(name, layout):
     job = Job(name, layout=layout)
     job()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         job()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_layers_do_not_wait():
@@ -487,12 +494,8 @@ def test_layers_do_not_wait():
             model(x)
 
     step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_host_runs_ahead():
