@@ -791,7 +791,8 @@ struct plan_case {
     int op; /* 0 group norm, 1 batch norm, 2 affine */
     int64_t sizes[3], groups;
     normfuse_type type;
-    bool channels_last, backward, has_sync, misaligned, sliced; /* sliced: of channels-last tensors with more channels */
+    bool channels_last, backward, has_sync, misaligned,
+        sliced; /* sliced: of channels-last tensors with more channels */
     int32_t activation;
 };
 
@@ -968,8 +969,7 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
                                          views[i]->channel == p->x.channel && views[i]->position == 1),
               "%s: %s: tensor %zu is not like x, or not aligned", test->name, launch->name, i);
     CHECK(p->pre_add.data == NULL && p->post_add.data == NULL && p->u.data == NULL && p->du.data == NULL &&
-              p->dpost_add.data == NULL && p->activation != NORMFUSE_GELU && p->activation != NORMFUSE_ELU &&
-              p->activation != NORMFUSE_MISH,
+              p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
     const int64_t elements = p->n * p->c * p->s;
     /* Of large ones the last rows: by then every place that a row can begin at in a pack was met. */
@@ -1349,7 +1349,7 @@ static void test_plans(void)
             run_plan_case(&test, device);
         }
     }
-    CHECK(abreast_launches > 500, "rows were walked abreast %d times", abreast_launches);
+    CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
     CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",

@@ -9,7 +9,7 @@
 
 /* The kernels of a type, as in the lists of kernels.h. */
 enum column_tile {
-    COLUMNS_ANY,     /* every way, with everything that is added, and all activations */
+    COLUMNS_ANY,     /* every way, with everything that is added */
     COLUMNS_WHOLE,   /* a block has its sets to itself; here and below: plain */
     COLUMNS_PASSING, /* nothing is kept: sums alone, or results from statistics that are known */
     COLUMNS_SHARED   /* the blocks of a set keep it and tell one another what they found */

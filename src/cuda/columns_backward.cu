@@ -239,7 +239,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         for (int i = 0; i < H; i++)
                             z[i] += added[i];
                     }
-                    differentiate_chosen<fast, plain>(dy, z, chosen, p.activation, (R)p.act_param);
+                    differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
                 }
             };
 

@@ -451,7 +451,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                                 z[i] += added[i];
                             other.advance(p.post_add, place);
                         }
-                        activate_chosen<fast, plain>(z, chosen, p.activation, (R)p.act_param);
+                        activate<fast, plain>(z, chosen, p.activation, (R)p.act_param);
                         y.store(make_pack<T, V>(z));
                         y.advance(p.y, place);
                         if (tile == COLUMNS_SHARED && is_loaded)

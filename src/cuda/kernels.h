@@ -11,46 +11,50 @@
 
 /* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps, in registers or in its ring>.
  * Packs of 16 bytes need tensors that allow them; packs of one element take any strides. Kernels that keep the least
- * are for sets so small that several fit in a block. Those that keep some or many are plain: no tensor is added to x,
- * before the activation or to dx, and the activation is not one of the three that cost much code. So are the last,
- * whose packs are aligned in memory though the rows are not (ragged): a row begins and ends inside of packs that it
- * shares. */
-#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many, ragged)                  \
+ * are for sets so small that several fit in a block. Those two do everything; the others are plain: no tensor is added
+ * to x, before the activation or to dx. So are the last, whose packs are aligned in memory though the rows are not
+ * (ragged): a row begins and ends inside of packs that it shares. Doubles have no plain ones: 28 of 112 kernels were
+ * theirs, of which 16 took a sixth of the library for what is called to check gradients. */
+#define NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, direction, type, pack, least, few)                                          \
     KERNEL(runs, direction, type, 1, least)                                                                            \
     KERNEL(runs, direction, type, 1, few)                                                                              \
     KERNEL(runs, direction, type, pack, least)                                                                         \
-    KERNEL(runs, direction, type, pack, few)                                                                           \
+    KERNEL(runs, direction, type, pack, few)
+#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many, ragged)                  \
+    NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, direction, type, pack, least, few)                                              \
     KERNEL(runs, direction, type, pack, whole)                                                                         \
     KERNEL(runs, direction, type, pack, some)                                                                          \
     KERNEL(runs, direction, type, pack, many)                                                                          \
     KERNEL(runs, direction, type, pack, ragged)
-#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, whole, some, fewer, many)                       \
+#define NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, direction, type, pack, few)                                              \
     KERNEL(columns, direction, type, 1, few)                                                                           \
-    KERNEL(columns, direction, type, pack, few)                                                                        \
+    KERNEL(columns, direction, type, pack, few)
+#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, whole, some, fewer, many)                       \
+    NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, direction, type, pack, few)                                                  \
     KERNEL(columns, direction, type, pack, whole)                                                                      \
     KERNEL(columns, direction, type, pack, some)                                                                       \
     KERNEL(columns, direction, type, pack, fewer)                                                                      \
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f64, 2, 4, 6, 7, 12, 20, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 12, 20, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 12, 20, 9)                                                \
+    NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, forward, f64, 2, 4, 6)                                                          \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 12, 20, 9)                                               \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 12, 20, 9)                                               \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 12, 20, 9)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f64, 2, 2, 3, 5, 4, 8, 6)                                                \
+    NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, backward, f64, 2, 2, 3)                                                         \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f64, 2, 6, 4, 12, 7, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 12, 7, 16)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 12, 7, 16)                                                      \
+    NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, forward, f64, 2, 6)                                                          \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 12, 7, 16)                                               \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 12, 7, 16)                                               \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 12, 7, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f64, 2, 3, 2, 8, 5, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 8, 5, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 5, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, backward, f64, 2, 3)                                                         \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 8, 5, 6)                                                \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 5, 6)                                                \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 8, 5, 6)
 
 /* In the order that tile_kernel in run.c counts on. */

@@ -345,7 +345,9 @@ __device__ __forceinline__ double complement(double z)
 /* maximum that keeps a NaN */
 __device__ __forceinline__ float relu_of(float z)
 {
-    return z > 0.0f ? z : z != z ? z : 0.0f;
+    float most;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(most) : "f"(z));
+    return most;
 }
 __device__ __forceinline__ double relu_of(double z)
 {
@@ -357,55 +359,41 @@ template <typename R> struct gelu_tanh_constants {
     static constexpr R linear = R(1.5957691216057308), cubic = R(1.5957691216057308 * 0.044715); /* 2 sqrt(2/pi) */
 };
 
-/* The six that networks use most are everywhere; the others (`rare`) cost so much code that only the kernels that keep
- * few packs in registers have them. */
-template <bool fast, bool rare, typename R, int V>
-__device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
+/* What few networks have is a function that every loop calls: in each pack of unrolled loops its code made kernels of
+ * 166 KB, and two minutes of compiling. A struct stays in registers, an array would not. */
+template <typename R, int V> struct values_of {
+    R at[V];
+};
+
+template <bool fast, typename R, int V>
+static __device__ __noinline__ values_of<R, V> activated(values_of<R, V> of, int activation, R p)
 {
-    /* Ahead of the others: what networks use most. */
-    if (activation == NORMFUSE_IDENTITY)
-        return;
-    if (activation == NORMFUSE_SILU) {
+    R(&z)[V] = of.at;
+    switch (activation) {
+    case NORMFUSE_SILU:
 #pragma unroll
         for (int i = 0; i < V; i++)
             z[i] *= sigmoid<fast>(z[i]);
-        return;
-    }
-    switch (activation) {
-    case NORMFUSE_RELU:
+        break;
+    case NORMFUSE_GELU:
 #pragma unroll
         for (int i = 0; i < V; i++)
-            z[i] = relu_of(z[i]);
-        return;
-    case NORMFUSE_LEAKY_RELU:
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] = z[i] > R(0) ? z[i] : p * z[i];
-        return;
+            z[i] = R(0.5) * z[i] * complement(z[i] * R(-0.7071067811865476));
+        break;
     case NORMFUSE_GELU_TANH:
 #pragma unroll
         for (int i = 0; i < V; i++) {
             using k = gelu_tanh_constants<R>;
             z[i] *= sigmoid<fast>(z[i] * (k::linear + k::cubic * z[i] * z[i]));
         }
-        return;
+        break;
     case NORMFUSE_HARDSWISH:
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const R clipped = z[i] + R(3) > R(0) ? (z[i] + R(3) < R(6) ? z[i] + R(3) : R(6)) : R(0);
             z[i] = z[i] * clipped * R(1.0 / 6.0);
         }
-        return;
-    default: break;
-    }
-    if constexpr (!rare)
-        return;
-    switch (activation) {
-    case NORMFUSE_GELU:
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] = R(0.5) * z[i] * complement(z[i] * R(-0.7071067811865476));
-        return;
+        break;
     case NORMFUSE_ELU:
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -414,39 +402,37 @@ __device__ __forceinline__ void activate(R (&z)[V], int activation, R p)
             else
                 z[i] = z[i] > R(0) ? z[i] : p * expm1f(z[i]);
         }
-        return;
-    default:
+        break;
+    default: /* mish */
 #pragma unroll
         for (int i = 0; i < V; i++)
             z[i] *= tanh_softplus<fast>(z[i]);
     }
+    return of;
 }
 
-/* g *= act'(z) */
-template <bool fast, bool rare, typename R, int V>
-__device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], int activation, R p)
+/* g act'(z) */
+template <bool fast, typename R, int V>
+static __device__ __noinline__ values_of<R, V> differentiated(values_of<R, V> by, values_of<R, V> at, int activation,
+                                                              R p)
 {
-    if (activation == NORMFUSE_IDENTITY)
-        return;
-    if (activation == NORMFUSE_SILU) {
+    R(&g)[V] = by.at;
+    const R(&z)[V] = at.at;
+    switch (activation) {
+    case NORMFUSE_SILU:
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const R s = sigmoid<fast>(z[i]);
             g[i] *= s * (R(1) + z[i] * (R(1) - s));
         }
-        return;
-    }
-    switch (activation) {
-    case NORMFUSE_RELU:
+        break;
+    case NORMFUSE_GELU:
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            g[i] = z[i] > R(0) ? g[i] : R(0) * g[i];
-        return;
-    case NORMFUSE_LEAKY_RELU:
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            g[i] = z[i] > R(0) ? g[i] : p * g[i];
-        return;
+        for (int i = 0; i < V; i++) {
+            const R cumulative = R(0.5) * complement(z[i] * R(-0.7071067811865476));
+            g[i] *= cumulative + z[i] * R(0.3989422804014327) * exponential<fast>(R(-0.5) * z[i] * z[i]);
+        }
+        break;
     case NORMFUSE_GELU_TANH:
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -456,36 +442,25 @@ __device__ __forceinline__ void activate_gradient(R (&g)[V], const R (&z)[V], in
             const R square = near_zero * near_zero, s = sigmoid<fast>(near_zero * (k::linear + k::cubic * square));
             g[i] *= s + near_zero * s * (R(1) - s) * (k::linear + R(3) * k::cubic * square);
         }
-        return;
+        break;
     case NORMFUSE_HARDSWISH:
 #pragma unroll
         for (int i = 0; i < V; i++)
             g[i] *= z[i] <= R(-3) ? R(0) : z[i] < R(3) ? (R(2) * z[i] + R(3)) * R(1.0 / 6.0) : R(1);
-        return;
-    default: break;
-    }
-    if constexpr (!rare)
-        return;
-    switch (activation) {
-    case NORMFUSE_GELU:
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const R cumulative = R(0.5) * complement(z[i] * R(-0.7071067811865476));
-            g[i] *= cumulative + z[i] * R(0.3989422804014327) * exponential<fast>(R(-0.5) * z[i] * z[i]);
-        }
-        return;
+        break;
     case NORMFUSE_ELU:
 #pragma unroll
         for (int i = 0; i < V; i++)
             g[i] *= z[i] > R(0) ? R(1) : p * exponential<fast>(z[i]);
-        return;
-    default:
+        break;
+    default: /* mish */
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const R t = tanh_softplus<fast>(z[i]);
             g[i] *= t + z[i] * sigmoid<fast>(z[i]) * (R(1) - t * t);
         }
     }
+    return by;
 }
 
 template <int value> struct constant {
@@ -496,14 +471,15 @@ template <int value> struct constant {
     }
 };
 
-/* work(constant) with a loop of its own for the two that networks have most: jumping over the code of all others in
- * each pack of an unrolled loop kept the instruction cache missing. */
+/* work(constant): in plain tiles with a loop of its own for those that networks have most; leaky_relu is in relu's. */
 template <bool plain, typename Work> __device__ __forceinline__ void choose_activation(int activation, Work work)
 {
     if (plain && activation == NORMFUSE_IDENTITY)
         work(constant<NORMFUSE_IDENTITY>());
     else if (plain && activation == NORMFUSE_SILU)
         work(constant<NORMFUSE_SILU>());
+    else if (plain && (activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU))
+        work(constant<NORMFUSE_RELU>());
     else
         work(constant<-1>());
 }
@@ -524,29 +500,74 @@ __device__ __forceinline__ float fast_tanh(float z)
 }
 
 template <bool fast, bool plain, typename Chosen, typename R, int V>
-__device__ __forceinline__ void activate_chosen(R (&z)[V], Chosen chosen, int activation, R p)
+__device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
 {
-    if constexpr (fast && plain && Chosen::known == NORMFUSE_SILU) {
+    if constexpr (Chosen::known == NORMFUSE_SILU) {
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] = fmaf(z[i], fast_tanh(z[i]), z[i]);
-    } else {
-        activate<fast, !plain>(z, chosen.of(activation), p);
+        for (int i = 0; i < V; i++) {
+            if constexpr (fast)
+                z[i] = fmaf(z[i], fast_tanh(z[i]), z[i]);
+            else
+                z[i] *= sigmoid<fast>(z[i]);
+        }
+    } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
+        if (!plain && activation == NORMFUSE_IDENTITY)
+            return;
+        if (activation == NORMFUSE_RELU) {
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = relu_of(z[i]);
+        } else if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = z[i] > R(0) ? z[i] : p * z[i];
+        } else {
+            values_of<R, V> of;
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                of.at[i] = z[i];
+            of = activated<fast>(of, activation, p);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = of.at[i];
+        }
     }
 }
 
-template <bool fast, bool plain, typename Chosen, typename R, int V>
-__device__ __forceinline__ void differentiate_chosen(R (&g)[V], const R (&z)[V], Chosen chosen, int activation, R p)
+/* g *= act'(z) */
+template <bool fast, typename Chosen, typename R, int V>
+__device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Chosen, int activation, R p)
 {
-    if constexpr (fast && plain && Chosen::known == NORMFUSE_SILU) {
-        /* 2 silu'(2h) = (1 + t) (1 + h (1 - t)) */
+    if constexpr (Chosen::known == NORMFUSE_SILU) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            const R t = fast_tanh(z[i]), part = fmaf(-z[i], t, z[i] + 1.0f);
-            g[i] *= fmaf(part, t, part);
+            if constexpr (fast) {
+                /* 2 silu'(2h) = (1 + t) (1 + h (1 - t)) */
+                const R t = fast_tanh(z[i]), part = fmaf(-z[i], t, z[i] + 1.0f);
+                g[i] *= fmaf(part, t, part);
+            } else {
+                const R s = sigmoid<fast>(z[i]);
+                g[i] *= s * (R(1) + z[i] * (R(1) - s));
+            }
         }
-    } else {
-        activate_gradient<fast, !plain>(g, z, chosen.of(activation), p);
+    } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
+        if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
+            const R slope = activation == NORMFUSE_RELU ? R(0) : p;
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                g[i] = z[i] > R(0) ? g[i] : slope * g[i];
+        } else {
+            values_of<R, V> by, at;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                by.at[i] = g[i];
+                at.at[i] = z[i];
+            }
+            by = differentiated<fast>(by, at, activation, p);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                g[i] = by.at[i];
+        }
     }
 }
 

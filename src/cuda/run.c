@@ -83,16 +83,11 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    const int of_type = columns ? 6 : 8;
+    const int of_double = columns ? 2 : 4, of_type = columns ? 6 : 8;
     const int of_runs = (wide ? 2 : 0) + (kept > SHARED_FEW ? (int)kept - 1 : (int)kept);
     const int within = !columns ? of_runs : wide ? (int)kept : 0;
-    return (enum normfuse_cuda_kernel)((int)first + type * of_type + within);
-}
-
-/* The kernels that keep many packs lack the activations that cost much code. */
-static bool is_rare(int32_t activation)
-{
-    return activation == NORMFUSE_GELU || activation == NORMFUSE_ELU || activation == NORMFUSE_MISH;
+    const int before = type == NORMFUSE_F64 ? 0 : of_double + (type - 1) * of_type;
+    return (enum normfuse_cuda_kernel)((int)first + before + within);
 }
 
 /* ---- what a call is, to the planner ------------------------------------------------------------------------------ */
@@ -108,7 +103,7 @@ struct task {
     int pack;           /* elements of one */
     int32_t abreast;    /* columns: rows that are walked as one, so that they are whole packs */
     size_t value_bytes; /* of what is computed in */
-    bool plain;         /* packs of 16 bytes, nothing is added, the activation is not rare, the tensors are alike */
+    bool plain;         /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
     int tensors;        /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes; /* that must move at least */
@@ -1007,7 +1002,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                                                           p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1) == 0))
         task.abreast = 0;
     task.wide = task.abreast > 0;
-    task.plain = !is_rare(p->activation) && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
+    task.plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
                  p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
     task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
     task.plain = task.plain && (task.wide || task.ragged);

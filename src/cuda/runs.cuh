@@ -10,7 +10,7 @@
 /* The kernels of a type, in the order of the lists in kernels.h. */
 enum run_tile {
     TILE_MANY,    /* sets so small that each segment of a warp has one */
-    TILE_ANY,     /* every way, with everything that is added, and all activations */
+    TILE_ANY,     /* every way, with everything that is added */
     TILE_WHOLE,   /* a block has one set, and nothing to ask of others; here and below: plain */
     TILE_PASSING, /* nothing is kept: sums alone, or results from statistics that are known */
     TILE_SHARED,  /* the blocks of a set keep it and tell one another what they found */

@@ -218,7 +218,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
                 }
-                differentiate_chosen<fast, simple>(dy, z, chosen, p.activation, (R)p.act_param);
+                differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
             }
         };
 

@@ -387,7 +387,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
                         }
-                        activate_chosen<fast, plain>(z, chosen, p.activation, (R)p.act_param);
+                        activate<fast, plain>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
                         return false;
                     });
