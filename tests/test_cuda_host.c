@@ -797,7 +797,7 @@ struct plan_case {
 };
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, ragged_launches, abreast_launches;
+static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -820,8 +820,21 @@ static bool is_ragged(const char *kernel, int kept)
            strstr(kernel, "_1x") == NULL;
 }
 
-static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t threads, int pack, bool ragged,
-                          bool backward)
+/* One of columns_compact.cu, whose last warp may have no packs. */
+static bool is_compact(const char *kernel, int kept)
+{
+    return strstr(kernel, "_columns_") != NULL && kept == (strstr(kernel, "backward") != NULL ? 4 : 8) &&
+           strstr(kernel, "_1x") == NULL;
+}
+
+/* Columns: rows that the threads of a block have at once. */
+static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
+{
+    return is_compact(kernel, kept) ? a->compact.at_once : (int64_t)threads / a->geometry.width;
+}
+
+static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
+                          int pack, bool ragged, bool backward)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -830,8 +843,16 @@ static double longest_way(const struct normfuse_cuda_arguments *a, uint32_t thre
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     if (p->columns) {
-        const int64_t at_once = (int64_t)threads / g->width, rows = g->part_rows < g->rows ? g->part_rows : g->rows;
+        const int64_t at_once = rows_at_once(a, kernel, kept, threads);
+        const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
+        if (is_compact(kernel, kept)) {
+            /* In a thread's channel; those of its pack; its mean; what a lane joins; lanes; parts. */
+            const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
+            const int64_t joined = up(packs * beside, INT64_C(1) << a->compact.lane_bits);
+            return (double)(up(rows, at_once) + together - 1 + 5 + joined + 7 +
+                            (g->parts > 1 ? up(g->parts, INT64_C(1) << a->compact.lane_bits) + 7 : 0));
+        }
         if (backward)
             return (double)(up(rows, at_once) + up(beside * g->abreast, INT64_C(1) << g->channel_bits) +
                             (centred ? up(g->group, lanes) : 0) + 10);
@@ -882,8 +903,13 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
+    const int64_t samples = is_compact(launch->name, kept) && a->compact.samples > 0 ? a->compact.samples : 1;
     for (int64_t block = 0; block < launch->grid; block++) {
-        const int64_t team = block / g->parts, part = block % g->parts;
+        int64_t team = block / g->parts, part = block % g->parts;
+        if (samples > 1) { /* of a cluster: sample after sample */
+            const int64_t cluster = block / (g->parts * samples), sample = block / g->parts % samples;
+            team = (cluster / g->blocks_wide * samples + sample) * g->blocks_wide + cluster % g->blocks_wide;
+        }
         for (int64_t set = team; set < g->sets;
              set += g->exchange == NORMFUSE_EXCHANGE_GRID ? (int64_t)g->teams : (int64_t)g->sets + launch->grid) {
             if (p->columns) {
@@ -891,7 +917,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 const int64_t n = g->all_samples ? part / g->parts_a_sample : sample;
                 const int64_t first = (g->all_samples ? part % g->parts_a_sample : part) * g->part_rows;
                 const int64_t stop = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
-                const int64_t at_once = (int64_t)launch->threads / g->width;
+                const int64_t at_once = rows_at_once(a, launch->name, kept, launch->threads);
                 for (int64_t thread = 0; thread < launch->threads; thread++) {
                     const int64_t column = beside * g->width + thread % g->width;
                     if (thread / g->width >= at_once || column >= packs)
@@ -995,6 +1021,49 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
 }
 
 /* Rows that are walked as one are adjacent, whole packs, and all of them in each block. */
+/* What the compact kernels take for granted. */
+static void check_compact(const struct plan_case *test, const struct fake_launch *launch,
+                          const struct normfuse_cuda_arguments *a, int pack)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const struct normfuse_cuda_compact *const c = &a->compact;
+    const int64_t channels = (int64_t)g->width * pack, groups = channels / g->group;
+    const bool backward = p->dy.data != NULL;
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    HOLDS(p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups && p->c % channels == 0);
+    HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
+    HOLDS(c->groups == groups && channels % g->group == 0 && groups << c->lane_bits <= 32);
+    for (int64_t first = 0; first < channels; first += pack)
+        HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
+    const bool gives = backward && (c->samples > 0 || a->sums != NULL);
+    const int64_t ranks = g->parts * (c->samples > 0 ? c->samples : 1);
+    HOLDS(c->at_once * g->width <= (int32_t)launch->threads - (gives ? 32 : 0));
+    HOLDS(launch->grid == p->n * (p->c / channels) * g->parts);
+    HOLDS(launch->cluster == (ranks > 1 ? ranks : 0) && (c->samples == 0 || p->n == c->samples));
+    HOLDS(c->by_ranks.divisor == ranks && divides(&c->by_ranks) && divides(&c->by_at_once));
+    HOLDS(c->parts == g->parts && c->part_rows == g->part_rows && c->rows == p->s);
+    HOLDS((int64_t)(g->parts - 1) * g->part_rows < g->rows);
+    const int64_t entries = (g->width + groups) * c->at_once;
+    int64_t shared = 16 * entries + (g->parts > 1 ? 8 * groups * g->parts : 0);
+    if (backward) {
+        shared += 16 * up(entries, 2) - 16 * entries + (gives ? 8 * c->at_once * channels : 0);
+        shared += c->samples > 0 ? 32 * up(channels / 4, ranks) * ranks : 0;
+    }
+    HOLDS(shared <= (int64_t)launch->shared);
+    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale, &p->shift};
+    for (int i = 0; i < 4; i++) {
+        const int64_t bytes = parameters[i]->data != NULL ? (int64_t)normfuse_type_bytes(parameters[i]->type) : 0;
+        const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
+        HOLDS(parameters[i]->data == NULL ||
+              (parameters[i]->type != NORMFUSE_F64 && (intptr_t)parameters[i]->data % aligned == 0 &&
+               parameters[i]->channel == 1 && parameters[i]->batch * bytes % aligned == 0));
+    }
+#undef HOLDS
+}
+
 static void check_abreast(const struct plan_case *test, const struct fake_launch *launch,
                           const struct normfuse_cuda_arguments *a, int pack)
 {
@@ -1073,7 +1142,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(launch->grid <= (int64_t)resident * device->processors);
     }
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
-    HOLDS(launch->cluster <= 1 || (device->clusters && launch->cluster <= 16 && g->parts == (int32_t)launch->cluster));
+    HOLDS(launch->cluster <= 1 || (device->clusters && launch->cluster <= 16 &&
+                                   (is_compact(launch->name, kept) || g->parts == (int32_t)launch->cluster)));
     /* One that computes what it then applies hears of all parts of its sets. */
     const bool applies = (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     if (gathers && applies && p->sets != NORMFUSE_SETS_NONE) {
@@ -1100,6 +1170,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     } else {
         HOLDS((int64_t)g->blocks_wide * g->width >= packs && (int64_t)(g->blocks_wide - 1) * g->width < packs);
         HOLDS((int64_t)launch->threads >= g->width);
+        if (is_compact(launch->name, kept)) {
+            check_compact(test, launch, &a, pack);
+            compact_launches++;
+        }
     }
     if (places <= 30000 && (int64_t)launch->grid * launch->threads <= 4000000) {
         unsigned char *seen = calloc((size_t)places, 1);
@@ -1116,7 +1190,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
               launch->name, (long long)wrong, (long long)places, (long long)first, first < 0 ? 0 : seen[first]);
         free(seen);
     } else if (p->columns) {
-        HOLDS((int64_t)g->passes * ((int64_t)launch->threads / g->width) * (kept + g->kept_shared) >=
+        HOLDS(g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
               (g->part_rows < g->rows ? g->part_rows : g->rows));
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
@@ -1159,7 +1233,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
           used, scratch_address_bytes);
     if (gathers) {
-        const double way = longest_way(&a, launch->threads, pack, ragged, backward);
+        const double way = longest_way(&a, launch->name, kept, launch->threads, pack, ragged, backward);
         CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
               launch->name, way, arithmetic->additions);
     }
@@ -1350,6 +1424,7 @@ static void test_plans(void)
         }
     }
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
+    CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",

@@ -423,8 +423,6 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 }
                 __syncthreads();
-                if (sums && exchange == NORMFUSE_EXCHANGE_CLUSTER && threadIdx.x == 0)
-                    close_mail(mail);
                 const int column = place.active ? place.column : 0;
                 totals<R> of_group;
                 R rest = R(0);

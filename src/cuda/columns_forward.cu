@@ -407,8 +407,6 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             /* ---- results ---- */
             if (sums) {
                 __syncthreads();
-                if (exchange == NORMFUSE_EXCHANGE_CLUSTER && threadIdx.x == 0)
-                    close_mail(mail);
                 coefficients_of<R, V>(a, of_channels, of_groups, place.active ? place.column : 0, g.group == 1, first,
                                       second, shift);
             } else if (pass == 0) {

@@ -167,7 +167,7 @@ struct mailbox {
 
 #if __CUDA_ARCH__ >= 900
 /* By all threads of each block, early: `bytes` will come. */
-__device__ __forceinline__ void open_mail(mailbox &box, int bytes)
+__device__ __forceinline__ void open_box(mailbox &box, int bytes)
 {
     const unsigned address = shared_address(&box.barrier);
     if (threadIdx.x == 0) {
@@ -180,7 +180,16 @@ __device__ __forceinline__ void open_mail(mailbox &box, int bytes)
     if (threadIdx.x == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     __syncwarp();
+}
+/* Once, by all threads, when the block's boxes are open. */
+__device__ __forceinline__ void announce_boxes()
+{
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void open_mail(mailbox &box, int bytes)
+{
+    open_box(box, bytes);
+    announce_boxes();
 }
 /* Once, by all threads, before the first is sent: every block has opened its box. */
 __device__ __forceinline__ void await_boxes()
@@ -207,13 +216,16 @@ __device__ __forceinline__ void await_mail(mailbox &box)
                  "}" ::"r"(shared_address(&box.barrier))
                  : "memory");
 }
-/* By one thread, once all threads of the block have waited for the mail. */
-__device__ __forceinline__ void close_mail(mailbox &box)
-{
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&box.barrier)) : "memory");
-}
 #else
 /* No launch asks for clusters here. */
+__device__ __forceinline__ void open_box(mailbox &, int)
+{
+    __trap();
+}
+__device__ __forceinline__ void announce_boxes()
+{
+    __trap();
+}
 __device__ __forceinline__ void open_mail(mailbox &, int)
 {
     __trap();
@@ -227,10 +239,6 @@ __device__ __forceinline__ void send(mailbox &, double *, int, double)
     __trap();
 }
 __device__ __forceinline__ void await_mail(mailbox &)
-{
-    __trap();
-}
-__device__ __forceinline__ void close_mail(mailbox &)
 {
     __trap();
 }

@@ -57,12 +57,22 @@
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 5, 6)                                                \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 8, 5, 6)
 
+/* columns_compact.cu */
+#define NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                          \
+    KERNEL(columns, forward, f32, 4, 8)                                                                                \
+    KERNEL(columns, forward, f16, 8, 8)                                                                                \
+    KERNEL(columns, forward, bf16, 8, 8)                                                                               \
+    KERNEL(columns, backward, f32, 4, 4)                                                                               \
+    KERNEL(columns, backward, f16, 8, 4)                                                                               \
+    KERNEL(columns, backward, bf16, 8, 4)
+
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
     NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                                 \
     NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                              \
-    NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)
+    NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                             \
+    NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)
 
 /* The small ones: what follows the tiles. */
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
@@ -144,6 +154,8 @@ struct normfuse_cuda_geometry {
     int32_t group_bits;   /* 2^bits threads join the channels of a group, */
     int32_t piece_bits;   /* forward: from pieces of 2^bits adjacent channels, as many as packs and groups have in common; */
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
+    /* compact */
+    int32_t rows_at_once, samples_a_cluster;
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
@@ -165,7 +177,32 @@ struct normfuse_cuda_statistics {
     double variance; /* the unbiased one */
 };
 
+/* What the compact kernels read: the first time that a block reads a constant it waits for the line that has it, so
+ * these are few, and beside one another. Blocks follow one another by part, sample of a cluster, width, sample. */
+struct normfuse_cuda_compact {
+    char *x, *dy, *out; /* out: y, or dx */
+    int64_t batch_bytes;
+    uint32_t row_bytes;
+    int32_t rows, part_rows;
+    int32_t at_once; /* rows that the threads of a block have at once */
+    int32_t width;   /* packs of a row that a block has */
+    int32_t group;   /* channels of a group */
+    int32_t groups, lane_bits; /* groups of a block, 2^bits lanes of a warp for each */
+    int32_t parts;   /* of a group: blocks that share it */
+    int32_t samples; /* whose blocks are in one cluster and find the parameters' gradients there; 0: they do not */
+    struct normfuse_cuda_divisor by_ranks, by_units, by_width, by_group, by_at_once, by_parts;
+    const char *weight, *bias, *scale, *shift;
+    int64_t scale_batch, shift_batch; /* bytes */
+    char *mean, *rstd;
+    int64_t mean_batch, rstd_batch; /* elements */
+    /* normfuse_type of each: two bits of weight, bias, scale, shift, mean, rstd, from the lowest on */
+    uint32_t types;
+    int32_t activation;
+    float act_param, eps, share; /* share: 1 / values of a set */
+};
+
 struct normfuse_cuda_arguments {
+    struct normfuse_cuda_compact compact; /* of its kernels alone */
     struct normfuse_problem problem;
     struct normfuse_cuda_geometry geometry;
     int32_t phases; /* of problem.phases, those that this launch does */

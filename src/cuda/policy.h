@@ -21,14 +21,15 @@ struct normfuse_cuda_policy {
     int32_t whole_threads[2]; /* of a block that holds a set by itself */
     int32_t small_set_bytes;  /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
-    int32_t passing_threads; /* runs: of tiles that are not kept */
-    int32_t passing_column_threads;
-    int32_t passing_waves[2][2];    /* of blocks at least: forward, backward; applying, summing */
-    int32_t passing_slots[2][2][2]; /* packs in shared memory of those that are no rings: runs, columns; forward,
-                                       backward; applying, summing */
-    int32_t most_parts_of_last[2];  /* of a channel, that the tile kernel's last block adds: runs, columns */
-    double least_round_bytes;       /* of x that a block of the whole grid keeps, where the grid goes round */
-    size_t shared_a_block;          /* for two blocks a processor */
+    int32_t passing_threads;           /* runs: of tiles that are not kept */
+    int32_t passing_column_threads[2]; /* columns: the same; where blocks have parts of rows */
+    int32_t passing_waves[2][2];       /* of blocks at least: forward, backward; applying, summing */
+    int32_t parted_waves;              /* where blocks have parts of rows, applying */
+    int32_t passing_slots[2][2][2];    /* packs in shared memory of those that are no rings: runs, columns; forward,
+                                          backward; applying, summing */
+    int32_t most_parts_of_last[2];     /* of a channel, that the tile kernel's last block adds: runs, columns */
+    double least_round_bytes;          /* of x that a block of the whole grid keeps, where the grid goes round */
+    size_t shared_a_block;             /* for two blocks a processor */
     /* Columns. */
     int32_t column_threads;
     size_t resident_bytes; /* that a processor keeps, registers and shared memory together */
@@ -40,7 +41,10 @@ struct normfuse_cuda_policy {
     double cluster_gap[2]; /* for each block of a cluster, where more than one wave of them runs */
     double grid_rounds;    /* the whole grid, more than once */
     double cluster_wait, cluster_block, grid_wait[2]; /* microseconds; cluster_block: for each block of a cluster */
-    double twice[2], twice_wait[2];                   /* what reading twice takes: times the floor, and microseconds */
+    double compact_wait[2],
+        not_compact[2];             /* what clusters (and their blocks, squared) and other kernels take longer */
+    double gradients_wait;          /* a kernel after this one */
+    double twice[2], twice_wait[2]; /* what reading twice takes: times the floor, and microseconds */
     double twice_wide; /* the same of channels that are sets of their own, where a block has not all of them */
 };
 
@@ -59,14 +63,17 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .whole_threads = {448, 256},
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 8},
-        .passing_threads = 128,            /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
-        .passing_column_threads = 256,     /* batch norm 256x64x112x112 NHWC: 128 331 us, 256 333, 512 330 */
+        .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
+        /* Batch norm NHWC 256x64x112x112: 128 331 us, 256 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105,
+         * in two waves 89, and of 512 84 */
+        .passing_column_threads = {256, 512},
+        .parted_waves = 2,
         .passing_waves = {{4, 1}, {4, 1}}, /* 1x256x512x512 NHWC backward: sums in 1 wave 174 us, 2 177 */
         /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
         .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {8, 8}}},
-        /* 2x320x128x128 NCHW backward, 8 parts: 35.6 us, a later kernel 40.9; NHWC 2x1280x8x8, 2 parts: 8.8, 8.8;
-         * 2x320x64x64, 32 parts: 22.3, 21.1; 2x640x64x64, 66 parts: 44, 31 */
-        .most_parts_of_last = {40, 8},
+        /* 2x320x128x128 NCHW backward, 8 parts: 35.6 us, a later kernel 40.9; NHWC 8x640x16x16, 8 parts: 17.9, 11.9;
+         * 2x640x32x32, 8 parts: 14.7, 14.0; 2x1280x8x8, 2 parts: 8.8, 8.8 */
+        .most_parts_of_last = {40, 2},
         .least_round_bytes = 48e3,
         .shared_a_block = 112 << 10,
         .column_threads = 256,
@@ -81,8 +88,13 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .cluster_wait = 2.0,
         .cluster_block = 0.05,   /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
         .grid_wait = {2.5, 6.0}, /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; backward 17.9, clusters 15.3 */
+        /* f16 NHWC with SiLU: 2x1280x8x8 3.0 us, clusters 3.8, not compact 5.0; backward 4.7 and 8.7; 2x1280x16x16 4.0
+         * and 6.3, backward 6.2 and 10.8; 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7 */
+        .compact_wait = {1.0, 0.006},
+        .gradients_wait = 2.0,
+        .not_compact = {2.2, 4.3},
         .twice = {1.62, 1.64},
-        .twice_wide = 1.15,         /* batch norm 256x2048x7x7 NHWC backward: 104 us, kept 95 */
+        .twice_wide = 0.95,         /* batch norm 256x2048x7x7 NHWC: 58 us, kept 63; backward 84, kept 93 */
         .twice_wait = {12.0, 28.0}, /* 1x256x512x512 f16 NHWC 121 and 186 us, 8x128x512x512 bf16 411 and 641 */
     },
     {
@@ -96,10 +108,11 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .small_set_bytes = 32 << 10,
         .most_cluster = {1, 1},
         .passing_threads = 128,
-        .passing_column_threads = 256,
+        .passing_column_threads = {256, 512},
+        .parted_waves = 2,
         .passing_waves = {{4, 1}, {4, 1}},
         .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},
-        .most_parts_of_last = {40, 8},
+        .most_parts_of_last = {40, 2},
         .least_round_bytes = 24e3,
         .shared_a_block = 48 << 10,
         .column_threads = 256,
@@ -113,6 +126,9 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .cluster_wait = 0.6,
         .cluster_block = 0.45,
         .grid_wait = {4.0, 6.0},
+        .compact_wait = {1.0, 0.006},
+        .gradients_wait = 2.0,
+        .not_compact = {2.2, 4.3},
         .twice = {1.62, 1.85},
         .twice_wide = 1.15,
         .twice_wait = {12.0, 60.0},

@@ -15,7 +15,7 @@
 
 #include "policy.h"
 
-enum { MOST_STEPS = 5, FORWARD = 0, BACKWARD = 1 };
+enum { MOST_STEPS = 5, FORWARD = 0, BACKWARD = 1, MOST_CLUSTER = 16 };
 
 /* Sets that meet at a time: each has a ticket on a line of its own, of 16 words. */
 enum { MOST_TEAMS = NORMFUSE_CUDA_TICKET_WORDS / 16 };
@@ -25,6 +25,7 @@ struct step {
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
     uint32_t threads, cluster;
+    uint32_t without_packs; /* threads of the last warp, where that has other work */
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_tickets;
@@ -69,12 +70,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED };
+enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED, COMPACT };
 
 /* Packs that a thread of each kind keeps in registers, or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][7] = {
-    {{4, 6, 7, 12, 0, 20, 9}, {2, 3, 5, 4, 0, 8, 6}}, /* runs: forward, backward */
-    {{0, 6, 4, 12, 7, 16, 0}, {0, 3, 2, 8, 5, 6, 0}}, /* columns */
+static const int packs_kept[2][2][8] = {
+    {{4, 6, 7, 12, 0, 20, 9, 0}, {2, 3, 5, 4, 0, 8, 6, 0}}, /* runs: forward, backward */
+    {{0, 6, 4, 12, 7, 16, 0, 8}, {0, 3, 2, 8, 5, 6, 0, 4}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -83,11 +84,20 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
+    if (kept == COMPACT)
+        return (enum normfuse_cuda_kernel)(
+            (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f32_4x8 : NORMFUSE_CUDA_columns_backward_f32_4x4) +
+            type - NORMFUSE_F32);
     const int of_double = columns ? 2 : 4, of_type = columns ? 6 : 8;
     const int of_runs = (wide ? 2 : 0) + (kept > SHARED_FEW ? (int)kept - 1 : (int)kept);
     const int within = !columns ? of_runs : wide ? (int)kept : 0;
     const int before = type == NORMFUSE_F64 ? 0 : of_double + (type - 1) * of_type;
     return (enum normfuse_cuda_kernel)((int)first + before + within);
+}
+
+static bool is_compact(enum normfuse_cuda_kernel kernel)
+{
+    return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x8 && kernel <= NORMFUSE_CUDA_columns_backward_bf16_8x4;
 }
 
 /* ---- what a call is, to the planner ------------------------------------------------------------------------------ */
@@ -98,13 +108,15 @@ struct task {
     const struct normfuse_cuda_policy *policy;
     bool has_tickets;
     int direction;
-    bool wide;          /* packs of 16 bytes, whole ones */
-    bool ragged;        /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
-    int pack;           /* elements of one */
-    int32_t abreast;    /* columns: rows that are walked as one, so that they are whole packs */
-    size_t value_bytes; /* of what is computed in */
-    bool plain;         /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
-    int tensors;        /* that a tile keeps: x, or x and dy */
+    bool wide;            /* packs of 16 bytes, whole ones */
+    bool ragged;          /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
+    int pack;             /* elements of one */
+    int32_t abreast;      /* columns: rows that are walked as one, so that they are whole packs */
+    size_t value_bytes;   /* of what is computed in */
+    bool plain;           /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
+    bool compact;         /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
+    bool wants_gradients; /* the parameters' */
+    int tensors;          /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes; /* that must move at least */
 };
@@ -208,6 +220,29 @@ static bool allows_ragged_packs(const struct normfuse_problem *p, int pack)
         if ((uintptr_t)views[i]->data % 16 != 0 || views[i]->position != 1)
             return false;
     return !p->columns && 2 * p->s >= 3 * ragged_spans(p, pack);
+}
+
+/* Whether a thread can read a parameter of its pack's channels at once. */
+static bool is_packed(const struct normfuse_parameter *of, int pack)
+{
+    const int64_t bytes = of->data != NULL ? (int64_t)normfuse_type_bytes(of->type) : 0;
+    const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
+    return of->data == NULL || (of->type != NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
+                                of->batch * bytes % aligned == 0);
+}
+
+static bool is_beside(const struct normfuse_parameter *of, int64_t count)
+{
+    return of->data == NULL || of->channel == 1 || count == 1;
+}
+
+/* Whether no pack has channels of more than two groups. */
+static bool has_two_groups_a_pack(int64_t group, int pack)
+{
+    for (int64_t first = 0; first % group != 0 || first == 0; first += pack)
+        if ((first + pack - 1) / group - first / group > 1)
+            return false;
+    return true;
 }
 
 static bool takes_all_samples(const struct normfuse_problem *p)
@@ -686,6 +721,62 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
+/* The same for a compact kernel, with threads for as few rows each as a block has room for, or as `few` as can be: more
+ * blocks then share a processor. False where it is not made for this. */
+static bool settle_compact(const struct task *task, struct step *step, int64_t parts, bool few)
+{
+    enum { MOST_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
+    const int64_t part_rows = divide_up(g->rows, parts);
+    if (!task->compact || groups > 32 || packs_of_row(task) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
+        return false;
+    g->lane_bits = 5;
+    while (groups << g->lane_bits > 32)
+        g->lane_bits--;
+    int64_t packs = 0; /* that have channels of one group, at most */
+    for (int64_t i = 0; i < groups; i++)
+        packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
+    const bool gives = task->direction == BACKWARD && task->wants_gradients;
+    const int64_t most_threads = normfuse_tune("THREADS", task->policy->column_threads) - (gives ? 32 : 0);
+    const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / packs);
+    if (at_most == 0)
+        return false;
+    const int64_t kept = packs_kept[1][task->direction][COMPACT], slots = divide_up(part_rows, at_most);
+    if (few && slots == kept)
+        return false;
+    const int64_t at_once = divide_up(part_rows, few ? kept : slots);
+    const uint32_t threads = whole_warps(g->width * at_once);
+    const int32_t lane_bits = g->lane_bits;
+    /* The blocks of all samples in one cluster, where that is small enough and nothing is asked for of each sample. */
+    const bool modulates =
+        p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
+    const int64_t most_cluster = task->device->clusters ? MOST_CLUSTER : 1;
+    g->samples_a_cluster = gives && !modulates && p->n * parts <= most_cluster ? (int32_t)p->n : 0;
+    const int64_t cluster = parts * most(1, g->samples_a_cluster);
+    if (!settle_columns(task, step, COMPACT, part_rows, threads, (int32_t)cluster, true) || g->kept_shared > 0)
+        return false;
+    g->lane_bits = lane_bits;
+    g->rows_at_once = (int32_t)at_once;
+    const int64_t entries = (g->width + groups) * at_once;
+    if (task->direction == FORWARD) {
+        step->shared = (size_t)(16 * entries + 8 * groups * parts);
+    } else {
+        const int64_t of_rows = gives ? 8 * at_once * channels : 0;
+        const int64_t of_ranks = g->samples_a_cluster > 0 ? 32 * divide_up(channels / 4, cluster) * cluster : 0;
+        step->shared = (size_t)(16 * divide_up(entries, 2) + of_rows + of_ranks + 8 * groups * parts);
+        /* The sums of channels are a warp's of their own. */
+        step->without_packs = gives ? 32 : 0;
+        step->threads += step->without_packs;
+    }
+    if (cluster > 1) {
+        step->cluster = (uint32_t)cluster;
+        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+    }
+    return step->shared + 1024 <= task->device->shared_per_block;
+}
+
 /* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,
  * and what the blocks wait for one another. */
 static double cost_of_columns(const struct task *task, const struct step *step)
@@ -725,6 +816,16 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
     if (step->cluster > 1 && waves > 1.0)
         time *= 1.0 + policy->cluster_gap[task->direction] * step->cluster;
+    /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
+    const int64_t parts_of_channel = (g->sums_by_channel ? 1 : task->problem->n) * g->sum_slots;
+    if (task->wants_gradients && g->samples_a_cluster == 0 &&
+        (is_compact(step->kernel) || parts_of_channel > policy->most_parts_of_last[1]))
+        time += policy->gradients_wait;
+    if (is_compact(step->kernel))
+        return time + (step->cluster > 1
+                           ? policy->compact_wait[0] + policy->compact_wait[1] * step->cluster * step->cluster
+                           : 0.0);
+    time += policy->not_compact[task->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.3 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -808,8 +909,17 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                                    : !grid && parts == 1                                 ? WHOLE
                                    : slots <= packs_kept[1][task->direction][SHARED_FEW] ? SHARED_FEW
                                                                                          : SHARED;
-            if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts, true))
+            const struct step blank = step;
+            /* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7.
+             */
+            const bool compact = !grid && settle_compact(task, &step, parts, (way >= 8) != (parts > 1));
+            if (!compact && normfuse_tune("COMPACT", 1) == 2)
                 continue;
+            if (!compact) {
+                step = blank;
+                if (!settle_columns(task, &step, kept, part_rows, threads, grid ? 1 : (int32_t)parts, true))
+                    continue;
+            }
             if (!grid && g->parts != parts) {
                 g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
                 step.blocks = (int64_t)g->sets * parts;
@@ -824,7 +934,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                         task->device->processors <
                     step.blocks)
                     continue;
-            } else if (parts > 1) {
+            } else if (parts > 1 && !compact) {
                 g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
                 step.cluster = (uint32_t)parts;
             }
@@ -849,20 +959,29 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     const int64_t slots = packs_kept[1][task->direction][small] + (task->plain ? 0 : more);
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t most_threads = normfuse_tune("PASSING", task->plain ? policy->passing_column_threads : 256);
     const int64_t at_most = sums || task->direction == BACKWARD
                                 ? most_at_once(task->direction, task->abreast, task->pack, group)
                                 : INT64_MAX;
-    const uint32_t threads = whole_warps(width * least(most(1, most_threads / width), at_most));
+    /* Where rows are parted among blocks those are larger, if their rings find room. */
+    const bool parted = g->blocks_wide > 1 && task->plain;
+    int64_t most_threads = normfuse_tune("PASSING", task->plain ? policy->passing_column_threads[parted] : 256);
+    uint32_t threads;
+    for (;; most_threads = policy->passing_column_threads[0]) {
+        threads = whole_warps(width * least(most(1, most_threads / width), at_most));
+        if (settle_columns(task, step, small, threads / width * slots, threads, 1, sums))
+            break;
+        if (most_threads <= policy->passing_column_threads[0])
+            return false;
+    }
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
-    if (!settle_columns(task, step, small, tile_rows, threads, 1, sums))
-        return false;
     const int64_t resident =
         most(1, (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, threads, step->shared) *
                     task->device->processors);
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", policy->passing_waves[task->direction][sums]);
+    const int64_t waves =
+        normfuse_tune(sums ? "SUM_WAVES" : "WAVES",
+                      parted && !sums ? policy->parted_waves : policy->passing_waves[task->direction][sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums ? most(1, 128 / slots) : normfuse_tune("PASSES", 4));
@@ -949,11 +1068,12 @@ static bool lets_last_block_finish(const struct task *task, struct step *step)
     const struct normfuse_problem *const p = task->problem;
     const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
     const int64_t samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t most_parts = task->policy->most_parts_of_last[p->columns];
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
-    if (rounds || g->sets_a_block > 1 ||
-        samples * g->sum_slots > normfuse_tune("LAST", task->policy->most_parts_of_last[p->columns]) ||
+    if (rounds || g->sets_a_block > 1 || is_compact(step->kernel) ||
+        samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
         (contributors > 1 && (!task->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -975,7 +1095,7 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
         return false;
     step->phases = phases;
     step->source = source;
-    set_divisors(task->problem, step->threads, &step->geometry);
+    set_divisors(task->problem, step->threads - step->without_packs, &step->geometry);
     plan->count++;
     return true;
 }
@@ -1010,6 +1130,11 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
         task.abreast = 1;
     if (!task.wide && !task.ragged)
         task.pack = 1;
+    task.compact = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_GROUP &&
+                   !p->has_running_momentum && has_two_groups_a_pack(p->c / p->groups, task.pack) &&
+                   is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) &&
+                   is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
+                   is_beside(&p->mean, p->groups) && is_beside(&p->rstd, p->groups) && normfuse_tune("COMPACT", 1);
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
@@ -1067,6 +1192,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     const bool gives_sums = !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
     bool wants_gradients = gives_sums || p->dweight.data != NULL || p->dbias.data != NULL || p->dscale.data != NULL ||
                            p->dshift.data != NULL;
+    task.wants_gradients = wants_gradients;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     const int32_t source = centred ? NORMFUSE_SOURCE_SAVED : given;
     const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
@@ -1088,7 +1214,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
                 if (step->needs_tickets)
                     plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
-                if (wants_gradients && lets_last_block_finish(&task, step))
+                if (wants_gradients && (step->geometry.samples_a_cluster > 0 || lets_last_block_finish(&task, step)))
                     wants_gradients = false;
             }
         }
@@ -1163,8 +1289,14 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
                                                       &problem->dscale, &problem->dshift};
     struct normfuse_parameter *const kept[] = {&key.weight,  &key.bias,  &key.scale,  &key.shift,
                                                &key.dweight, &key.dbias, &key.dscale, &key.dshift};
+    key.mean.channel = problem->mean.data != NULL ? problem->mean.channel : 0;
+    key.rstd.channel = problem->rstd.data != NULL ? problem->rstd.channel : 0;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
-        kept[i]->data = given[i]->data != NULL ? (char *)(uintptr_t)places : NULL;
+        if (given[i]->data != NULL) {
+            kept[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
+            kept[i]->channel = given[i]->channel;
+            kept[i]->type = given[i]->type;
+        }
         kept[i]->batch = given[i]->batch;
     }
     return key;
@@ -1247,6 +1379,53 @@ static bool verbose(void)
     return said > 0;
 }
 
+static void describe_compact(const struct normfuse_cuda_arguments *all, struct normfuse_cuda_compact *compact)
+{
+    const struct normfuse_problem *const p = &all->problem;
+    const struct normfuse_cuda_geometry *const g = &all->geometry;
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
+    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale,
+                                                           &p->shift,  &p->mean, &p->rstd};
+    *compact = (struct normfuse_cuda_compact){
+        .x = p->x.data,
+        .dy = p->dy.data,
+        .out = p->dy.data != NULL ? p->dx.data : p->y.data,
+        .batch_bytes = p->x.batch * bytes,
+        .row_bytes = (uint32_t)(p->x.position * bytes),
+        .rows = g->rows,
+        .part_rows = g->part_rows,
+        .at_once = g->rows_at_once,
+        .width = g->width,
+        .group = g->group,
+        .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
+        .lane_bits = g->lane_bits,
+        .parts = g->parts,
+        .samples = g->samples_a_cluster,
+        .by_ranks = divisor(g->parts * most(1, g->samples_a_cluster)),
+        .by_units = g->by_blocks_wide,
+        .by_width = g->by_width,
+        .by_group = g->by_group,
+        .by_at_once = divisor(g->rows_at_once),
+        .by_parts = g->by_parts,
+        .weight = p->weight.data,
+        .bias = p->bias.data,
+        .scale = p->scale.data,
+        .shift = p->shift.data,
+        .scale_batch = p->scale.data != NULL ? p->scale.batch * (int64_t)normfuse_type_bytes(p->scale.type) : 0,
+        .shift_batch = p->shift.data != NULL ? p->shift.batch * (int64_t)normfuse_type_bytes(p->shift.type) : 0,
+        .mean = p->mean.data,
+        .rstd = p->rstd.data,
+        .mean_batch = p->mean.batch,
+        .rstd_batch = p->rstd.batch,
+        .activation = p->activation,
+        .act_param = (float)p->act_param,
+        .eps = (float)p->eps,
+        .share = 1.0f / (float)p->set_values,
+    };
+    for (int i = 0; i < 6; i++)
+        compact->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
+}
+
 normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
     const struct normfuse_cuda_device *device;
@@ -1294,6 +1473,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             abreast = step->geometry.abreast;
         }
         arguments.geometry = step->geometry;
+        if (is_compact(step->kernel))
+            describe_compact(&arguments, &arguments.compact);
         arguments.phases = step->phases;
         arguments.source = step->source;
         const struct normfuse_cuda_launch launch = {
