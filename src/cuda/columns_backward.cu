@@ -13,7 +13,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_WHOLE || tile == COLUMNS_SHARED;
     constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED, streams = tile == COLUMNS_PASSING;
     using cursor = column_cursor<T, V, plain>;
-    constexpr bool fast = sizeof(T) == 2;
+    constexpr bool fast = sizeof(T) == 2, all = !plain || streams;
     constexpr int H = part_of<V>::values;
     using values_of_part = R[H];
     const normfuse_problem &p = a.problem;
@@ -239,7 +239,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         for (int i = 0; i < H; i++)
                             z[i] += added[i];
                     }
-                    differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
+                    differentiate_by<fast, plain>(dy, z, chosen, p.activation, (R)p.act_param);
                 }
             };
 
@@ -261,7 +261,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             /* ---- sums ---- */
             if (sums && !streams) {
                 cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
-                choose_activation<plain>(p.activation, [&](auto chosen) {
+                choose_activation<plain, all>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         raw<T, V> post = zero_pack<T, V>();
                         if (!plain && p.post_add.data) {
@@ -448,7 +448,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 /* Sums without results, results from totals that are known, or results that need none. */
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-                choose_activation<plain>(p.activation, [&](auto chosen) {
+                choose_activation<plain, all>(p.activation, [&](auto chosen) {
                     struct row_values {
                         R x[V / H][H], dy[V / H][H];
                     };
@@ -496,7 +496,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             g.row_channels == g.blocks_wide * g.width * V;
                 const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
-                choose_activation<plain>(p.activation, [&](auto chosen) {
+                choose_activation<plain, all>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
                         raw<T, V> post = zero_pack<T, V>(), more = post, dy_out = post, dx_out = post;
                         if (!plain && p.post_add.data) {

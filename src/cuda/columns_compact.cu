@@ -352,7 +352,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_forw
     for (int k = 0; k < K; k++)
         forget(kept[k]);
     char *to = a.out + place.n * a.batch_bytes + place.at;
-    choose_activation<true>(a.activation, [&](auto chosen) {
+    choose_activation<true, true>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float z[V];
             unpack<T, V>(kept[k], z);
@@ -541,13 +541,13 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_back
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fmaf(x[i], slope[i], offset[i]);
-            differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
+            differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
         }
     };
 
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
-    choose_activation<true>(a.activation, [&](auto chosen) {
+    choose_activation<true, false>(a.activation, [&](auto chosen) {
         const auto sum_up = [&](int k) {
             float x[V], dy[V];
             unpack<T, V>(kept_x[k], x);
@@ -644,7 +644,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_back
         forget(kept_dy[k]);
     }
     char *to = a.out + sample;
-    choose_activation<true>(a.activation, [&](auto chosen) {
+    choose_activation<true, false>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float x[V], dy[V];
             unpack<T, V>(kept_x[k], x);

@@ -432,7 +432,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
                             g.row_channels == g.blocks_wide * g.width * V;
                 cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
-                choose_activation<plain>(p.activation, [&](auto chosen) {
+                choose_activation<plain, true>(p.activation, [&](auto chosen) {
                     walk_all([&](R(&z)[V], int slot) {
                         if (gives_u && sums) {
                             u.store(make_pack<T, V>(z));

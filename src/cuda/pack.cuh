@@ -387,13 +387,6 @@ static __device__ __noinline__ values_of<R, V> activated(values_of<R, V> of, int
             z[i] *= sigmoid<fast>(z[i] * (k::linear + k::cubic * z[i] * z[i]));
         }
         break;
-    case NORMFUSE_HARDSWISH:
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const R clipped = z[i] + R(3) > R(0) ? (z[i] + R(3) < R(6) ? z[i] + R(3) : R(6)) : R(0);
-            z[i] = z[i] * clipped * R(1.0 / 6.0);
-        }
-        break;
     case NORMFUSE_ELU:
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -411,13 +404,10 @@ static __device__ __noinline__ values_of<R, V> activated(values_of<R, V> of, int
     return of;
 }
 
-/* g act'(z) */
+/* g *= act'(z) */
 template <bool fast, typename R, int V>
-static __device__ __noinline__ values_of<R, V> differentiated(values_of<R, V> by, values_of<R, V> at, int activation,
-                                                              R p)
+static __device__ __forceinline__ void differentiate_rare(R (&g)[V], const R (&z)[V], int activation, R p)
 {
-    R(&g)[V] = by.at;
-    const R(&z)[V] = at.at;
     switch (activation) {
     case NORMFUSE_SILU:
 #pragma unroll
@@ -443,11 +433,6 @@ static __device__ __noinline__ values_of<R, V> differentiated(values_of<R, V> by
             g[i] *= s + near_zero * s * (R(1) - s) * (k::linear + R(3) * k::cubic * square);
         }
         break;
-    case NORMFUSE_HARDSWISH:
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            g[i] *= z[i] <= R(-3) ? R(0) : z[i] < R(3) ? (R(2) * z[i] + R(3)) * R(1.0 / 6.0) : R(1);
-        break;
     case NORMFUSE_ELU:
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -460,6 +445,15 @@ static __device__ __noinline__ values_of<R, V> differentiated(values_of<R, V> by
             g[i] *= t + z[i] * sigmoid<fast>(z[i]) * (R(1) - t * t);
         }
     }
+}
+
+/* The same by a function that is called. Plain tiles that keep packs have neither: what the function may not touch went
+ * to memory in all of their loops right after it was loaded, so that nothing else was asked for before it had come. */
+template <bool fast, typename R, int V>
+static __device__ __noinline__ values_of<R, V> differentiated(values_of<R, V> by, values_of<R, V> at, int activation,
+                                                              R p)
+{
+    differentiate_rare<fast>(by.at, at.at, activation, p);
     return by;
 }
 
@@ -471,14 +465,17 @@ template <int value> struct constant {
     }
 };
 
-/* work(constant): in plain tiles with a loop of its own for those that networks have most; leaky_relu is in relu's. */
-template <bool plain, typename Work> __device__ __forceinline__ void choose_activation(int activation, Work work)
+/* work(constant): in plain tiles with a loop of its own for those that networks have most; leaky_relu and hardswish are
+ * in relu's. `all`: of the others, too. */
+template <bool plain, bool all, typename Work>
+__device__ __forceinline__ void choose_activation(int activation, Work work)
 {
     if (plain && activation == NORMFUSE_IDENTITY)
         work(constant<NORMFUSE_IDENTITY>());
     else if (plain && activation == NORMFUSE_SILU)
         work(constant<NORMFUSE_SILU>());
-    else if (plain && (activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU))
+    else if (plain && (!all || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
+                       activation == NORMFUSE_HARDSWISH))
         work(constant<NORMFUSE_RELU>());
     else
         work(constant<-1>());
@@ -517,10 +514,16 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = relu_of(z[i]);
-        } else if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
+        } else if (activation == NORMFUSE_LEAKY_RELU) {
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = z[i] > R(0) ? z[i] : p * z[i];
+        } else if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const R clipped = z[i] + R(3) > R(0) ? (z[i] + R(3) < R(6) ? z[i] + R(3) : R(6)) : R(0);
+                z[i] = z[i] * clipped * R(1.0 / 6.0);
+            }
         } else {
             values_of<R, V> of;
 #pragma unroll
@@ -535,7 +538,7 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
 }
 
 /* g *= act'(z) */
-template <bool fast, typename Chosen, typename R, int V>
+template <bool fast, bool plain, typename Chosen, typename R, int V>
 __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Chosen, int activation, R p)
 {
     if constexpr (Chosen::known == NORMFUSE_SILU) {
@@ -551,11 +554,17 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
             }
         }
     } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
-        if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
+        if (activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
             const R slope = activation == NORMFUSE_RELU ? R(0) : p;
 #pragma unroll
             for (int i = 0; i < V; i++)
                 g[i] = z[i] > R(0) ? g[i] : slope * g[i];
+        } else if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                g[i] *= z[i] <= R(-3) ? R(0) : z[i] < R(3) ? (R(2) * z[i] + R(3)) * R(1.0 / 6.0) : R(1);
+        } else if constexpr (plain) {
+            differentiate_rare<fast>(g, z, activation, p);
         } else {
             values_of<R, V> by, at;
 #pragma unroll

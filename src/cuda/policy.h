@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { NORMFUSE_CUDA_WIDTHS = 7 };
+enum { NORMFUSE_CUDA_WIDTHS = 7, NORMFUSE_CUDA_WHOLE_SIZES = 4 };
 
 struct normfuse_cuda_policy {
     int32_t capability; /* the least that this row is for */
@@ -18,8 +18,10 @@ struct normfuse_cuda_policy {
     int32_t least_part_bytes;    /* below which sharing a set costs more than it gains */
     int32_t few_threads[2];      /* a block of the kernels that keep few packs, at most */
     int32_t many_threads[2];
-    int32_t whole_threads[2]; /* of a block that holds a set by itself */
-    int32_t small_set_bytes;  /* below which small blocks are better than few large ones */
+    int32_t
+        whole_threads[2]; /* of a block that holds a set by itself, at most; and what else it may have: 0, as many */
+    int32_t whole_sizes[2][NORMFUSE_CUDA_WHOLE_SIZES];
+    int32_t small_set_bytes; /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
     int32_t passing_threads;           /* runs: of tiles that are not kept */
     int32_t passing_column_threads[2]; /* columns: the same; where blocks have parts of rows */
@@ -58,9 +60,12 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .least_part_bytes = 16 << 10,
         .few_threads = {64, 64},
         .many_threads = {256, 256},
-        /* 128x256x28x28: 224 threads that keep 7 packs 57 us, 96 that keep 20 62; batch norm 32x512x28x28: 448 threads
-         * 35.1 us, 320 37.1, 256 39.7 */
+        /* Forward 128x256x28x28: 224 threads that keep 7 packs 55 us, 96 that keep 20 62; batch norm 32x512x28x28: 448
+         * threads 33.7 us, 320 34.9, 256 38.0; 64x1024x14x14: 224 36.0, 448 38.2. Backward 128x256x28x28: 128 threads,
+         * five blocks on a processor, 99 us, 160 102.6, 192 113, 256 127.6; batch norm 64x1024x14x14, two of any: 256
+         * 63, 160 67.7 */
         .whole_threads = {448, 256},
+        .whole_sizes = {{0, 224, 0, 0}, {0, 192, 160, 128}},
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 8},
         .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
@@ -82,12 +87,13 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .widths = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
         .bytes_a_microsecond = 4.2e6,
         .l2_bytes_a_microsecond = 5.0e6,
-        .alone = 1.08,
+        .alone = 1.15,               /* 256x512x56x56 bf16 NHWC: clusters of 512 threads 499 us, of 256 454 */
         .cluster_gap = {0.016, 0.1}, /* 256x512x56x56 bf16 NHWC: clusters of 8 450 us, of 16 487, twice 635 */
         .grid_rounds = 1.8,          /* the same: 941 us */
         .cluster_wait = 2.0,
-        .cluster_block = 0.05,   /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
-        .grid_wait = {2.5, 6.0}, /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; backward 17.9, clusters 15.3 */
+        .cluster_block = 0.05, /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
+        /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; 2x320x64x64 backward 20.6, clusters 19.2 */
+        .grid_wait = {2.5, 7.5},
         /* f16 NHWC with SiLU: 2x1280x8x8 3.0 us, clusters 3.8, not compact 5.0; backward 4.7 and 8.7; 2x1280x16x16 4.0
          * and 6.3, backward 6.2 and 10.8; 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7 */
         .compact_wait = {1.0, 0.006},
@@ -105,6 +111,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .few_threads = {64, 64},
         .many_threads = {256, 256},
         .whole_threads = {256, 256},
+        .whole_sizes = {{0, 224, 0, 0}, {0, 192, 160, 128}},
         .small_set_bytes = 32 << 10,
         .most_cluster = {1, 1},
         .passing_threads = 128,

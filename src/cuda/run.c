@@ -100,6 +100,13 @@ static bool is_compact(enum normfuse_cuda_kernel kernel)
     return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x8 && kernel <= NORMFUSE_CUDA_columns_backward_bf16_8x4;
 }
 
+/* Derivatives that the plain kernels lack which keep packs, since they cost too many registers. */
+static bool is_rare(int32_t activation)
+{
+    return activation == NORMFUSE_GELU || activation == NORMFUSE_GELU_TANH || activation == NORMFUSE_ELU ||
+           activation == NORMFUSE_MISH;
+}
+
 /* ---- what a call is, to the planner ------------------------------------------------------------------------------ */
 
 struct task {
@@ -480,27 +487,28 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     if (parts <= 1 && task->plain) {
         const enum kept whole = task->ragged ? RAGGED : WHOLE;
         const int64_t each = packs_kept[0][task->direction][whole];
-        /* Smaller blocks where they leave no more of the last wave empty than larger ones. */
+        /* Of few sizes the one with most sets on a processor at once, where its last wave is no emptier; of as many,
+         * the largest. */
         const int64_t widest = normfuse_tune("WHOLE", policy->whole_threads[task->direction]);
+        int64_t most_blocks = 0;
         double best = 0.0;
         struct step fit = {0};
-        for (int64_t most_of_block = widest;; most_of_block = 256) {
-            const int64_t threads = least(most_of_block, whole_warps(divide_up(g->rows, each)));
+        for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES; i++) {
+            const int64_t size = policy->whole_sizes[task->direction][i];
+            const int64_t threads = least(size > 0 ? size : widest, whole_warps(divide_up(g->rows, each)));
             struct step trial = *step;
-            if (settle_runs(task, &trial, whole, g->rows, (uint32_t)threads) &&
-                trial.shared <= (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block)) {
-                const double slots =
-                    (double)device->processors *
-                    normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared);
-                const double waves = slots > 0.0 ? (double)trial.blocks / slots : INFINITY;
-                const double filled = waves / ceil(waves);
-                if (filled >= 0.9 * best) {
-                    best = filled;
-                    fit = trial;
-                }
+            if (size > widest || !settle_runs(task, &trial, whole, g->rows, (uint32_t)threads) ||
+                trial.shared > (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block))
+                continue;
+            const int64_t blocks =
+                normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared);
+            const double waves = blocks > 0 ? (double)trial.blocks / (double)(blocks * device->processors) : INFINITY;
+            const double filled = waves / ceil(waves);
+            if (blocks > most_blocks && filled >= 0.9 * best) {
+                most_blocks = blocks;
+                best = filled;
+                fit = trial;
             }
-            if (most_of_block <= 256)
-                break;
         }
         if (fit.threads > 0) {
             *step = fit;
@@ -1087,6 +1095,11 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
     const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
     const bool sums = (phases & first) != 0;
     bool found;
+    struct task general = *task;
+    if (keeps && task->problem->columns && task->direction == BACKWARD && is_rare(task->problem->activation)) {
+        general.plain = general.compact = false;
+        task = &general;
+    }
     if (task->problem->columns)
         found = keeps ? plan_kept_columns(task, step) : plan_passing_columns(task, step, sums && !(phases & ~first));
     else
@@ -1123,7 +1136,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
         task.abreast = 0;
     task.wide = task.abreast > 0;
     task.plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
-                 p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
+                 p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p)) &&
+                 (p->columns || task.direction == FORWARD || !is_rare(p->activation));
     task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
     task.plain = task.plain && (task.wide || task.ragged);
     if (!task.wide)

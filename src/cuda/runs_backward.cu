@@ -65,7 +65,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, simple = tile >= TILE_WHOLE;
     constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED;
     using tensor = run_tensor<T, V, simple, ragged>;
-    constexpr bool fast = sizeof(T) == 2;
+    constexpr bool fast = sizeof(T) == 2, all = !simple;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -218,7 +218,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
                 }
-                differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
+                differentiate_by<fast, simple>(dy, z, chosen, p.activation, (R)p.act_param);
             }
         };
 
@@ -243,7 +243,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 }
                 channel = {R(0), R(0)};
             };
-            choose_activation<simple>(p.activation, [&](auto chosen) {
+            choose_activation<simple, all>(p.activation, [&](auto chosen) {
                 walk([&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
                     const int stretch = divide(index, g.by_spans);
                     R plain = R(0), about = R(0);
@@ -401,7 +401,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         const normfuse_view &dpost_view = !simple && p.dpost_add.data ? p.dpost_add : p.x;
         const tensor dx(a, dx_view, simple ? p.x : dx_view, packs.n, packs.c);
         const tensor du(a, du_view, du_view, packs.n, packs.c), dpost(a, dpost_view, dpost_view, packs.n, packs.c);
-        choose_activation<simple>(p.activation, [&](auto chosen) {
+        choose_activation<simple, all>(p.activation, [&](auto chosen) {
             walk([&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
                 if (index >= packs.end)
                     return;
@@ -450,7 +450,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || tile == TILE_RAGGED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 80 : 96;
+    return tile == TILE_SHARED || tile == TILE_RAGGED || bytes == 8 ? 128 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {

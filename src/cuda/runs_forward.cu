@@ -376,7 +376,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 };
                 const normfuse_view &added_view = !plain && p.post_add.data ? p.post_add : p.y;
                 const tensor other(a, added_view, plain ? p.x : added_view, packs.n, packs.c);
-                choose_activation<plain>(p.activation, [&](auto chosen) {
+                choose_activation<plain, true>(p.activation, [&](auto chosen) {
                     walk([&](raw<T, V> &pack, int index) {
                         R z[V];
                         char *const to = normalize(pack, index, z);
@@ -426,10 +426,11 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     }
 }
 
-/* Blocks of 224 threads that hold a set of 25 KB: four on a processor at 64 registers. */
+/* Blocks of 224 threads that hold a set of 25 KB: four on a processor at 72 registers. With 64 a pack went to memory as
+ * soon as it was loaded, and the parameters were asked for only then. */
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE || tile == TILE_PASSING ? 64 : 96;
+    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 72 : tile == TILE_PASSING ? 64 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
