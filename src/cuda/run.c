@@ -752,7 +752,7 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     if (at_most == 0)
         return false;
     const int64_t kept = packs_kept[1][task->direction][COMPACT], slots = divide_up(part_rows, at_most);
-    if (few && slots == kept)
+    if (slots > kept || (few && slots == kept))
         return false;
     const int64_t at_once = divide_up(part_rows, few ? kept : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
