@@ -1345,6 +1345,7 @@ struct launched {
     enum normfuse_cuda_kernel kernel;
     uint32_t threads;
     int64_t blocks;
+    uint32_t cluster;
     int32_t phases, exchange, parts, passes, kept_shared;
 };
 static _Thread_local struct launched last_launched[MOST_STEPS];
@@ -1353,8 +1354,9 @@ static _Thread_local int last_count;
 static void note(const struct step *step)
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    last_launched[last_count++] = (struct launched){step->kernel, step->threads, step->blocks, step->phases,
-                                                    g->exchange,  g->parts,      g->passes,    g->kept_shared};
+    last_launched[last_count++] =
+        (struct launched){step->kernel, step->threads, step->blocks, step->cluster, step->phases,
+                          g->exchange,  g->parts,      g->passes,    g->kept_shared};
 }
 
 const char *normfuse_last_kernels(void)
@@ -1375,7 +1377,8 @@ const char *normfuse_last_kernels(void)
                      ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
                      : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
                                                                 : " parts=",
-                     ran->parts, ran->passes, ran->kept_shared);
+                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int32_t)ran->cluster : ran->parts, ran->passes,
+                     ran->kept_shared);
     }
     return text;
 }

@@ -209,6 +209,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 const normfuse_view &to = p.u.data ? p.u : p.x;
                 const tensor u(a, to, to, packs.n, packs.c);
                 const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+                /* Perhaps in place of x or of what is added to it, so not before all have read the value that they
+                 * share. */
+                if (writes && sums && pass == 0)
+                    __syncthreads();
                 walk([&](raw<T, V> &pack, int index) {
                     const int stretch = divide(index, g.by_spans);
                     R value[V], added[V];
