@@ -201,7 +201,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_forw
     float4 *const entries = reinterpret_cast<float4 *>(dynamic);
     float2 *const of_parts = reinterpret_cast<float2 *>(entries + (a.width + a.groups) * a.at_once);
 
-    compact_place place;
+    compact_place place = {};
     place.find<T, V>(a);
     const char *const sample = a.x + place.n * a.batch_bytes, *from = sample + place.at;
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
@@ -493,7 +493,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_back
     float2 *const of_parts =
         reinterpret_cast<float2 *>(of_ranks + (a.samples ? 2 * ((channels / 4 + ranks - 1) / ranks) * ranks : 0));
 
-    compact_place place;
+    compact_place place = {};
     place.find<T, V>(a);
     const int64_t sample = place.n * a.batch_bytes + place.at;
     const char *x_from = a.x + sample, *dy_from = a.dy + sample;
