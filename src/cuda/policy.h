@@ -18,9 +18,8 @@ struct normfuse_cuda_policy {
     int32_t least_part_bytes;    /* below which sharing a set costs more than it gains */
     int32_t few_threads[2];      /* a block of the kernels that keep few packs, at most */
     int32_t many_threads[2];
-    int32_t
-        whole_threads[2]; /* of a block that holds a set by itself, at most; and what else it may have: 0, as many */
-    int32_t whole_sizes[2][NORMFUSE_CUDA_WHOLE_SIZES];
+    /* Of a block that holds a set by itself, most first; 0: no more. */
+    int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
     int32_t passing_threads;           /* runs: of tiles that are not kept */
@@ -43,8 +42,8 @@ struct normfuse_cuda_policy {
     double cluster_gap[2]; /* for each block of a cluster, where more than one wave of them runs */
     double grid_rounds;    /* the whole grid, more than once */
     double cluster_wait, cluster_block, grid_wait[2]; /* microseconds; cluster_block: for each block of a cluster */
-    double compact_wait[2],
-        not_compact[2];             /* what clusters (and their blocks, squared) and other kernels take longer */
+    double compact_wait[2];         /* of compact kernels: that a cluster takes, and the square of its blocks */
+    double not_compact[2];          /* that other kernels take longer than these */
     double gradients_wait;          /* a kernel after this one */
     double twice[2], twice_wait[2]; /* what reading twice takes: times the floor, and microseconds */
     double twice_wide; /* the same of channels that are sets of their own, where a block has not all of them */
@@ -64,8 +63,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
          * threads 33.7 us, 320 34.9, 256 38.0; 64x1024x14x14: 224 36.0, 448 38.2. Backward 128x256x28x28: 128 threads,
          * five blocks on a processor, 99 us, 160 102.6, 192 113, 256 127.6; batch norm 64x1024x14x14, two of any: 256
          * 63, 160 67.7 */
-        .whole_threads = {448, 256},
-        .whole_sizes = {{0, 224, 0, 0}, {0, 192, 160, 128}},
+        .whole_threads = {{448, 224}, {256, 192, 160, 128}},
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 8},
         .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
@@ -110,8 +108,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .least_part_bytes = 16 << 10,
         .few_threads = {64, 64},
         .many_threads = {256, 256},
-        .whole_threads = {256, 256},
-        .whole_sizes = {{0, 224, 0, 0}, {0, 192, 160, 128}},
+        .whole_threads = {{256, 224}, {256, 192, 160, 128}},
         .small_set_bytes = 32 << 10,
         .most_cluster = {1, 1},
         .passing_threads = 128,

@@ -238,13 +238,14 @@ static bool is_packed(const struct normfuse_parameter *of, int pack)
                                 of->batch * bytes % aligned == 0);
 }
 
-static bool is_beside(const struct normfuse_parameter *of, int64_t count)
+/* Whether the `count` values of a sample are adjacent. */
+static bool is_contiguous(const struct normfuse_parameter *of, int64_t count)
 {
     return of->data == NULL || of->channel == 1 || count == 1;
 }
 
 /* Whether no pack has channels of more than two groups. */
-static bool has_two_groups_a_pack(int64_t group, int pack)
+static bool has_at_most_two_groups_a_pack(int64_t group, int pack)
 {
     for (int64_t first = 0; first % group != 0 || first == 0; first += pack)
         if ((first + pack - 1) / group - first / group > 1)
@@ -489,13 +490,14 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         const int64_t each = packs_kept[0][task->direction][whole];
         /* Of few sizes the one with most sets on a processor at once, where its last wave is no emptier; of as many,
          * the largest. */
-        const int64_t widest = normfuse_tune("WHOLE", policy->whole_threads[task->direction]);
+        const int32_t *const sizes = policy->whole_threads[task->direction];
+        const int64_t widest = normfuse_tune("WHOLE", sizes[0]);
         int64_t most_blocks = 0;
         double best = 0.0;
         struct step fit = {0};
-        for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES; i++) {
-            const int64_t size = policy->whole_sizes[task->direction][i];
-            const int64_t threads = least(size > 0 ? size : widest, whole_warps(divide_up(g->rows, each)));
+        for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
+            const int64_t size = i == 0 ? widest : sizes[i];
+            const int64_t threads = least(size, whole_warps(divide_up(g->rows, each)));
             struct step trial = *step;
             if (size > widest || !settle_runs(task, &trial, whole, g->rows, (uint32_t)threads) ||
                 trial.shared > (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block))
@@ -1145,10 +1147,11 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     if (!task.wide && !task.ragged)
         task.pack = 1;
     task.compact = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_GROUP &&
-                   !p->has_running_momentum && has_two_groups_a_pack(p->c / p->groups, task.pack) &&
+                   !p->has_running_momentum && has_at_most_two_groups_a_pack(p->c / p->groups, task.pack) &&
                    is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) &&
                    is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
-                   is_beside(&p->mean, p->groups) && is_beside(&p->rstd, p->groups) && normfuse_tune("COMPACT", 1);
+                   is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
+                   normfuse_tune("COMPACT", 1);
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
