@@ -667,11 +667,10 @@ __host__ __device__ constexpr int most_registers(int kept)
     return kept == 8 ? 128 : 112;
 }
 
-#define COMPACT_(direction, type, pack, kept)                                                                          \
+#define COMPACT(picture, direction, type, pack, kept)                                                                  \
     extern "C" __global__ void __maxnreg__(most_registers(kept))                                                       \
-        normfuse_columns_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a)     \
+        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
         compact_##direction<type, pack, kept>(a);                                                                      \
     }
-#define COMPACT(picture, direction, type, pack, kept) COMPACT_(direction, type, pack, kept)
 NORMFUSE_CUDA_COLUMNS_COMPACT(COMPACT)

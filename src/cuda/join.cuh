@@ -186,11 +186,6 @@ __device__ __forceinline__ void announce_boxes()
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void open_mail(mailbox &box, int bytes)
-{
-    open_box(box, bytes);
-    announce_boxes();
-}
 /* Once, by all threads, before the first is sent: every block has opened its box. */
 __device__ __forceinline__ void await_boxes()
 {
@@ -226,10 +221,6 @@ __device__ __forceinline__ void announce_boxes()
 {
     __trap();
 }
-__device__ __forceinline__ void open_mail(mailbox &, int)
-{
-    __trap();
-}
 __device__ __forceinline__ void await_boxes()
 {
     __trap();
@@ -243,6 +234,12 @@ __device__ __forceinline__ void await_mail(mailbox &)
     __trap();
 }
 #endif
+/* A block's only box. */
+__device__ __forceinline__ void open_mail(mailbox &box, int bytes)
+{
+    open_box(box, bytes);
+    announce_boxes();
+}
 
 /* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */
 

@@ -10,9 +10,9 @@
 #include "../problem.h"
 
 /* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps, in registers or in its ring>.
- * Packs of 16 bytes need tensors that allow them; packs of one element take any strides. Kernels that keep the least
- * are for sets so small that several fit in a block. Those two do everything; the others are plain: no tensor is added
- * to x, before the activation or to dx. So are the last, whose packs are aligned in memory though the rows are not
+ * Packs of 16 bytes need tensors that allow them; packs of one element take any strides. General kernels, those that
+ * keep the least, for sets so small that several fit in a block, or few, do everything; the others are plain: no tensor
+ * is added to x, before the activation or to dx. So are the last, whose packs are aligned in memory though the rows are not
  * (ragged): a row begins and ends inside of packs that it shares. Doubles have no plain ones: 28 of 112 kernels were
  * theirs, of which 16 took a sixth of the library for what is called to check gradients. */
 #define NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, direction, type, pack, least, few)                                          \
