@@ -25,7 +25,8 @@ struct step {
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
     uint32_t threads, cluster;
-    uint32_t without_packs; /* threads of the last warp, where that has other work */
+    uint32_t without_packs;                            /* threads of the last warp, where that has other work */
+    struct normfuse_cuda_divisor by_ranks, by_at_once; /* of a compact kernel */
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_tickets;
@@ -769,6 +770,8 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
         return false;
     g->lane_bits = lane_bits;
     g->rows_at_once = (int32_t)at_once;
+    step->by_ranks = divisor(cluster);
+    step->by_at_once = divisor(at_once);
     const int64_t entries = (g->width + groups) * at_once;
     if (task->direction == FORWARD) {
         step->shared = (size_t)(16 * entries + 8 * groups * parts);
@@ -1399,10 +1402,10 @@ static bool verbose(void)
     return said > 0;
 }
 
-static void describe_compact(const struct normfuse_cuda_arguments *all, struct normfuse_cuda_compact *compact)
+static void describe_compact(const struct normfuse_problem *p, const struct step *step,
+                             struct normfuse_cuda_compact *compact)
 {
-    const struct normfuse_problem *const p = &all->problem;
-    const struct normfuse_cuda_geometry *const g = &all->geometry;
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale,
                                                            &p->shift,  &p->mean, &p->rstd};
@@ -1421,11 +1424,11 @@ static void describe_compact(const struct normfuse_cuda_arguments *all, struct n
         .lane_bits = g->lane_bits,
         .parts = g->parts,
         .samples = g->samples_a_cluster,
-        .by_ranks = divisor(g->parts * most(1, g->samples_a_cluster)),
+        .by_ranks = step->by_ranks,
         .by_units = g->by_blocks_wide,
         .by_width = g->by_width,
         .by_group = g->by_group,
-        .by_at_once = divisor(g->rows_at_once),
+        .by_at_once = step->by_at_once,
         .by_parts = g->by_parts,
         .weight = p->weight.data,
         .bias = p->bias.data,
@@ -1494,7 +1497,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         }
         arguments.geometry = step->geometry;
         if (is_compact(step->kernel))
-            describe_compact(&arguments, &arguments.compact);
+            describe_compact(&arguments.problem, step, &arguments.compact);
         arguments.phases = step->phases;
         arguments.source = step->source;
         const struct normfuse_cuda_launch launch = {
