@@ -66,13 +66,23 @@
     KERNEL(columns, backward, f16, 8, 4)                                                                               \
     KERNEL(columns, backward, bf16, 8, 4)
 
+/* columns_grid.cu: what they keep is in shared memory */
+#define NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                             \
+    KERNEL(columns, forward, f32, 4, 0)                                                                                \
+    KERNEL(columns, forward, f16, 8, 0)                                                                                \
+    KERNEL(columns, forward, bf16, 8, 0)                                                                               \
+    KERNEL(columns, backward, f32, 4, 0)                                                                               \
+    KERNEL(columns, backward, f16, 8, 0)                                                                               \
+    KERNEL(columns, backward, bf16, 8, 0)
+
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
     NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                                 \
     NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                              \
     NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)
+    NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                              \
+    NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)
 
 /* The small ones: what follows the tiles. */
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
@@ -156,6 +166,8 @@ struct normfuse_cuda_geometry {
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
     /* compact */
     int32_t rows_at_once, samples_a_cluster;
+    /* the whole grid: rows of a tile, tiles in the ring, and after how many a thread joins what it summed */
+    int32_t tile_rows, stages, chunk_tiles;
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
@@ -177,7 +189,7 @@ struct normfuse_cuda_statistics {
     double variance; /* the unbiased one */
 };
 
-/* What the compact kernels read: the first time that a block reads a constant it waits for the line that has it, so
+/* What the compact kernels and those of the whole grid read: the first time that a block reads a constant it waits for the line that has it, so
  * these are few, and beside one another. Blocks follow one another by part, sample of a cluster, width, sample. */
 struct normfuse_cuda_compact {
     char *x, *dy, *out; /* out: y, or dx */
@@ -199,6 +211,10 @@ struct normfuse_cuda_compact {
     uint32_t types;
     int32_t activation;
     float act_param, eps, share; /* share: 1 / values of a set */
+    /* The whole grid: samples, how many of them at a time, tiles in the ring and after how many of them a thread joins
+     * what it has summed to what it had, rows of a tile. */
+    int32_t n, teams, stages, chunk_tiles;
+    struct normfuse_cuda_divisor by_tile;
 };
 
 struct normfuse_cuda_arguments {

@@ -27,6 +27,7 @@ struct step {
     uint32_t threads, cluster;
     uint32_t without_packs;                            /* threads of the last warp, where that has other work */
     struct normfuse_cuda_divisor by_ranks, by_at_once; /* of a compact kernel */
+    struct normfuse_cuda_divisor by_tile;              /* of one of the whole grid */
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_tickets;
@@ -71,12 +72,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED, COMPACT };
+enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED, COMPACT, GRID };
 
 /* Packs that a thread of each kind keeps in registers, or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][8] = {
-    {{4, 6, 7, 12, 0, 20, 9, 0}, {2, 3, 5, 4, 0, 8, 6, 0}}, /* runs: forward, backward */
-    {{0, 6, 4, 12, 7, 16, 0, 8}, {0, 3, 2, 8, 5, 6, 0, 4}}, /* columns */
+static const int packs_kept[2][2][9] = {
+    {{4, 6, 7, 12, 0, 20, 9, 0, 0}, {2, 3, 5, 4, 0, 8, 6, 0, 0}}, /* runs: forward, backward */
+    {{0, 6, 4, 12, 7, 16, 0, 8, 0}, {0, 3, 2, 8, 5, 6, 0, 4, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -89,6 +90,10 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         return (enum normfuse_cuda_kernel)(
             (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f32_4x8 : NORMFUSE_CUDA_columns_backward_f32_4x4) +
             type - NORMFUSE_F32);
+    if (kept == GRID)
+        return (enum normfuse_cuda_kernel)(
+            (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f32_4x0 : NORMFUSE_CUDA_columns_backward_f32_4x0) +
+            type - NORMFUSE_F32);
     const int of_double = columns ? 2 : 4, of_type = columns ? 6 : 8;
     const int of_runs = (wide ? 2 : 0) + (kept > SHARED_FEW ? (int)kept - 1 : (int)kept);
     const int within = !columns ? of_runs : wide ? (int)kept : 0;
@@ -99,6 +104,11 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
 static bool is_compact(enum normfuse_cuda_kernel kernel)
 {
     return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x8 && kernel <= NORMFUSE_CUDA_columns_backward_bf16_8x4;
+}
+
+static bool is_of_grid(enum normfuse_cuda_kernel kernel)
+{
+    return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x0 && kernel <= NORMFUSE_CUDA_columns_backward_bf16_8x0;
 }
 
 /* Derivatives that the plain kernels lack which keep packs, since they cost too many registers. */
@@ -790,6 +800,110 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
+/* Group norm by the whole grid: `teams` samples at a time, whose blocks share a processor in `share`s. */
+static bool settle_grid(const struct task *task, struct step *step, int64_t share, int64_t rounds)
+{
+    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LEAST_TILE_BYTES = 4096, STATIC_BYTES = 512 + 16 };
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    const bool gives = task->direction == BACKWARD && task->wants_gradients;
+    const bool modulates =
+        p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
+    const int64_t teams = divide_up(p->n, rounds), resident = task->device->processors * share;
+    const int64_t at_most = normfuse_tune("GRID_THREADS", 320 / share);
+    if (!task->compact || !task->has_tickets || !task->device->clusters || p->x.position != p->c ||
+        teams >= MOST_TEAMS || resident / teams < 2 || (gives && modulates) || g->width > at_most)
+        return false;
+    const int64_t part_rows = divide_up(g->rows, resident / teams), groups = p->groups;
+    const int64_t at_once = at_most / g->width;
+    const uint32_t consumers = whole_warps(at_once * g->width);
+    step->kernel = tile_kernel(true, task->direction, p->type, true, GRID);
+    step->threads = consumers + 32;
+    step->without_packs = 32;
+    g->part_rows = (int32_t)part_rows;
+    g->parts = g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
+    g->teams = (int32_t)teams;
+    g->rows_at_once = (int32_t)at_once;
+    int64_t packs = 0; /* that have channels of one group, at most */
+    for (int64_t i = 0; i < groups; i++)
+        packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
+    if (divide_up(packs * at_once, 8) > MOST_ENTRIES)
+        return false;
+    const int64_t entries = (g->width + groups) * at_once, row_bytes = g->width * 16;
+    const int64_t beside_ring =
+        task->direction == FORWARD
+            ? 16 * entries + 16 * groups
+            : 8 * entries + 16 * groups + (gives ? 8 * at_once * g->width * task->pack : 0) + 16;
+    const int64_t room = least((int64_t)task->device->shared_per_block,
+                               (int64_t)task->device->shared_per_processor / share -
+                                   (int64_t)task->device->shared_reserved) -
+                         STATIC_BYTES - beside_ring;
+    const int64_t rows_a_thread = normfuse_tune(
+        "TILE", most(1, least(divide_up(LEAST_TILE_BYTES, at_once * row_bytes), divide_up(part_rows, at_once))));
+    int64_t tile_rows = rows_a_thread * at_once;
+    /* No stage more than there are barriers for. */
+    if (room / (tile_rows * row_bytes * task->tensors) > MOST_STAGES)
+        tile_rows = most(1, least(divide_up(room, MOST_STAGES * row_bytes * task->tensors * at_once), divide_up(part_rows, at_once))) * at_once;
+    const int64_t tiles = divide_up(part_rows, tile_rows);
+    const int64_t stages = least(least(tiles, MOST_STAGES), room / (tile_rows * row_bytes * task->tensors));
+    if (stages < 2 && stages < tiles)
+        return false;
+    g->tile_rows = (int32_t)tile_rows;
+    g->stages = (int32_t)stages;
+    g->chunk_tiles = (int32_t)most(1, 64 / divide_up(tile_rows, at_once));
+    g->group_bits = g->channel_bits = g->piece_bits = 0;
+    g->by_pieces = divisor(g->group);
+    g->by_set_channels = divisor(p->c / p->groups);
+    step->by_at_once = divisor(at_once);
+    step->by_tile = divisor(tile_rows);
+    step->by_ranks = divisor(1);
+    step->shared = (size_t)(stages * tile_rows * row_bytes * task->tensors + beside_ring);
+    step->blocks = teams * g->parts;
+    g->exchange = NORMFUSE_EXCHANGE_GRID;
+    step->cooperative = step->needs_tickets = true;
+    g->sums_by_channel = gives;
+    g->sum_slots = (int32_t)step->blocks;
+    g->contributors = gives ? (int32_t)step->blocks : 0;
+    return (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared) *
+               task->device->processors >=
+           step->blocks;
+}
+
+/* Microseconds that it takes: what is read again comes from L2 in part. */
+static double cost_of_grid(const struct task *task, const struct step *step)
+{
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const double rounds = (double)divide_up(task->problem->n, g->teams);
+    const double tiles = ceil((double)g->part_rows / g->tile_rows), again = fmax(0.0, tiles - g->stages) / tiles;
+    const double reads = task->direction == FORWARD ? 0.5 : 2.0 / 3.0;
+    const double slots = 2.0 * task->device->processors;
+    const double busy = (double)step->blocks / slots * (double)task->problem->n / (rounds * g->teams);
+    return task->bytes * (1.0 + reads * again) / (task->policy->bytes_a_microsecond * fmin(1.0, 1.3 * busy)) +
+           (double)normfuse_tune("GRID_WAIT", task->direction == FORWARD ? 30 : 40) / 10.0 * rounds;
+}
+
+/* The fewest rounds in which the samples' parts fit the ring; if none does, a sample at a time. */
+static bool plan_grid(const struct task *task, struct step *best)
+{
+    const struct normfuse_problem *const p = task->problem;
+    const int64_t share = normfuse_tune("SHARE", 1), packs = packs_of_row(task);
+    struct step step;
+    for (int64_t rounds = 1; rounds <= p->n; rounds++) {
+        if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
+            continue;
+        step = (struct step){.phases = best->phases,
+                             .source = best->source,
+                             .geometry = columns_geometry(task, packs, p->c / p->groups)};
+        if (settle_grid(task, &step, share, rounds) &&
+            (step.geometry.stages >= divide_up(step.geometry.part_rows, step.geometry.tile_rows) ||
+             step.geometry.teams == 1)) {
+            *best = step;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,
  * and what the blocks wait for one another. */
 static double cost_of_columns(const struct task *task, const struct step *step)
@@ -958,6 +1072,12 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                 found = true;
             }
         }
+    }
+    struct step step = {.phases = best->phases, .source = best->source};
+    const int64_t grid = normfuse_tune("GRID", 1);
+    if (grid && plan_grid(task, &step) && (grid == 2 || cost_of_grid(task, &step) < lowest)) {
+        *best = step;
+        found = true;
     }
     return found;
 }
@@ -1234,7 +1354,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
                 if (step->needs_tickets)
                     plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
-                if (wants_gradients && (step->geometry.samples_a_cluster > 0 || lets_last_block_finish(&task, step)))
+                if (wants_gradients && (step->geometry.samples_a_cluster > 0 || is_of_grid(step->kernel) ||
+                                        lets_last_block_finish(&task, step)))
                     wants_gradients = false;
             }
         }
@@ -1444,6 +1565,11 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .act_param = (float)p->act_param,
         .eps = (float)p->eps,
         .share = 1.0f / (float)p->set_values,
+        .n = (int32_t)p->n,
+        .teams = g->teams,
+        .stages = g->stages,
+        .chunk_tiles = g->chunk_tiles,
+        .by_tile = step->by_tile,
     };
     for (int i = 0; i < 6; i++)
         compact->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
@@ -1496,7 +1622,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             abreast = step->geometry.abreast;
         }
         arguments.geometry = step->geometry;
-        if (is_compact(step->kernel))
+        if (is_compact(step->kernel) || is_of_grid(step->kernel))
             describe_compact(&arguments.problem, step, &arguments.compact);
         arguments.phases = step->phases;
         arguments.source = step->source;

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * columns_parameters.cuh - what the kernels of columns_compact.cu and columns_grid.cu have in common: a thread asks for
+ * the parameters of its own channels, whole packs of them, while its data are on their way. */
+#ifndef NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
+#define NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
+
+#include "columns.cuh"
+
+__device__ __forceinline__ float reciprocal(float value)
+{
+    float of;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(of) : "f"(value));
+    return of;
+}
+
+enum compact_parameter { COMPACT_WEIGHT, COMPACT_BIAS, COMPACT_SCALE, COMPACT_SHIFT, COMPACT_MEAN, COMPACT_RSTD };
+
+__device__ __forceinline__ int type_of(const normfuse_cuda_compact &a, compact_parameter which)
+{
+    return (int)(a.types >> 2 * which & 3);
+}
+
+/* The thread's channels of a parameter as they are in memory: halves of a pack of floats, or a pack of 16 bits and the
+ * same again, since whatever is loaded in a branch is waited for at the branch's end. */
+template <int V> struct half_type {
+    using type = uint4;
+};
+template <> struct half_type<4> {
+    using type = uint2;
+};
+template <int V> struct channel_words {
+    typename half_type<V>::type of[2];
+};
+
+template <int V> __device__ __forceinline__ channel_words<V> ask_channels(const char *data, int c, int type)
+{
+    using half = typename half_type<V>::type;
+    const bool singles = type == NORMFUSE_F32;
+    const char *const from = data + c * (singles ? 4 : 2);
+    return {{__ldcg(reinterpret_cast<const half *>(from)),
+             __ldcg(reinterpret_cast<const half *>(from + (singles ? 2 * V : 0)))}};
+}
+
+template <int V>
+__device__ __forceinline__ void told_channels(const channel_words<V> &words, int type, float (&values)[V])
+{
+    unsigned of[V];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        of[i * V / 2] = words.of[i].x;
+        of[i * V / 2 + 1] = words.of[i].y;
+        if constexpr (V == 8) {
+            of[i * V / 2 + 2] = words.of[i].z;
+            of[i * V / 2 + 3] = words.of[i].w;
+        }
+    }
+    if (type == NORMFUSE_F32) {
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            values[i] = __uint_as_float(of[i]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+        const float2 pair = type == NORMFUSE_F16 ? pair_of(of[i], f16()) : pair_of(of[i], bf16());
+        values[2 * i] = pair.x;
+        values[2 * i + 1] = pair.y;
+    }
+}
+
+/* weight (1 + scale) and bias (1 + scale) + shift of the thread's channels. */
+template <int V> struct channel_parameters {
+    channel_words<V> weight, bias, scale, shift;
+
+    __device__ __forceinline__ void ask(const normfuse_cuda_compact &a, int n, int c)
+    {
+        /* Absent ones are read where x is. */
+        weight = ask_channels<V>(a.weight ? a.weight : a.x, a.weight ? c : 0, type_of(a, COMPACT_WEIGHT));
+        bias = ask_channels<V>(a.bias ? a.bias : a.x, a.bias ? c : 0, type_of(a, COMPACT_BIAS));
+        if (a.scale)
+            scale = ask_channels<V>(a.scale + n * a.scale_batch, c, type_of(a, COMPACT_SCALE));
+        if (a.shift)
+            shift = ask_channels<V>(a.shift + n * a.shift_batch, c, type_of(a, COMPACT_SHIFT));
+    }
+    __device__ __forceinline__ void tell(const normfuse_cuda_compact &a, float (&slope)[V], float (&offset)[V]) const
+    {
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            slope[i] = 1.0f;
+            offset[i] = 0.0f;
+        }
+        if (a.weight)
+            told_channels<V>(weight, type_of(a, COMPACT_WEIGHT), slope);
+        if (a.bias)
+            told_channels<V>(bias, type_of(a, COMPACT_BIAS), offset);
+        if (a.scale) {
+            float more[V];
+            told_channels<V>(scale, type_of(a, COMPACT_SCALE), more);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                slope[i] *= 1.0f + more[i];
+                offset[i] *= 1.0f + more[i];
+            }
+        }
+        if (a.shift) {
+            float more[V];
+            told_channels<V>(shift, type_of(a, COMPACT_SHIFT), more);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                offset[i] += more[i];
+        }
+    }
+};
+
+#endif
