@@ -797,7 +797,7 @@ struct plan_case {
 };
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches;
+static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches, grid_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -827,10 +827,16 @@ static bool is_compact(const char *kernel, int kept)
            strstr(kernel, "_1x") == NULL;
 }
 
+/* One of columns_grid.cu, which keep nothing in registers. */
+static bool is_of_grid(int kept)
+{
+    return kept == 0;
+}
+
 /* Columns: rows that the threads of a block have at once. */
 static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
 {
-    return is_compact(kernel, kept) ? a->compact.at_once : (int64_t)threads / a->geometry.width;
+    return is_compact(kernel, kept) || is_of_grid(kept) ? a->compact.at_once : (int64_t)threads / a->geometry.width;
 }
 
 static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
@@ -852,6 +858,16 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t joined = up(packs * beside, INT64_C(1) << a->compact.lane_bits);
             return (double)(up(rows, at_once) + together - 1 + 5 + joined + 7 +
                             (g->parts > 1 ? up(g->parts, INT64_C(1) << a->compact.lane_bits) + 7 : 0));
+        }
+        if (is_of_grid(kept)) {
+            /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
+             * eight lanes a group. */
+            const int64_t slots = up(g->tile_rows, at_once), tiles = up(rows, g->tile_rows);
+            const int64_t chunk = g->chunk_tiles < tiles ? g->chunk_tiles : tiles;
+            const int64_t in_thread = backward ? slots + tiles : slots * chunk + 4 * (up(tiles, chunk) - 1);
+            const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
+            return (double)(in_thread + together - 1 + 5 + up(packs * at_once, 8) + 7 + up(g->parts, 8) +
+                            4 * up(g->parts, 72) + 7);
         }
         if (backward)
             return (double)(up(rows, at_once) + up(beside * g->abreast, INT64_C(1) << g->channel_bits) +
@@ -918,6 +934,16 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 const int64_t first = (g->all_samples ? part % g->parts_a_sample : part) * g->part_rows;
                 const int64_t stop = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
                 const int64_t at_once = rows_at_once(a, launch->name, kept, launch->threads);
+                if (is_of_grid(kept)) {
+                    const struct normfuse_cuda_compact *const c = &a->compact;
+                    const int64_t tile = c->by_tile.divisor, apart = c->interleaved ? tile * c->parts : tile;
+                    const int64_t end = c->interleaved ? g->rows : stop;
+                    for (int64_t begin = c->interleaved ? part * tile : first; begin < end; begin += apart)
+                        for (int64_t row = begin; row < begin + tile && row < end; row++)
+                            for (int64_t column = 0; column < g->width; column++)
+                                seen[(n * g->rows + row) * packs + column]++;
+                    continue;
+                }
                 for (int64_t thread = 0; thread < launch->threads; thread++) {
                     const int64_t column = beside * g->width + thread % g->width;
                     if (thread / g->width >= at_once || column >= packs)
@@ -1064,6 +1090,64 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
 #undef HOLDS
 }
 
+/* What those of the whole grid take for granted. */
+static void check_grid(const struct plan_case *test, const struct fake_launch *launch,
+                       const struct normfuse_cuda_arguments *a, int pack)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const struct normfuse_cuda_compact *const c = &a->compact;
+    const bool backward = p->dy.data != NULL, gives = backward && a->sums != NULL;
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    HOLDS(p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups && (int64_t)g->width * pack == p->c);
+    HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
+    HOLDS(!gives || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
+    for (int64_t first = 0; first < p->c; first += pack)
+        HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
+    HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
+    HOLDS((int64_t)(g->teams + 1) * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4);
+    /* Rows of a part are adjacent in memory, and a bulk copy takes whole packs. */
+    HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 && p->x.batch % pack == 0);
+    HOLDS(c->at_once >= 1 && (int64_t)c->at_once * g->width <= (int64_t)launch->threads - 32);
+    HOLDS(c->groups == p->groups && c->parts == g->parts && c->part_rows == g->part_rows && c->rows == p->s);
+    HOLDS(c->n == p->n && c->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
+    HOLDS((int32_t)c->by_tile.divisor == g->tile_rows && divides(&c->by_tile) && divides(&c->by_turn));
+    HOLDS((int64_t)c->by_turn.divisor == (int64_t)g->tile_rows * g->parts && divides(&c->by_at_once));
+    /* Shared memory: the ring, and what lies behind it; a copy has fewer bytes than a barrier counts. */
+    const int64_t entries = (g->width + p->groups) * c->at_once, stage = (int64_t)g->tile_rows * p->c / pack * 16;
+    const int64_t behind = backward ? 8 * entries + 16 * p->groups + (gives ? 8 * c->at_once * p->c : 0)
+                                    : 16 * entries + 16 * p->groups;
+    HOLDS(c->stages >= 1 && c->stages <= 32 && stage * (backward ? 2 : 1) < 1 << 20);
+    HOLDS(c->stages * stage * (backward ? 2 : 1) + behind <= (int64_t)launch->shared);
+    /* How many rows each part has. */
+    int64_t rows = 0;
+    for (int64_t part = 0; part < g->parts; part++) {
+        int64_t own = 0;
+        if (c->interleaved) {
+            for (int64_t row = part * g->tile_rows; row < g->rows; row += (int64_t)g->parts * g->tile_rows)
+                own += g->rows - row < g->tile_rows ? g->rows - row : g->tile_rows;
+        } else {
+            own = g->rows - part * g->part_rows < g->part_rows ? g->rows - part * g->part_rows : g->part_rows;
+        }
+        const int64_t said = (part < c->first_parts ? c->part_rows : c->small_part_rows) -
+                             (part == c->first_parts - 1 ? c->lacking_rows : 0);
+        HOLDS(own > 0 && own == said);
+        rows += own;
+    }
+    HOLDS(rows == g->rows && c->first_parts >= 1 && c->first_parts <= g->parts);
+    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale, &p->shift};
+    for (int i = 0; i < 4; i++) {
+        const int64_t bytes = parameters[i]->data != NULL ? (int64_t)normfuse_type_bytes(parameters[i]->type) : 0;
+        const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
+        HOLDS(parameters[i]->data == NULL ||
+              (parameters[i]->type != NORMFUSE_F64 && (intptr_t)parameters[i]->data % aligned == 0 &&
+               parameters[i]->channel == 1 && parameters[i]->batch * bytes % aligned == 0));
+    }
+#undef HOLDS
+}
+
 static void check_abreast(const struct plan_case *test, const struct fake_launch *launch,
                           const struct normfuse_cuda_arguments *a, int pack)
 {
@@ -1174,8 +1258,12 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_compact(test, launch, &a, pack);
             compact_launches++;
         }
+        if (is_of_grid(kept)) {
+            check_grid(test, launch, &a, pack);
+            grid_launches++;
+        }
     }
-    if (places <= 30000 && (int64_t)launch->grid * launch->threads <= 4000000) {
+    if (places <= (is_of_grid(kept) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
         unsigned char *seen = calloc((size_t)places, 1);
         int64_t wrong = 0, first = -1;
         if (seen == NULL)
@@ -1190,7 +1278,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
               launch->name, (long long)wrong, (long long)places, (long long)first, first < 0 ? 0 : seen[first]);
         free(seen);
     } else if (p->columns) {
-        HOLDS(g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
+        HOLDS(is_of_grid(kept) || g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
               (g->part_rows < g->rows ? g->part_rows : g->rows));
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
@@ -1412,6 +1500,15 @@ static void test_plans(void)
             }
             if (random_below(2))
                 test.sizes[1] = up(test.sizes[1], 8) * 8;
+            if (i % 10 == 9) { /* group norm over columns of samples that a whole GPU keeps, or nearly */
+                test.op = 0;
+                test.channels_last = test.has_sync = true;
+                test.misaligned = test.sliced = false;
+                test.type = (normfuse_type)(1 + random_below(3));
+                test.sizes[0] = 1 + random_below(5);
+                test.sizes[1] = 8 * (1 + random_below(160));
+                test.sizes[2] = 1 + random_below(INT64_C(30000000) / (test.sizes[0] * test.sizes[1]));
+            }
             test.groups = 1;
             if (test.op == 0)
                 do
@@ -1425,6 +1522,7 @@ static void test_plans(void)
     }
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
+    CHECK(grid_launches > 50, "kernels of the whole grid were launched %d times", grid_launches);
     CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",

@@ -93,27 +93,41 @@ __device__ __forceinline__ void announce(int which, int threads)
 
 enum { MEETING_OF_ALL = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN };
 
-/* The block's part of each of its samples: `tiles` of tile_packs packs, of which the last may be shorter. Tile t lies in
- * stage t % stages whenever it is there. */
+/* The block's part of each of its samples: tiles of tile_packs packs, of which the sample's last may be shorter, that
+ * are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks are
+ * near one another. Tile t lies in stage t % stages whenever it is there. */
 struct grid_part {
-    int team, part, rows, packs, tiles, tile_packs, stages;
-    unsigned at; /* bytes from the beginning of a sample */
+    int team, part, tiles, tile_packs, stages;
+    int packs;    /* from the block's first one to the end of its part, or of the sample */
+    int apart;    /* packs from one tile to the next */
+    unsigned at;  /* bytes from the beginning of a sample */
 
     __device__ __forceinline__ explicit grid_part(const normfuse_cuda_compact &a)
     {
         team = divide((int)blockIdx.x, a.by_parts);
         part = (int)blockIdx.x - team * a.parts;
-        const int first = part * a.part_rows;
-        rows = min(a.part_rows, a.rows - first);
-        packs = rows * a.width;
-        tiles = divide(rows + (int)a.by_tile.divisor - 1, a.by_tile);
-        tile_packs = (int)a.by_tile.divisor * a.width;
+        const int tile_rows = (int)a.by_tile.divisor, first = part * (a.interleaved ? tile_rows : a.part_rows);
+        const int rows = a.rows - first;
         stages = a.stages;
+        tile_packs = tile_rows * a.width;
+        if (a.interleaved) {
+            tiles = divide(rows + a.parts * tile_rows - 1, a.by_turn);
+            packs = rows * a.width;
+            apart = a.parts * tile_packs;
+        } else {
+            tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.by_tile);
+            packs = min(rows, a.part_rows) * a.width;
+            apart = tile_packs;
+        }
         at = (unsigned)first * a.row_bytes;
     }
     __device__ __forceinline__ int packs_of(int tile) const
     {
-        return min(tile_packs, packs - tile * tile_packs);
+        return min(tile_packs, packs - tile * apart);
+    }
+    __device__ __forceinline__ unsigned place_of(int tile) const
+    {
+        return at + (unsigned)(tile * apart) * 16u;
     }
     /* Tiles that are not there any more when all were summed. */
     __device__ __forceinline__ int tiles_read_again() const
@@ -137,7 +151,7 @@ struct stage_parities {
 template <int tensors> struct tile_producer {
     ring_barriers &barriers;
     uint4 *ring;
-    const char *from[tensors]; /* the block's part of the sample */
+    const char *from[tensors]; /* the sample */
     stage_parities free;
     unsigned used = 0; /* stages that were filled before */
 
@@ -153,7 +167,7 @@ template <int tensors> struct tile_producer {
         expect_bytes(barriers.full[stage], tensors * bytes);
 #pragma unroll
         for (int i = 0; i < tensors; i++)
-            copy_bulk(ring + (stage * tensors + i) * own.tile_packs, from[i] + (int64_t)tile * own.tile_packs * 16, bytes,
+            copy_bulk(ring + (stage * tensors + i) * own.tile_packs, from[i] + own.place_of(tile), bytes,
                       barriers.full[stage]);
     }
     __device__ __forceinline__ void fill_all(const grid_part &own)
@@ -392,7 +406,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         if (lane == 0) {
 #pragma unroll 1
             for (int n = own.team; n < a.n; n += a.teams) {
-                producer.from[0] = a.x + n * a.batch_bytes + own.at;
+                producer.from[0] = a.x + n * a.batch_bytes;
                 producer.fill_all(own);
                 producer.fill_again(own);
             }
@@ -478,7 +492,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the statistics of the groups: means less `base`, then squares about them, which cannot cancel ---- */
-        const float of_part = (float)a.part_rows * (float)a.group, count_part = (float)own.rows * (float)a.group;
+        /* The first blocks may have a tile more than the others; the last of these what is left of its last one, which
+         * is counted whole, then taken back. */
+        const float of_first_parts = (float)a.part_rows * (float)a.group;
+        const float of_other_parts = (float)a.small_part_rows * (float)a.group;
+        const float lacking = (float)a.lacking_rows * (float)a.group;
+        const float count_part = (own.part < a.first_parts ? of_first_parts : of_other_parts) -
+                                 (own.part == a.first_parts - 1 ? lacking : 0.0f);
         const int groups_at_once = consumers / lanes_of_group;
 #pragma unroll 1
         for (int round = 0; round < a.groups; round += groups_at_once) {
@@ -522,31 +542,33 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         }
         meet_blocks(all, own, before, consumers);
 
-        /* The last part may have fewer rows: counted like the others, then taken back. */
-        const float lacking = (float)(a.parts * a.part_rows - a.rows) * (float)a.group;
 #pragma unroll 1
         for (int round = 0; round < a.groups; round += groups_at_once) {
             const joining_lane join(a, round);
             const float base = tell_base(round == 0 ? asked_base : ask_base(join.group));
             const float2 *const of_parts = parts_of_group(all, own, parity, join.group);
-            const float2 last = __ldcg(of_parts + a.parts - 1);
+            const float2 last = __ldcg(of_parts + a.first_parts - 1);
             moments<float> joined = {};
+            const auto number = [&](int left, int k) {
+                const int behind = left - k * lanes_of_group; /* parts from this one on */
+                return behind <= 0 ? 0.0f : behind > a.parts - a.first_parts ? of_first_parts : of_other_parts;
+            };
 #pragma unroll 1
             for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
                 float2 part[held_parts];
                 ask_parts(of_parts + (a.parts - left), left, part);
-                const int count = min(held_parts, (left + lanes_of_group - 1) / lanes_of_group);
                 moments<float> next = {};
 #pragma unroll
-                for (int k = 0; k < held_parts; k++)
-                    next.mean += part[k].x;
-                next.mean *= reciprocal((float)count);
+                for (int k = 0; k < held_parts; k++) {
+                    next.count += number(left, k);
+                    next.mean += number(left, k) * part[k].x;
+                }
+                next.mean *= reciprocal(next.count);
 #pragma unroll
                 for (int k = 0; k < held_parts; k++) {
-                    const float distance = k * lanes_of_group < left ? part[k].x - next.mean : 0.0f;
-                    next.squares += part[k].y + of_part * distance * distance;
+                    const float distance = part[k].x - next.mean;
+                    next.squares += part[k].y + number(left, k) * distance * distance;
                 }
-                next.count = of_part * (float)count;
                 append_near(joined, next);
             }
             const float mean =
@@ -581,12 +603,12 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
             slope[i] *= (is_first ? of_first.z : of_second.z) * factor;
             offset[i] = offset[i] * factor - (is_first ? of_first.y : of_second.y) * slope[i];
         }
-        char *const to = a.out + n * a.batch_bytes + own.at;
+        char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, true>(a.activation, [&](auto chosen) {
             consumer.walk_results(own, n + a.teams >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + stage * own.tile_packs;
                 const int packs = own.packs_of(tile);
-                char *const to_tile = to + (int64_t)tile * own.tile_packs * 16;
+                char *const to_tile = to + own.place_of(tile);
                 walk_packs<4>(place, packs, [&](int i) { return from[i]; }, [&](const uint4 &pack, int i) {
                     float z[V];
                     unpack<T, V>(pack, z);
@@ -714,8 +736,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             before = look_at_ticket(ticket);
 #pragma unroll 1
         for (int n = own.team; n < a.n; n += a.teams) {
-            producer.from[0] = a.x + n * a.batch_bytes + own.at;
-            producer.from[1] = a.dy + n * a.batch_bytes + own.at;
+            producer.from[0] = a.x + n * a.batch_bytes;
+            producer.from[1] = a.dy + n * a.batch_bytes;
             if (lane == 0)
                 producer.fill_all(own);
             __syncwarp();
@@ -901,13 +923,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 
         /* ---- results ---- */
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
-        char *const to = a.out + n * a.batch_bytes + own.at;
+        char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             consumer.walk_results(own, n + a.teams >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + 2 * stage * own.tile_packs;
                 const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
                 const int packs = own.packs_of(tile);
-                char *const to_tile = to + (int64_t)tile * own.tile_packs * 16;
+                char *const to_tile = to + own.place_of(tile);
                 walk_packs<2>(place, packs, read, [&](const both &packs_here, int i) {
                     float x[V], dy[V];
                     unpack<T, V>(packs_here.x, x);

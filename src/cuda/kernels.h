@@ -214,7 +214,10 @@ struct normfuse_cuda_compact {
     /* The whole grid: samples, how many of them at a time, tiles in the ring and after how many of them a thread joins
      * what it has summed to what it had, rows of a tile. */
     int32_t n, teams, stages, chunk_tiles;
-    struct normfuse_cuda_divisor by_tile;
+    int32_t interleaved; /* blocks take turns, tile by tile */
+    /* The first blocks of a sample have part_rows rows, but the last of these lacks some, the others fewer. */
+    int32_t first_parts, small_part_rows, lacking_rows;
+    struct normfuse_cuda_divisor by_tile, by_turn; /* turn: a tile of each block */
 };
 
 struct normfuse_cuda_arguments {

@@ -45,6 +45,11 @@ struct normfuse_cuda_policy {
     double compact_wait[2];         /* of compact kernels: that a cluster takes, and the square of its blocks */
     double not_compact[2];          /* that other kernels take longer than these */
     double gradients_wait;          /* a kernel after this one */
+    /* By the whole grid from a ring: threads that sum, packs of a tile for each; how many times the memory's time it
+     * takes, of what is read again beside that, and microseconds that blocks wait for one another, once and for each
+     * further round of one sample. */
+    int32_t grid_threads, grid_tile[2];
+    double grid_stretch[2], grid_again[2], grid_meeting[2], grid_round;
     double twice[2], twice_wait[2]; /* what reading twice takes: times the floor, and microseconds */
     double twice_wide; /* the same of channels that are sets of their own, where a block has not all of them */
 };
@@ -97,6 +102,16 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .compact_wait = {1.0, 0.006},
         .gradients_wait = 2.0,
         .not_compact = {2.2, 4.3},
+        /* f16 NHWC with SiLU: 2x320x64x64 backward, one block of 320 threads a processor, 13.6 us, of 256 13.9, of 160
+         * 14.6, two of 160 15.2; tiles of 4 packs 13.6, of 2 14.1, of 8 13.5; 1x256x512x512 of 4 110.3, of 8 109.3 */
+        .grid_threads = 320,
+        .grid_tile = {8, 4},
+        /* 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and
+         * 630), 256x512x56x56 bf16 backward 800 */
+        .grid_stretch = {1.2, 1.15},
+        .grid_again = {0.85, 1.0},
+        .grid_meeting = {7.5, 10.0},
+        .grid_round = 10.0,
         .twice = {1.62, 1.64},
         .twice_wide = 0.95,         /* batch norm 256x2048x7x7 NHWC: 58 us, kept 63; backward 84, kept 93 */
         .twice_wait = {12.0, 28.0}, /* 1x256x512x512 f16 NHWC 121 and 186 us, 8x128x512x512 bf16 411 and 641 */
@@ -133,6 +148,12 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .compact_wait = {1.0, 0.006},
         .gradients_wait = 2.0,
         .not_compact = {2.2, 4.3},
+        .grid_threads = 320,
+        .grid_tile = {8, 4},
+        .grid_stretch = {1.2, 1.15},
+        .grid_again = {0.85, 1.0},
+        .grid_meeting = {7.5, 10.0},
+        .grid_round = 10.0,
         .twice = {1.62, 1.85},
         .twice_wide = 1.15,
         .twice_wait = {12.0, 60.0},

@@ -27,7 +27,8 @@ struct step {
     uint32_t threads, cluster;
     uint32_t without_packs;                            /* threads of the last warp, where that has other work */
     struct normfuse_cuda_divisor by_ranks, by_at_once; /* of a compact kernel */
-    struct normfuse_cuda_divisor by_tile;              /* of one of the whole grid */
+    struct normfuse_cuda_divisor by_tile, by_turn;     /* of one of the whole grid */
+    int32_t first_parts, lacking_rows;
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_tickets;
@@ -800,65 +801,72 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
-/* Group norm by the whole grid: `teams` samples at a time, whose blocks share a processor in `share`s. */
-static bool settle_grid(const struct task *task, struct step *step, int64_t share, int64_t rounds)
+/* Group norm by the whole grid, a block a processor, `rounds` samples one after the other. */
+static bool settle_grid(const struct task *task, struct step *step, int64_t rounds)
 {
-    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LEAST_TILE_BYTES = 4096, STATIC_BYTES = 512 + 16 };
+    /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
+     * what the kernels have in shared memory beside what is asked for. */
+    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 120, STATIC_BYTES = 1024 };
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
     const bool gives = task->direction == BACKWARD && task->wants_gradients;
     const bool modulates =
         p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
-    const int64_t teams = divide_up(p->n, rounds), resident = task->device->processors * share;
-    const int64_t at_most = normfuse_tune("GRID_THREADS", 320 / share);
+    const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
+    const int64_t most_threads = normfuse_tune("GRID_THREADS", task->policy->grid_threads);
     if (!task->compact || !task->has_tickets || !task->device->clusters || p->x.position != p->c ||
-        teams >= MOST_TEAMS || resident / teams < 2 || (gives && modulates) || g->width > at_most)
+        teams >= MOST_TEAMS || task->device->processors / teams < 2 || (gives && modulates) || g->width > most_threads)
         return false;
-    const int64_t part_rows = divide_up(g->rows, resident / teams), groups = p->groups;
-    const int64_t at_once = at_most / g->width;
+    int64_t parts = task->device->processors / teams, part_rows = divide_up(g->rows, parts);
+    const int64_t at_once = least(most_threads / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
+    int64_t packs = 0; /* that have channels of one group, at most */
+    for (int64_t i = 0; i < groups; i++)
+        packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
+    if (divide_up(packs * at_once, LANES) > MOST_ENTRIES)
+        return false;
+    const int64_t entries = (g->width + groups) * at_once, row_bytes = g->width * 16;
+    const int64_t beside_ring = task->direction == FORWARD
+                                    ? 16 * entries + 16 * groups
+                                    : 8 * entries + 16 * groups + (gives ? 8 * at_once * g->width * task->pack : 0);
+    const int64_t room = (int64_t)task->device->shared_per_block - STATIC_BYTES - beside_ring;
+    const int64_t slots = least(normfuse_tune("TILE", task->policy->grid_tile[task->direction]), divide_up(part_rows, at_once));
+    const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * task->tensors;
+    int64_t tiles = divide_up(part_rows, tile_rows);
+    const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
+    /* What a thread joins one after the other, in each tile and then of tiles, is bounded by docs/numerics.md. */
+    if (stages < least(tiles, 2) || tiles > (task->direction == FORWARD ? 16 * (MOST_SUMMED / slots) : MOST_TILES))
+        return false;
+    g->interleaved = stages < tiles && teams == 1;
+    if (g->interleaved) {
+        const int64_t all = divide_up(g->rows, tile_rows);
+        tiles = divide_up(all, parts);
+        part_rows = tiles * tile_rows;
+        step->first_parts = (int32_t)(all - (tiles - 1) * parts);
+        step->lacking_rows = (int32_t)(all * tile_rows - g->rows);
+    } else {
+        parts = divide_up(g->rows, part_rows);
+        step->first_parts = (int32_t)parts;
+        step->lacking_rows = (int32_t)(parts * part_rows - g->rows);
+    }
     step->kernel = tile_kernel(true, task->direction, p->type, true, GRID);
     step->threads = consumers + 32;
     step->without_packs = 32;
     g->part_rows = (int32_t)part_rows;
-    g->parts = g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
+    g->parts = g->parts_a_sample = (int32_t)parts;
     g->teams = (int32_t)teams;
     g->rows_at_once = (int32_t)at_once;
-    int64_t packs = 0; /* that have channels of one group, at most */
-    for (int64_t i = 0; i < groups; i++)
-        packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
-    if (divide_up(packs * at_once, 8) > MOST_ENTRIES)
-        return false;
-    const int64_t entries = (g->width + groups) * at_once, row_bytes = g->width * 16;
-    const int64_t beside_ring =
-        task->direction == FORWARD
-            ? 16 * entries + 16 * groups
-            : 8 * entries + 16 * groups + (gives ? 8 * at_once * g->width * task->pack : 0) + 16;
-    const int64_t room = least((int64_t)task->device->shared_per_block,
-                               (int64_t)task->device->shared_per_processor / share -
-                                   (int64_t)task->device->shared_reserved) -
-                         STATIC_BYTES - beside_ring;
-    const int64_t rows_a_thread = normfuse_tune(
-        "TILE", most(1, least(divide_up(LEAST_TILE_BYTES, at_once * row_bytes), divide_up(part_rows, at_once))));
-    int64_t tile_rows = rows_a_thread * at_once;
-    /* No stage more than there are barriers for. */
-    if (room / (tile_rows * row_bytes * task->tensors) > MOST_STAGES)
-        tile_rows = most(1, least(divide_up(room, MOST_STAGES * row_bytes * task->tensors * at_once), divide_up(part_rows, at_once))) * at_once;
-    const int64_t tiles = divide_up(part_rows, tile_rows);
-    const int64_t stages = least(least(tiles, MOST_STAGES), room / (tile_rows * row_bytes * task->tensors));
-    if (stages < 2 && stages < tiles)
-        return false;
     g->tile_rows = (int32_t)tile_rows;
     g->stages = (int32_t)stages;
-    g->chunk_tiles = (int32_t)most(1, 64 / divide_up(tile_rows, at_once));
-    g->group_bits = g->channel_bits = g->piece_bits = 0;
+    g->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     g->by_pieces = divisor(g->group);
     g->by_set_channels = divisor(p->c / p->groups);
     step->by_at_once = divisor(at_once);
     step->by_tile = divisor(tile_rows);
+    step->by_turn = divisor(parts * tile_rows);
     step->by_ranks = divisor(1);
-    step->shared = (size_t)(stages * tile_rows * row_bytes * task->tensors + beside_ring);
-    step->blocks = teams * g->parts;
+    step->shared = (size_t)(stages * stage_bytes + beside_ring);
+    step->blocks = teams * parts;
     g->exchange = NORMFUSE_EXCHANGE_GRID;
     step->cooperative = step->needs_tickets = true;
     g->sums_by_channel = gives;
@@ -869,34 +877,36 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t shar
            step->blocks;
 }
 
-/* Microseconds that it takes: what is read again comes from L2 in part. */
+/* Microseconds that it takes. */
 static double cost_of_grid(const struct task *task, const struct step *step)
 {
+    const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const double rounds = (double)divide_up(task->problem->n, g->teams);
     const double tiles = ceil((double)g->part_rows / g->tile_rows), again = fmax(0.0, tiles - g->stages) / tiles;
-    const double reads = task->direction == FORWARD ? 0.5 : 2.0 / 3.0;
-    const double slots = 2.0 * task->device->processors;
-    const double busy = (double)step->blocks / slots * (double)task->problem->n / (rounds * g->teams);
-    return task->bytes * (1.0 + reads * again) / (task->policy->bytes_a_microsecond * fmin(1.0, 1.3 * busy)) +
-           (double)normfuse_tune("GRID_WAIT", task->direction == FORWARD ? 30 : 40) / 10.0 * rounds;
+    /* Of what moves at least, the part that is read. */
+    const double reads = task->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
+    const double busy = (double)step->blocks / task->device->processors * (double)task->problem->n / (rounds * g->teams);
+    return task->bytes * (policy->grid_stretch[task->direction] + reads * policy->grid_again[task->direction] * again) /
+               (policy->bytes_a_microsecond * busy) +
+           policy->grid_meeting[task->direction] + policy->grid_round * (rounds - 1.0) / g->teams;
 }
 
-/* The fewest rounds in which the samples' parts fit the ring; if none does, a sample at a time. */
+/* The fewest rounds in which the ring holds the samples' parts; if none does, a sample at a time. */
 static bool plan_grid(const struct task *task, struct step *best)
 {
     const struct normfuse_problem *const p = task->problem;
-    const int64_t share = normfuse_tune("SHARE", 1), packs = packs_of_row(task);
+    const int64_t only_rounds = normfuse_tune("ROUNDS", 0);
     struct step step;
-    for (int64_t rounds = 1; rounds <= p->n; rounds++) {
-        if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
+    for (int64_t rounds = only_rounds ? only_rounds : 1; rounds <= p->n; rounds++) {
+        if (rounds > 1 && !only_rounds && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
         step = (struct step){.phases = best->phases,
                              .source = best->source,
-                             .geometry = columns_geometry(task, packs, p->c / p->groups)};
-        if (settle_grid(task, &step, share, rounds) &&
-            (step.geometry.stages >= divide_up(step.geometry.part_rows, step.geometry.tile_rows) ||
-             step.geometry.teams == 1)) {
+                             .geometry = columns_geometry(task, packs_of_row(task), p->c / p->groups)};
+        if (settle_grid(task, &step, rounds) &&
+            ((int64_t)step.geometry.stages * step.geometry.tile_rows >= step.geometry.part_rows ||
+             step.geometry.teams == 1 || only_rounds)) {
             *best = step;
             return true;
         }
@@ -1569,7 +1579,12 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .teams = g->teams,
         .stages = g->stages,
         .chunk_tiles = g->chunk_tiles,
+        .interleaved = g->interleaved,
+        .first_parts = step->first_parts,
+        .small_part_rows = g->part_rows - g->tile_rows,
+        .lacking_rows = step->lacking_rows,
         .by_tile = step->by_tile,
+        .by_turn = step->by_turn,
     };
     for (int i = 0; i < 6; i++)
         compact->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
