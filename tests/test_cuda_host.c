@@ -1103,7 +1103,7 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups && (int64_t)g->width * pack == p->c);
     HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
-    HOLDS(!gives || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
+    HOLDS(!backward || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
     for (int64_t first = 0; first < p->c; first += pack)
         HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);

@@ -262,13 +262,15 @@ struct grid_place {
     int beside, column;           /* its first row and its pack of a row */
     int groups[2], split;         /* that of its first `split` channels, and of the others */
 
-    template <int V> __device__ __forceinline__ void find(const normfuse_cuda_compact &a)
+    __device__ __forceinline__ void find_column(const normfuse_cuda_compact &a)
     {
-        const int thread = (int)threadIdx.x;
+        beside = divide((int)threadIdx.x, a.by_width);
+        column = (int)threadIdx.x - beside * a.width;
+    }
+    template <int V> __device__ __forceinline__ void find_rest(const normfuse_cuda_compact &a)
+    {
         packs_at_once = a.at_once * a.width;
-        beside = divide(thread, a.by_width);
-        column = thread - beside * a.width;
-        first = beside < a.at_once ? thread : 1 << 30;
+        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
         groups[0] = divide(column * V, a.by_group);
         split = min(V, (groups[0] + 1) * a.group - column * V);
         groups[1] = min(groups[0] + 1, a.groups - 1);
@@ -394,8 +396,14 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
     __shared__ ring_barriers barriers;
-    const grid_part own(a);
     const int consumers = (int)blockDim.x - 32;
+    grid_place place;
+    channel_parameters<V> parameters = {};
+    if ((int)threadIdx.x < consumers) {
+        place.find_column(a);
+        parameters.ask_weights(a, place.column * V);
+    }
+    const grid_part own(a);
     float4 *const entries = reinterpret_cast<float4 *>(dynamic + own.stages * own.tile_packs);
     float4 *const of_groups = entries + (a.width + a.groups) * a.at_once;
 
@@ -414,14 +422,12 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         return;
     }
 
-    grid_place place;
-    place.find<V>(a);
+    place.find_rest<V>(a);
     tile_consumer consumer(barriers);
     int parity = 0;
 #pragma unroll 1
     for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
-        channel_parameters<V> parameters = {};
-        parameters.ask(a, n, place.column * V);
+        parameters.ask_modulation(a, n, place.column * V);
         /* A value of each group that all blocks know: its first. */
         const auto ask_base = [&](int group) { return load_pack<T, 1>(a.x + n * a.batch_bytes, group * a.group); };
         const auto tell_base = [&](raw<T, 1> asked) {
@@ -715,8 +721,14 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
     __shared__ ring_barriers barriers;
-    const grid_part own(a);
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
+    grid_place place;
+    channel_parameters<V> parameters;
+    if ((int)threadIdx.x < consumers) {
+        place.find_column(a);
+        parameters.ask_weights(a, place.column * V);
+    }
+    const grid_part own(a);
     const bool gives = all.sums != nullptr;
     /* After the ring: of each row and channel two sums, one after the other; two sums of each thread in a group; of
      * each group what its mean leaves out and rstd, and what dx takes of x - mean and what else. */
@@ -763,21 +775,22 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         return;
     }
 
-    grid_place place;
-    place.find<V>(a);
+    place.find_rest<V>(a);
+    const bool are_singles = type_of(a, COMPACT_MEAN) == NORMFUSE_F32 && type_of(a, COMPACT_RSTD) == NORMFUSE_F32;
+    float asked_means[2], asked_rstds[2];
+    const auto ask_statistics = [&](int n) {
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            asked_means[side] = ask_single(a.mean, n * a.mean_batch + place.groups[side], are_singles);
+            asked_rstds[side] = ask_single(a.rstd, n * a.rstd_batch + place.groups[side], are_singles);
+        }
+    };
+    ask_statistics(own.team);
     tile_consumer consumer(barriers);
     int parity = 0;
 #pragma unroll 1
     for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
-        channel_parameters<V> parameters = {};
-        parameters.ask(a, n, place.column * V);
         float about[2], rests[2], rstds[2], slope[V], offset[V];
-        const bool are_singles = type_of(a, COMPACT_MEAN) == NORMFUSE_F32 && type_of(a, COMPACT_RSTD) == NORMFUSE_F32;
-#pragma unroll
-        for (int side = 0; side < 2; side++) {
-            about[side] = ask_single(a.mean, n * a.mean_batch + place.groups[side], are_singles);
-            rstds[side] = ask_single(a.rstd, n * a.rstd_batch + place.groups[side], are_singles);
-        }
         uint32_t before = 0;
         if (threadIdx.x == 0)
             before = look_at_ticket(all.tickets + own.team * ticket_stride);
@@ -786,18 +799,24 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             const int group = place.groups[side];
-            double mean = (double)about[side];
-            if (!are_singles) {
-                mean = load_value<double>(a.mean, n * a.mean_batch + group, type_of(a, COMPACT_MEAN));
+            if (are_singles) {
+                const float mean[1] = {asked_means[side]};
+                float back[1];
+                unpack<T, 1>(make_pack<T, 1>(mean), back);
+                about[side] = back[0];
+                rests[side] = mean[0] - back[0];
+                rstds[side] = asked_rstds[side];
+            } else {
+                split_mean<T>(load_value<double>(a.mean, n * a.mean_batch + group, type_of(a, COMPACT_MEAN)),
+                              about[side], rests[side]);
                 rstds[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, type_of(a, COMPACT_RSTD));
             }
-            split_mean<T>(mean, about[side], rests[side]);
         }
         if (place.has_rows() && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
             of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
         }
-        parameters.tell(a, slope, offset);
+        parameters.tell_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -922,6 +941,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
+        if (n + a.teams < a.n)
+            ask_statistics(n + a.teams);
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, false>(a.activation, [&](auto chosen) {

@@ -73,17 +73,26 @@ __device__ __forceinline__ void told_channels(const channel_words<V> &words, int
 template <int V> struct channel_parameters {
     channel_words<V> weight, bias, scale, shift;
 
-    __device__ __forceinline__ void ask(const normfuse_cuda_compact &a, int n, int c)
+    __device__ __forceinline__ void ask_weights(const normfuse_cuda_compact &a, int c)
     {
         /* Absent ones are read where x is. */
         weight = ask_channels<V>(a.weight ? a.weight : a.x, a.weight ? c : 0, type_of(a, COMPACT_WEIGHT));
         bias = ask_channels<V>(a.bias ? a.bias : a.x, a.bias ? c : 0, type_of(a, COMPACT_BIAS));
+    }
+    __device__ __forceinline__ void ask_modulation(const normfuse_cuda_compact &a, int n, int c)
+    {
         if (a.scale)
             scale = ask_channels<V>(a.scale + n * a.scale_batch, c, type_of(a, COMPACT_SCALE));
         if (a.shift)
             shift = ask_channels<V>(a.shift + n * a.shift_batch, c, type_of(a, COMPACT_SHIFT));
     }
-    __device__ __forceinline__ void tell(const normfuse_cuda_compact &a, float (&slope)[V], float (&offset)[V]) const
+    __device__ __forceinline__ void ask(const normfuse_cuda_compact &a, int n, int c)
+    {
+        ask_weights(a, c);
+        ask_modulation(a, n, c);
+    }
+    __device__ __forceinline__ void tell_weights(const normfuse_cuda_compact &a, float (&slope)[V],
+                                                 float (&offset)[V]) const
     {
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -94,6 +103,10 @@ template <int V> struct channel_parameters {
             told_channels<V>(weight, type_of(a, COMPACT_WEIGHT), slope);
         if (a.bias)
             told_channels<V>(bias, type_of(a, COMPACT_BIAS), offset);
+    }
+    __device__ __forceinline__ void tell(const normfuse_cuda_compact &a, float (&slope)[V], float (&offset)[V]) const
+    {
+        tell_weights(a, slope, offset);
         if (a.scale) {
             float more[V];
             told_channels<V>(scale, type_of(a, COMPACT_SCALE), more);

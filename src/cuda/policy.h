@@ -109,8 +109,8 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         /* 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and
          * 630), 256x512x56x56 bf16 backward 800 */
         .grid_stretch = {1.2, 1.15},
-        .grid_again = {0.85, 1.0},
-        .grid_meeting = {7.5, 10.0},
+        .grid_again = {0.85, 0.9},
+        .grid_meeting = {5.5, 10.0},
         .grid_round = 10.0,
         .twice = {1.62, 1.64},
         .twice_wide = 0.95,         /* batch norm 256x2048x7x7 NHWC: 58 us, kept 63; backward 84, kept 93 */

@@ -815,7 +815,7 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
     const int64_t most_threads = normfuse_tune("GRID_THREADS", task->policy->grid_threads);
     if (!task->compact || !task->has_tickets || !task->device->clusters || p->x.position != p->c ||
-        teams >= MOST_TEAMS || task->device->processors / teams < 2 || (gives && modulates) || g->width > most_threads)
+        teams >= MOST_TEAMS || task->device->processors / teams < 2 || (task->direction == BACKWARD && modulates) || g->width > most_threads)
         return false;
     int64_t parts = task->device->processors / teams, part_rows = divide_up(g->rows, parts);
     const int64_t at_once = least(most_threads / g->width, part_rows);
@@ -999,6 +999,10 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     if (only_width || only_parts || only_exchange >= 0)
         lowest = INFINITY;
 
+    /* Where the grid can work from rings it does not keep packs in registers: 2x320x128x128 f16 20.0 us for 24.3. */
+    struct step from_ring = {.phases = best->phases, .source = best->source};
+    const int64_t grid_wanted = normfuse_tune("GRID", 1);
+    const bool has_ring = grid_wanted && plan_grid(task, &from_ring);
     for (int64_t units = 1; (units - 1) * unit < packs; units *= 2) {
         const int64_t width = least(units * unit, packs);
         if (width > 512 || (only_width && width != only_width))
@@ -1010,7 +1014,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
             const int64_t at_most =
                 least(most(1, most_threads / width), most_at_once(task->direction, task->abreast, task->pack, d));
-            if ((grid && !task->has_tickets) || (!grid && clusters[way] > 1 && !task->device->clusters))
+            if ((grid && (!task->has_tickets || has_ring)) || (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
                 continue;
@@ -1083,10 +1087,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             }
         }
     }
-    struct step step = {.phases = best->phases, .source = best->source};
-    const int64_t grid = normfuse_tune("GRID", 1);
-    if (grid && plan_grid(task, &step) && (grid == 2 || cost_of_grid(task, &step) < lowest)) {
-        *best = step;
+    if (has_ring && (grid_wanted == 2 || cost_of_grid(task, &from_ring) < lowest)) {
+        *best = from_ring;
         found = true;
     }
     return found;
