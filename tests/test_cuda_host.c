@@ -827,7 +827,7 @@ static bool is_compact(const char *kernel, int kept)
            strstr(kernel, "_1x") == NULL;
 }
 
-/* One of columns_grid.cu, which keep nothing in registers. */
+/* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
 static bool is_of_grid(int kept)
 {
     return kept == 0;
@@ -866,6 +866,9 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t chunk = g->chunk_tiles < tiles ? g->chunk_tiles : tiles;
             const int64_t in_thread = backward ? slots + tiles : slots * chunk + 4 * (up(tiles, chunk) - 1);
             const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
+            if (p->sets == NORMFUSE_SETS_BATCH) /* a warp joins a channel's blocks; backward in double */
+                return (double)(in_thread + 5 + up(at_once, INT64_C(1) << a->compact.lane_bits) + 7 +
+                                up(g->parts, 32) + 4 * up(g->parts, 160) + 7);
             return (double)(in_thread + together - 1 + 5 + up(packs * at_once, 8) + 7 + up(g->parts, 8) +
                             4 * up(g->parts, 72) + 7);
         }
@@ -1098,27 +1101,33 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_cuda_compact *const c = &a->compact;
     const bool backward = p->dy.data != NULL, gives = backward && a->sums != NULL;
+    const bool batch = p->sets == NORMFUSE_SETS_BATCH;
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
-    HOLDS(p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups && (int64_t)g->width * pack == p->c);
+    HOLDS((batch ? g->group == 1 && p->n == 1 : p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups));
+    HOLDS((int64_t)g->width * pack == p->c && batch == (strstr(launch->name, "_batch_") != NULL));
     HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
     HOLDS(!backward || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
     for (int64_t first = 0; first < p->c; first += pack)
-        HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
+        HOLDS(batch || (first + pack - 1) / g->group - first / g->group <= 1);
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
     HOLDS((int64_t)(g->teams + 1) * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4);
     /* Rows of a part are adjacent in memory, and a bulk copy takes whole packs. */
     HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 && p->x.batch % pack == 0);
     HOLDS(c->at_once >= 1 && (int64_t)c->at_once * g->width <= (int64_t)launch->threads - 32);
-    HOLDS(c->groups == p->groups && c->parts == g->parts && c->part_rows == g->part_rows && c->rows == p->s);
-    HOLDS(c->n == p->n && c->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
+    HOLDS((batch || c->groups == p->groups) && c->parts == g->parts && c->part_rows == g->part_rows);
+    HOLDS(c->rows == p->s && c->n == p->n && c->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
     HOLDS((int32_t)c->by_tile.divisor == g->tile_rows && divides(&c->by_tile) && divides(&c->by_turn));
     HOLDS((int64_t)c->by_turn.divisor == (int64_t)g->tile_rows * g->parts && divides(&c->by_at_once));
     /* Shared memory: the ring, and what lies behind it; a copy has fewer bytes than a barrier counts. */
     const int64_t entries = (g->width + p->groups) * c->at_once, stage = (int64_t)g->tile_rows * p->c / pack * 16;
-    const int64_t behind = backward ? 8 * entries + 16 * p->groups + (gives ? 8 * c->at_once * p->c : 0)
-                                    : 16 * entries + 16 * p->groups;
+    const int64_t behind = batch      ? 8 * p->c * (c->at_once | 1) + (backward ? 8 * p->c : 16 * p->c + 4 * c->at_once)
+                           : backward ? 8 * entries + 16 * p->groups + (gives ? 8 * c->at_once * p->c : 0)
+                                      : 16 * entries + 16 * p->groups;
+    HOLDS(!batch || p->c << c->lane_bits <= (int64_t)launch->threads - 32 || c->lane_bits == 0);
+    HOLDS(!batch || (2 * g->teams * p->c * g->parts) * (backward ? 16 : 24) >=
+                        8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
     HOLDS(c->stages >= 1 && c->stages <= 32 && stage * (backward ? 2 : 1) < 1 << 20);
     HOLDS(c->stages * stage * (backward ? 2 : 1) + behind <= (int64_t)launch->shared);
     /* How many rows each part has. */
@@ -1500,8 +1509,8 @@ static void test_plans(void)
             }
             if (random_below(2))
                 test.sizes[1] = up(test.sizes[1], 8) * 8;
-            if (i % 10 == 9) { /* group norm over columns of samples that a whole GPU keeps, or nearly */
-                test.op = 0;
+            if (i % 10 == 9) { /* over columns, of samples or tensors that a whole GPU keeps, or nearly */
+                test.op = i / 10 % 2;
                 test.channels_last = test.has_sync = true;
                 test.misaligned = test.sliced = false;
                 test.type = (normfuse_type)(1 + random_below(3));

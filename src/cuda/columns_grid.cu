@@ -7,277 +7,17 @@
  * since those are in L2. Copies by one thread leave the others nothing but the work on values: by a load or a copy a
  * pack, sums were bound by the unit that takes these. The first tiles of the next sample are on their way while results
  * of this one are written. */
-#include "columns_parameters.cuh"
 #include "gradients.cuh"
+#include "ring.cuh"
 
-/* ---- the ring ---------------------------------------------------------------------------------------------------- */
+struct grid_place : ring_place {
+    int groups[2], split; /* that of its first `split` channels, and of the others */
 
-constexpr int most_stages = 32;
-
-/* A stage is full when the bytes that its producer announced are there, empty when every warp is done with it. */
-struct ring_barriers {
-    uint64_t full[most_stages], empty[most_stages];
-};
-
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void open_barrier(uint64_t &barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
-}
-/* What was opened is known to copies, too. */
-__device__ __forceinline__ void announce_barriers()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void arrive(uint64_t &barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
-}
-__device__ __forceinline__ void expect_bytes(uint64_t &barrier, unsigned bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void await(uint64_t &barrier, unsigned parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again%=:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again%=;\n"
-                 "}" ::"r"(shared_address(&barrier)),
-                 "r"(parity)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_bulk(uint4 *to, const char *from, unsigned bytes, uint64_t &barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-                 : "memory");
-}
-#else
-/* Not launched here. */
-__device__ __forceinline__ void open_barrier(uint64_t &, int)
-{
-    __trap();
-}
-__device__ __forceinline__ void announce_barriers()
-{
-}
-__device__ __forceinline__ void arrive(uint64_t &)
-{
-}
-__device__ __forceinline__ void expect_bytes(uint64_t &, unsigned)
-{
-}
-__device__ __forceinline__ void await(uint64_t &, unsigned)
-{
-}
-__device__ __forceinline__ void copy_bulk(uint4 *, const char *, unsigned, uint64_t &)
-{
-}
-#endif
-
-/* Some of the block's threads, whole warps. */
-__device__ __forceinline__ void meet(int which, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void announce(int which, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
-}
-
-enum { MEETING_OF_ALL = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN };
-
-/* The block's part of each of its samples: tiles of tile_packs packs, of which the sample's last may be shorter, that
- * are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks are
- * near one another. Tile t lies in stage t % stages whenever it is there. */
-struct grid_part {
-    int team, part, tiles, tile_packs, stages;
-    int packs;    /* from the block's first one to the end of its part, or of the sample */
-    int apart;    /* packs from one tile to the next */
-    unsigned at;  /* bytes from the beginning of a sample */
-
-    __device__ __forceinline__ explicit grid_part(const normfuse_cuda_compact &a)
+    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_compact &a)
     {
-        team = divide((int)blockIdx.x, a.by_parts);
-        part = (int)blockIdx.x - team * a.parts;
-        const int tile_rows = (int)a.by_tile.divisor, first = part * (a.interleaved ? tile_rows : a.part_rows);
-        const int rows = a.rows - first;
-        stages = a.stages;
-        tile_packs = tile_rows * a.width;
-        if (a.interleaved) {
-            tiles = divide(rows + a.parts * tile_rows - 1, a.by_turn);
-            packs = rows * a.width;
-            apart = a.parts * tile_packs;
-        } else {
-            tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.by_tile);
-            packs = min(rows, a.part_rows) * a.width;
-            apart = tile_packs;
-        }
-        at = (unsigned)first * a.row_bytes;
-    }
-    __device__ __forceinline__ int packs_of(int tile) const
-    {
-        return min(tile_packs, packs - tile * apart);
-    }
-    __device__ __forceinline__ unsigned place_of(int tile) const
-    {
-        return at + (unsigned)(tile * apart) * 16u;
-    }
-    /* Tiles that are not there any more when all were summed. */
-    __device__ __forceinline__ int tiles_read_again() const
-    {
-        return max(0, tiles - stages);
-    }
-};
-
-/* One bit a stage: the parity that its barrier is waited for with next. */
-struct stage_parities {
-    unsigned bits = 0;
-
-    __device__ __forceinline__ void await_stage(uint64_t (&barriers)[most_stages], int stage)
-    {
-        await(barriers[stage], bits >> stage & 1);
-        bits ^= 1u << stage;
-    }
-};
-
-/* The thread that asks for tiles, each of `tensors` tensors. */
-template <int tensors> struct tile_producer {
-    ring_barriers &barriers;
-    uint4 *ring;
-    const char *from[tensors]; /* the sample */
-    stage_parities free;
-    unsigned used = 0; /* stages that were filled before */
-
-    __device__ __forceinline__ tile_producer(ring_barriers &barriers, uint4 *ring) : barriers(barriers), ring(ring)
-    {
-    }
-    __device__ __forceinline__ void fill(const grid_part &own, int tile, int stage)
-    {
-        if (used >> stage & 1)
-            free.await_stage(barriers.empty, stage);
-        used |= 1u << stage;
-        const unsigned bytes = (unsigned)own.packs_of(tile) * 16;
-        expect_bytes(barriers.full[stage], tensors * bytes);
-#pragma unroll
-        for (int i = 0; i < tensors; i++)
-            copy_bulk(ring + (stage * tensors + i) * own.tile_packs, from[i] + own.place_of(tile), bytes,
-                      barriers.full[stage]);
-    }
-    __device__ __forceinline__ void fill_all(const grid_part &own)
-    {
-        int stage = 0;
-#pragma unroll 1
-        for (int tile = 0; tile < own.tiles; tile++) {
-            fill(own, tile, stage);
-            stage = stage + 1 == own.stages ? 0 : stage + 1;
-        }
-    }
-    __device__ __forceinline__ void fill_again(const grid_part &own)
-    {
-        const int again = own.tiles_read_again();
-        int stage = again > 0 ? (again - 1) % own.stages : 0;
-#pragma unroll 1
-        for (int tile = again - 1; tile >= 0; tile--) {
-            fill(own, tile, stage);
-            stage = stage == 0 ? own.stages - 1 : stage - 1;
-        }
-    }
-};
-
-/* The others: work(tile, first pack of the tile in its stage) for all tiles. */
-struct tile_consumer {
-    ring_barriers &barriers;
-    stage_parities here;
-
-    __device__ __forceinline__ explicit tile_consumer(ring_barriers &barriers) : barriers(barriers)
-    {
-    }
-    __device__ __forceinline__ void leave(int stage)
-    {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            arrive(barriers.empty[stage]);
-    }
-    template <typename Work> __device__ __forceinline__ void walk_sums(const grid_part &own, Work work)
-    {
-        const int again = own.tiles_read_again();
-        int stage = 0;
-#pragma unroll 1
-        for (int tile = 0; tile < own.tiles; tile++) {
-            here.await_stage(barriers.full, stage);
-            work(tile, stage);
-            if (tile < again)
-                leave(stage);
-            stage = stage + 1 == own.stages ? 0 : stage + 1;
-        }
-    }
-    /* Where all tiles are there, in the order in which the next sample's come; else the last first. */
-    template <typename Work>
-    __device__ __forceinline__ void walk_results(const grid_part &own, bool is_last, Work work)
-    {
-        const int again = own.tiles_read_again();
-        int tile = again > 0 ? own.tiles - 1 : 0, stage = again > 0 ? tile % own.stages : 0;
-#pragma unroll 1
-        for (int left = own.tiles; left > 0; left--) {
-            if (tile < again)
-                here.await_stage(barriers.full, stage);
-            work(tile, stage);
-            if (again > 0 || !is_last)
-                leave(stage);
-            if (again > 0) {
-                tile--;
-                stage = stage == 0 ? own.stages - 1 : stage - 1;
-            } else {
-                tile++;
-                stage++;
-            }
-        }
-    }
-};
-
-/* The producer's warp, before anything else; consumers meet it at RING_IS_OPEN, which it does not wait for. */
-__device__ __forceinline__ void open_ring(ring_barriers &barriers, const normfuse_cuda_compact &a, int lane)
-{
-    if (lane < a.stages) {
-        open_barrier(barriers.full[lane], 1);
-        open_barrier(barriers.empty[lane], (int)blockDim.x / 32 - 1);
-    }
-    announce_barriers();
-    __syncwarp();
-    announce(RING_IS_OPEN, (int)blockDim.x);
-}
-
-/* ---- what a consumer knows of its place ---------------------------------------------------------------------------- */
-
-struct grid_place {
-    int packs_at_once;            /* of all threads */
-    int first;                    /* the thread's first pack of a tile; beyond all where it has none */
-    int beside, column;           /* its first row and its pack of a row */
-    int groups[2], split;         /* that of its first `split` channels, and of the others */
-
-    __device__ __forceinline__ void find_column(const normfuse_cuda_compact &a)
-    {
-        beside = divide((int)threadIdx.x, a.by_width);
-        column = (int)threadIdx.x - beside * a.width;
-    }
-    template <int V> __device__ __forceinline__ void find_rest(const normfuse_cuda_compact &a)
-    {
-        packs_at_once = a.at_once * a.width;
-        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
         groups[0] = divide(column * V, a.by_group);
         split = min(V, (groups[0] + 1) * a.group - column * V);
         groups[1] = min(groups[0] + 1, a.groups - 1);
-    }
-    __device__ __forceinline__ bool has_rows() const
-    {
-        return first < 1 << 30;
     }
     /* In shared memory each group has the sums of its packs beside one another. A pack of two groups has a place in
      * both, so every group begins one pack further on than its first. */
@@ -315,21 +55,6 @@ struct joining_lane {
     }
 };
 
-/* All consumers of all blocks of a sample; `before` is what thread 0 read of the ticket while data arrived. */
-__device__ __forceinline__ void meet_blocks(const normfuse_cuda_arguments &all, const grid_part &own, uint32_t before,
-                                            int consumers)
-{
-    uint32_t *const ticket = all.tickets + own.team * ticket_stride;
-    meet(MEETING_OF_CONSUMERS, consumers);
-    if (threadIdx.x == 0) {
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket),
-                     "r"(ticket_share(own.part, all.compact.parts))
-                     : "memory");
-        await_ticket(ticket, before);
-    }
-    meet(MEETING_OF_CONSUMERS, consumers);
-}
-
 /* What the blocks of a sample tell one another of a group, beside one another. Two such places take turns: a block may
  * write for the next sample while another still reads of this one, but not for the one after that. */
 __device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, const grid_part &own, int parity,
@@ -352,37 +77,6 @@ __device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (
         if (k * lanes_of_group < left)
             parts[k] = __ldcg(from + k * lanes_of_group);
     }
-}
-
-/* As append in join.cuh, by the hardware's reciprocal. */
-__device__ __forceinline__ void append_near(moments<float> &to, const moments<float> &next)
-{
-    const float count = to.count + next.count, share = next.count * reciprocal(fmaxf(count, 1.0f));
-    const float distance = next.mean - to.mean;
-    to.mean += distance * share;
-    to.squares += next.squares + distance * distance * to.count * share;
-    to.count = count;
-}
-
-/* work(pack, place) for each of the thread's packs of a tile, `abreast` on their way at a time. */
-template <int abreast, typename Read, typename Work>
-__device__ __forceinline__ void walk_packs(const grid_place &place, int packs, Read read, Work work)
-{
-    const int step = place.packs_at_once;
-    int i = place.first;
-#pragma unroll 1
-    for (; i + (abreast - 1) * step < packs; i += abreast * step) {
-        decltype(read(0)) here[abreast];
-#pragma unroll
-        for (int k = 0; k < abreast; k++)
-            here[k] = read(i + k * step);
-#pragma unroll
-        for (int k = 0; k < abreast; k++)
-            work(here[k], i + k * step);
-    }
-#pragma unroll 1
-    for (; i < packs; i += step)
-        work(read(i), i);
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -422,7 +116,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         return;
     }
 
-    place.find_rest<V>(a);
+    place.find_groups<V>(a);
     tile_consumer consumer(barriers);
     int parity = 0;
 #pragma unroll 1
@@ -546,7 +240,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
             if (join.is_first())
                 __stcg(parts_of_group(all, own, parity, join.group) + own.part, make_float2(mean, squares));
         }
-        meet_blocks(all, own, before, consumers);
+        meet_blocks(all.tickets + own.team * ticket_stride, own.part, a.parts, before, consumers);
 
 #pragma unroll 1
         for (int round = 0; round < a.groups; round += groups_at_once) {
@@ -627,20 +321,6 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
             });
         });
     }
-}
-
-/* A saved statistic in f32, as most are: asked for without a branch, whose end would wait for it. */
-__device__ __forceinline__ float ask_single(const char *data, int64_t element, bool is_single)
-{
-    float value = 0.0f;
-    asm volatile("{\n"
-                 ".reg .pred there;\n"
-                 "setp.ne.s32 there, %2, 0;\n"
-                 "@there ld.global.f32 %0, [%1];\n"
-                 "}"
-                 : "+f"(value)
-                 : "l"(data + element * 4), "r"((int)is_single));
-    return value;
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -775,14 +455,15 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         return;
     }
 
-    place.find_rest<V>(a);
-    const bool are_singles = type_of(a, COMPACT_MEAN) == NORMFUSE_F32 && type_of(a, COMPACT_RSTD) == NORMFUSE_F32;
-    float asked_means[2], asked_rstds[2];
+    place.find_groups<V>(a);
+    const int mean_type = type_of(a, COMPACT_MEAN), rstd_type = type_of(a, COMPACT_RSTD);
+    const bool are_wide = min(mean_type, rstd_type) >= 0 && mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
+    saved_statistic asked_means[2], asked_rstds[2];
     const auto ask_statistics = [&](int n) {
 #pragma unroll
         for (int side = 0; side < 2; side++) {
-            asked_means[side] = ask_single(a.mean, n * a.mean_batch + place.groups[side], are_singles);
-            asked_rstds[side] = ask_single(a.rstd, n * a.rstd_batch + place.groups[side], are_singles);
+            asked_means[side].ask(a.mean, n * a.mean_batch + place.groups[side], mean_type);
+            asked_rstds[side].ask(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
         }
     };
     ask_statistics(own.team);
@@ -799,18 +480,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             const int group = place.groups[side];
-            if (are_singles) {
-                const float mean[1] = {asked_means[side]};
-                float back[1];
-                unpack<T, 1>(make_pack<T, 1>(mean), back);
-                about[side] = back[0];
-                rests[side] = mean[0] - back[0];
-                rstds[side] = asked_rstds[side];
-            } else {
-                split_mean<T>(load_value<double>(a.mean, n * a.mean_batch + group, type_of(a, COMPACT_MEAN)),
-                              about[side], rests[side]);
-                rstds[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, type_of(a, COMPACT_RSTD));
+            double mean = asked_means[side].tell(mean_type);
+            rstds[side] = (float)asked_rstds[side].tell(rstd_type);
+            if (!are_wide) {
+                mean = load_value<double>(a.mean, n * a.mean_batch + group, mean_type);
+                rstds[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, rstd_type);
             }
+            split_mean<T>(mean, about[side], rests[side]);
         }
         if (place.has_rows() && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
@@ -911,7 +587,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             if (join.is_first())
                 __stcg(parts_of_group(all, own, parity, join.group) + own.part, make_float2(sum, product));
         }
-        meet_blocks(all, own, before, consumers);
+        meet_blocks(all.tickets + own.team * ticket_stride, own.part, a.parts, before, consumers);
 #pragma unroll 1
         for (int round = 0; round < a.groups; round += groups_at_once) {
             const joining_lane join(a, round);
@@ -968,9 +644,6 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         });
     }
 }
-
-/* One block of 320 consumers and a warp on a processor, or two of 160. */
-constexpr int most_registers = 168;
 
 #define GRID(picture, direction, type, pack, kept)                                                                         extern "C" __global__ void __maxnreg__(most_registers)                                                                     normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a)     {                                                                                                                          grid_##direction<type, pack>(a);                                                                                   }
 NORMFUSE_CUDA_COLUMNS_GRID(GRID)

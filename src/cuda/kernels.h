@@ -75,6 +75,15 @@
     KERNEL(columns, backward, f16, 8, 0)                                                                               \
     KERNEL(columns, backward, bf16, 8, 0)
 
+/* columns_batch.cu */
+#define NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                            \
+    KERNEL(columns_batch, forward, f32, 4, 0)                                                                          \
+    KERNEL(columns_batch, forward, f16, 8, 0)                                                                          \
+    KERNEL(columns_batch, forward, bf16, 8, 0)                                                                         \
+    KERNEL(columns_batch, backward, f32, 4, 0)                                                                         \
+    KERNEL(columns_batch, backward, f16, 8, 0)                                                                         \
+    KERNEL(columns_batch, backward, bf16, 8, 0)
+
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
     NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                                 \
@@ -82,7 +91,8 @@
     NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                              \
     NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                             \
     NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                              \
-    NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)
+    NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                                 \
+    NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)
 
 /* The small ones: what follows the tiles. */
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \

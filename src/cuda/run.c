@@ -73,12 +73,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED, COMPACT, GRID };
+enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED, COMPACT, GRID, GRID_BATCH };
 
 /* Packs that a thread of each kind keeps in registers, or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][9] = {
-    {{4, 6, 7, 12, 0, 20, 9, 0, 0}, {2, 3, 5, 4, 0, 8, 6, 0, 0}}, /* runs: forward, backward */
-    {{0, 6, 4, 12, 7, 16, 0, 8, 0}, {0, 3, 2, 8, 5, 6, 0, 4, 0}}, /* columns */
+static const int packs_kept[2][2][10] = {
+    {{4, 6, 7, 12, 0, 20, 9, 0, 0, 0}, {2, 3, 5, 4, 0, 8, 6, 0, 0, 0}}, /* runs: forward, backward */
+    {{0, 6, 4, 12, 7, 16, 0, 8, 0, 0}, {0, 3, 2, 8, 5, 6, 0, 4, 0, 0}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -95,6 +95,10 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         return (enum normfuse_cuda_kernel)(
             (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f32_4x0 : NORMFUSE_CUDA_columns_backward_f32_4x0) +
             type - NORMFUSE_F32);
+    if (kept == GRID_BATCH)
+        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_batch_forward_f32_4x0
+                                                                 : NORMFUSE_CUDA_columns_batch_backward_f32_4x0) +
+                                           type - NORMFUSE_F32);
     const int of_double = columns ? 2 : 4, of_type = columns ? 6 : 8;
     const int of_runs = (wide ? 2 : 0) + (kept > SHARED_FEW ? (int)kept - 1 : (int)kept);
     const int within = !columns ? of_runs : wide ? (int)kept : 0;
@@ -109,7 +113,7 @@ static bool is_compact(enum normfuse_cuda_kernel kernel)
 
 static bool is_of_grid(enum normfuse_cuda_kernel kernel)
 {
-    return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x0 && kernel <= NORMFUSE_CUDA_columns_backward_bf16_8x0;
+    return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x0 && kernel <= NORMFUSE_CUDA_columns_batch_backward_bf16_8x0;
 }
 
 /* Derivatives that the plain kernels lack which keep packs, since they cost too many registers. */
@@ -134,6 +138,7 @@ struct task {
     size_t value_bytes;   /* of what is computed in */
     bool plain;           /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
     bool compact;         /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
+    bool batch;           /* what columns_batch.cu does: batch norm, the same */
     bool wants_gradients; /* the parameters' */
     int tensors;          /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
@@ -248,6 +253,11 @@ static bool is_packed(const struct normfuse_parameter *of, int pack)
     const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
     return of->data == NULL || (of->type != NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
                                 of->batch * bytes % aligned == 0);
+}
+
+static bool is_packed_or_double(const struct normfuse_parameter *of, int pack)
+{
+    return is_packed(of, pack) || (of->type == NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % 16 == 0);
 }
 
 /* Whether the `count` values of a sample are adjacent. */
@@ -801,12 +811,12 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
-/* Group norm by the whole grid, a block a processor, `rounds` samples one after the other. */
+/* Group norm by the whole grid, a block a processor, `rounds` samples one after the other, or batch norm. */
 static bool settle_grid(const struct task *task, struct step *step, int64_t rounds)
 {
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
      * what the kernels have in shared memory beside what is asked for. */
-    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 120, STATIC_BYTES = 1024 };
+    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 200, STATIC_BYTES = 1024 };
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
     const bool gives = task->direction == BACKWARD && task->wants_gradients;
@@ -814,21 +824,33 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
         p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
     const int64_t most_threads = normfuse_tune("GRID_THREADS", task->policy->grid_threads);
-    if (!task->compact || !task->has_tickets || !task->device->clusters || p->x.position != p->c ||
+    if (!(task->compact || task->batch) || !task->has_tickets || !task->device->clusters || p->x.position != p->c ||
         teams >= MOST_TEAMS || task->device->processors / teams < 2 || (task->direction == BACKWARD && modulates) || g->width > most_threads)
         return false;
     int64_t parts = task->device->processors / teams, part_rows = divide_up(g->rows, parts);
     const int64_t at_once = least(most_threads / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
-    int64_t packs = 0; /* that have channels of one group, at most */
-    for (int64_t i = 0; i < groups; i++)
-        packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
-    if (divide_up(packs * at_once, LANES) > MOST_ENTRIES)
+    /* What threads join of a group, and what they need shared memory for beside the ring. */
+    int64_t joined, beside_ring;
+    const int64_t channels = (int64_t)g->width * task->pack, row_bytes = g->width * 16;
+    if (task->batch) {
+        g->lane_bits = 0;
+        while (g->lane_bits < 5 && channels << (g->lane_bits + 1) <= consumers)
+            g->lane_bits++;
+        joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
+        beside_ring = 8 * channels * (at_once | 1) +
+                      (task->direction == FORWARD ? 16 * channels + 16 * divide_up(at_once, 4) : 8 * channels);
+    } else {
+        int64_t packs = 0; /* that have channels of one group, at most */
+        for (int64_t i = 0; i < groups; i++)
+            packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
+        const int64_t entries = (g->width + groups) * at_once;
+        joined = divide_up(packs * at_once, LANES);
+        beside_ring = task->direction == FORWARD ? 16 * entries + 16 * groups
+                                                 : 8 * entries + 16 * groups + (gives ? 8 * at_once * channels : 0);
+    }
+    if (joined > MOST_ENTRIES)
         return false;
-    const int64_t entries = (g->width + groups) * at_once, row_bytes = g->width * 16;
-    const int64_t beside_ring = task->direction == FORWARD
-                                    ? 16 * entries + 16 * groups
-                                    : 8 * entries + 16 * groups + (gives ? 8 * at_once * g->width * task->pack : 0);
     const int64_t room = (int64_t)task->device->shared_per_block - STATIC_BYTES - beside_ring;
     const int64_t slots = least(normfuse_tune("TILE", task->policy->grid_tile[task->direction]), divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * task->tensors;
@@ -849,7 +871,7 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
         step->first_parts = (int32_t)parts;
         step->lacking_rows = (int32_t)(parts * part_rows - g->rows);
     }
-    step->kernel = tile_kernel(true, task->direction, p->type, true, GRID);
+    step->kernel = tile_kernel(true, task->direction, p->type, true, task->batch ? GRID_BATCH : GRID);
     step->threads = consumers + 32;
     step->without_packs = 32;
     g->part_rows = (int32_t)part_rows;
@@ -860,7 +882,7 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     g->stages = (int32_t)stages;
     g->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     g->by_pieces = divisor(g->group);
-    g->by_set_channels = divisor(p->c / p->groups);
+    g->by_set_channels = divisor(task->batch ? 1 : p->c / p->groups);
     step->by_at_once = divisor(at_once);
     step->by_tile = divisor(tile_rows);
     step->by_turn = divisor(parts * tile_rows);
@@ -869,9 +891,10 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     step->blocks = teams * parts;
     g->exchange = NORMFUSE_EXCHANGE_GRID;
     step->cooperative = step->needs_tickets = true;
-    g->sums_by_channel = gives;
-    g->sum_slots = (int32_t)step->blocks;
-    g->contributors = gives ? (int32_t)step->blocks : 0;
+    /* Batch norm joins what the gradients need anyway. */
+    g->sums_by_channel = gives || task->batch;
+    g->sum_slots = task->batch ? 0 : (int32_t)step->blocks;
+    g->contributors = gives && !task->batch ? (int32_t)step->blocks : 0;
     return (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared) *
                task->device->processors >=
            step->blocks;
@@ -889,7 +912,8 @@ static double cost_of_grid(const struct task *task, const struct step *step)
     const double busy = (double)step->blocks / task->device->processors * (double)task->problem->n / (rounds * g->teams);
     return task->bytes * (policy->grid_stretch[task->direction] + reads * policy->grid_again[task->direction] * again) /
                (policy->bytes_a_microsecond * busy) +
-           policy->grid_meeting[task->direction] + policy->grid_round * (rounds - 1.0) / g->teams;
+           policy->grid_meeting[task->direction] + (task->batch ? policy->grid_batch[task->direction] : 0.0) +
+           policy->grid_round * (rounds - 1.0) / g->teams;
 }
 
 /* The fewest rounds in which the ring holds the samples' parts; if none does, a sample at a time. */
@@ -903,7 +927,7 @@ static bool plan_grid(const struct task *task, struct step *best)
             continue;
         step = (struct step){.phases = best->phases,
                              .source = best->source,
-                             .geometry = columns_geometry(task, packs_of_row(task), p->c / p->groups)};
+                             .geometry = columns_geometry(task, packs_of_row(task), task->batch ? 1 : p->c / p->groups)};
         if (settle_grid(task, &step, rounds) &&
             ((int64_t)step.geometry.stages * step.geometry.tile_rows >= step.geometry.part_rows ||
              step.geometry.teams == 1 || only_rounds)) {
@@ -1014,7 +1038,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
             const int64_t at_most =
                 least(most(1, most_threads / width), most_at_once(task->direction, task->abreast, task->pack, d));
-            if ((grid && (!task->has_tickets || has_ring)) || (!grid && clusters[way] > 1 && !task->device->clusters))
+            if ((grid && (!task->has_tickets || (has_ring && !task->batch))) || (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
                 continue;
@@ -1234,7 +1258,7 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
     bool found;
     struct task general = *task;
     if (keeps && task->problem->columns && task->direction == BACKWARD && is_rare(task->problem->activation)) {
-        general.plain = general.compact = false;
+        general.plain = general.compact = general.batch = false;
         task = &general;
     }
     if (task->problem->columns)
@@ -1287,6 +1311,10 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                    is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
                    is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
                    normfuse_tune("COMPACT", 1);
+    task.batch = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_BATCH &&
+                 p->n == 1 && is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) &&
+                 p->scale.data == NULL && p->shift.data == NULL &&
+                 (task.direction == FORWARD || (is_packed_or_double(&p->mean, task.pack) && is_packed(&p->rstd, task.pack)));
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
@@ -1437,13 +1465,11 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
         if (from[i]->data != NULL)
             *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
                                             from[i]->batch, from[i]->channel, from[i]->position};
-    const struct normfuse_parameter *const given[] = {&problem->weight, &problem->bias,    &problem->scale,
-                                                      &problem->shift,  &problem->dweight, &problem->dbias,
-                                                      &problem->dscale, &problem->dshift};
-    struct normfuse_parameter *const kept[] = {&key.weight,  &key.bias,  &key.scale,  &key.shift,
-                                               &key.dweight, &key.dbias, &key.dscale, &key.dshift};
-    key.mean.channel = problem->mean.data != NULL ? problem->mean.channel : 0;
-    key.rstd.channel = problem->rstd.data != NULL ? problem->rstd.channel : 0;
+    const struct normfuse_parameter *const given[] = {
+        &problem->weight, &problem->bias,   &problem->scale,  &problem->shift, &problem->dweight,
+        &problem->dbias,  &problem->dscale, &problem->dshift, &problem->mean,  &problem->rstd};
+    struct normfuse_parameter *const kept[] = {&key.weight, &key.bias,   &key.scale,  &key.shift, &key.dweight,
+                                               &key.dbias,  &key.dscale, &key.dshift, &key.mean,  &key.rstd};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         if (given[i]->data != NULL) {
             kept[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * ring.cuh - a block's rows of a tensor over columns through a ring in shared memory, which one thread fills by bulk
+ * copies: rows that are adjacent in memory are one stretch of it. For kernels of the whole grid, a block a processor. */
+#ifndef NORMFUSE_CUDA_RING_CUH
+#define NORMFUSE_CUDA_RING_CUH
+
+#include "columns_parameters.cuh"
+
+constexpr int most_stages = 32;
+
+/* A stage is full when the bytes that its producer announced are there, empty when every warp is done with it. */
+struct ring_barriers {
+    uint64_t full[most_stages], empty[most_stages];
+};
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void open_barrier(uint64_t &barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+/* What was opened is known to copies, too. */
+__device__ __forceinline__ void announce_barriers()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(uint64_t &barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+__device__ __forceinline__ void expect_bytes(uint64_t &barrier, unsigned bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void await(uint64_t &barrier, unsigned parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again%=:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again%=;\n"
+                 "}" ::"r"(shared_address(&barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_bulk(uint4 *to, const char *from, unsigned bytes, uint64_t &barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+#else
+/* Not launched here. */
+__device__ __forceinline__ void open_barrier(uint64_t &, int)
+{
+    __trap();
+}
+__device__ __forceinline__ void announce_barriers()
+{
+}
+__device__ __forceinline__ void arrive(uint64_t &)
+{
+}
+__device__ __forceinline__ void expect_bytes(uint64_t &, unsigned)
+{
+}
+__device__ __forceinline__ void await(uint64_t &, unsigned)
+{
+}
+__device__ __forceinline__ void copy_bulk(uint4 *, const char *, unsigned, uint64_t &)
+{
+}
+#endif
+
+/* Some of the block's threads, whole warps. */
+__device__ __forceinline__ void meet(int which, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void announce(int which, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
+}
+
+enum { MEETING_OF_ALL = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN, CHANNELS_ARE_KNOWN };
+
+/* The block's part of each of its samples: tiles of tile_packs packs, of which the sample's last may be shorter, that
+ * are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks are
+ * near one another. Tile t lies in stage t % stages whenever it is there. */
+struct grid_part {
+    int team, part, tiles, tile_packs, stages;
+    int packs;    /* from the block's first one to the end of its part, or of the sample */
+    int apart;    /* packs from one tile to the next */
+    unsigned at;  /* bytes from the beginning of a sample */
+
+    __device__ __forceinline__ explicit grid_part(const normfuse_cuda_compact &a)
+    {
+        team = divide((int)blockIdx.x, a.by_parts);
+        part = (int)blockIdx.x - team * a.parts;
+        const int tile_rows = (int)a.by_tile.divisor, first = part * (a.interleaved ? tile_rows : a.part_rows);
+        const int rows = a.rows - first;
+        stages = a.stages;
+        tile_packs = tile_rows * a.width;
+        if (a.interleaved) {
+            tiles = divide(rows + a.parts * tile_rows - 1, a.by_turn);
+            packs = rows * a.width;
+            apart = a.parts * tile_packs;
+        } else {
+            tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.by_tile);
+            packs = min(rows, a.part_rows) * a.width;
+            apart = tile_packs;
+        }
+        at = (unsigned)first * a.row_bytes;
+    }
+    __device__ __forceinline__ int packs_of(int tile) const
+    {
+        return min(tile_packs, packs - tile * apart);
+    }
+    __device__ __forceinline__ unsigned place_of(int tile) const
+    {
+        return at + (unsigned)(tile * apart) * 16u;
+    }
+    /* Tiles that are not there any more when all were summed. */
+    __device__ __forceinline__ int tiles_read_again() const
+    {
+        return max(0, tiles - stages);
+    }
+};
+
+/* One bit a stage: the parity that its barrier is waited for with next. */
+struct stage_parities {
+    unsigned bits = 0;
+
+    __device__ __forceinline__ void await_stage(uint64_t (&barriers)[most_stages], int stage)
+    {
+        await(barriers[stage], bits >> stage & 1);
+        bits ^= 1u << stage;
+    }
+};
+
+/* The thread that asks for tiles, each of `tensors` tensors. */
+template <int tensors> struct tile_producer {
+    ring_barriers &barriers;
+    uint4 *ring;
+    const char *from[tensors]; /* the sample */
+    stage_parities free;
+    unsigned used = 0; /* stages that were filled before */
+
+    __device__ __forceinline__ tile_producer(ring_barriers &barriers, uint4 *ring) : barriers(barriers), ring(ring)
+    {
+    }
+    __device__ __forceinline__ void fill(const grid_part &own, int tile, int stage)
+    {
+        if (used >> stage & 1)
+            free.await_stage(barriers.empty, stage);
+        used |= 1u << stage;
+        const unsigned bytes = (unsigned)own.packs_of(tile) * 16;
+        expect_bytes(barriers.full[stage], tensors * bytes);
+#pragma unroll
+        for (int i = 0; i < tensors; i++)
+            copy_bulk(ring + (stage * tensors + i) * own.tile_packs, from[i] + own.place_of(tile), bytes,
+                      barriers.full[stage]);
+    }
+    __device__ __forceinline__ void fill_all(const grid_part &own)
+    {
+        int stage = 0;
+#pragma unroll 1
+        for (int tile = 0; tile < own.tiles; tile++) {
+            fill(own, tile, stage);
+            stage = stage + 1 == own.stages ? 0 : stage + 1;
+        }
+    }
+    __device__ __forceinline__ void fill_again(const grid_part &own)
+    {
+        const int again = own.tiles_read_again();
+        int stage = again > 0 ? (again - 1) % own.stages : 0;
+#pragma unroll 1
+        for (int tile = again - 1; tile >= 0; tile--) {
+            fill(own, tile, stage);
+            stage = stage == 0 ? own.stages - 1 : stage - 1;
+        }
+    }
+};
+
+/* The others: work(tile, first pack of the tile in its stage) for all tiles. */
+struct tile_consumer {
+    ring_barriers &barriers;
+    stage_parities here;
+
+    __device__ __forceinline__ explicit tile_consumer(ring_barriers &barriers) : barriers(barriers)
+    {
+    }
+    __device__ __forceinline__ void leave(int stage)
+    {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            arrive(barriers.empty[stage]);
+    }
+    template <typename Work> __device__ __forceinline__ void walk_sums(const grid_part &own, Work work)
+    {
+        const int again = own.tiles_read_again();
+        int stage = 0;
+#pragma unroll 1
+        for (int tile = 0; tile < own.tiles; tile++) {
+            here.await_stage(barriers.full, stage);
+            work(tile, stage);
+            if (tile < again)
+                leave(stage);
+            stage = stage + 1 == own.stages ? 0 : stage + 1;
+        }
+    }
+    /* Where all tiles are there, in the order in which the next sample's come; else the last first. */
+    template <typename Work>
+    __device__ __forceinline__ void walk_results(const grid_part &own, bool is_last, Work work)
+    {
+        const int again = own.tiles_read_again();
+        int tile = again > 0 ? own.tiles - 1 : 0, stage = again > 0 ? tile % own.stages : 0;
+#pragma unroll 1
+        for (int left = own.tiles; left > 0; left--) {
+            if (tile < again)
+                here.await_stage(barriers.full, stage);
+            work(tile, stage);
+            if (again > 0 || !is_last)
+                leave(stage);
+            if (again > 0) {
+                tile--;
+                stage = stage == 0 ? own.stages - 1 : stage - 1;
+            } else {
+                tile++;
+                stage++;
+            }
+        }
+    }
+};
+
+/* The producer's warp, before anything else; consumers meet it at RING_IS_OPEN, which it does not wait for. */
+__device__ __forceinline__ void open_ring(ring_barriers &barriers, const normfuse_cuda_compact &a, int lane)
+{
+    if (lane < a.stages) {
+        open_barrier(barriers.full[lane], 1);
+        open_barrier(barriers.empty[lane], (int)blockDim.x / 32 - 1);
+    }
+    announce_barriers();
+    __syncwarp();
+    announce(RING_IS_OPEN, (int)blockDim.x);
+}
+
+/* A consumer's place: the same channels in each of its rows. */
+struct ring_place {
+    int packs_at_once;  /* of all threads */
+    int first;          /* the thread's first pack of a tile; beyond all where it has none */
+    int beside, column; /* its first row and its pack of a row */
+
+    __device__ __forceinline__ void find_column(const normfuse_cuda_compact &a)
+    {
+        beside = divide((int)threadIdx.x, a.by_width);
+        column = (int)threadIdx.x - beside * a.width;
+        packs_at_once = a.at_once * a.width;
+        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
+    }
+    __device__ __forceinline__ bool has_rows() const
+    {
+        return first < 1 << 30;
+    }
+};
+
+/* As append in join.cuh, by the hardware's reciprocal. */
+__device__ __forceinline__ void append_near(moments<float> &to, const moments<float> &next)
+{
+    const float count = to.count + next.count, share = next.count * reciprocal(fmaxf(count, 1.0f));
+    const float distance = next.mean - to.mean;
+    to.mean += distance * share;
+    to.squares += next.squares + distance * distance * to.count * share;
+    to.count = count;
+}
+
+/* work(pack, place) for each of the thread's packs of a tile, `abreast` on their way at a time. */
+template <int abreast, typename Read, typename Work>
+__device__ __forceinline__ void walk_packs(const ring_place &place, int packs, Read read, Work work)
+{
+    const int step = place.packs_at_once;
+    int i = place.first;
+#pragma unroll 1
+    for (; i + (abreast - 1) * step < packs; i += abreast * step) {
+        decltype(read(0)) here[abreast];
+#pragma unroll
+        for (int k = 0; k < abreast; k++)
+            here[k] = read(i + k * step);
+#pragma unroll
+        for (int k = 0; k < abreast; k++)
+            work(here[k], i + k * step);
+    }
+#pragma unroll 1
+    for (; i < packs; i += step)
+        work(read(i), i);
+}
+
+/* All consumers of `parts` blocks; `before` is what thread 0 read of the ticket while data arrived. */
+__device__ __forceinline__ void meet_blocks(uint32_t *ticket, int part, int parts, uint32_t before, int consumers)
+{
+    meet(MEETING_OF_CONSUMERS, consumers);
+    if (threadIdx.x == 0) {
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket), "r"(ticket_share(part, parts))
+                     : "memory");
+        await_ticket(ticket, before);
+    }
+    meet(MEETING_OF_CONSUMERS, consumers);
+}
+
+/* A saved statistic as it is in memory, f32 or f64, asked for without a branch, whose end would wait for it. */
+struct saved_statistic {
+    float single = 0.0f;
+    double twice = 0.0;
+
+    __device__ __forceinline__ void ask(const char *data, int64_t element, int type)
+    {
+        asm volatile("{\n"
+                     ".reg .pred is_single, is_double;\n"
+                     "setp.eq.s32 is_single, %4, %5;\n"
+                     "setp.eq.s32 is_double, %4, %6;\n"
+                     "@is_single ld.global.f32 %0, [%2];\n"
+                     "@is_double ld.global.f64 %1, [%3];\n"
+                     "}"
+                     : "+f"(single), "+d"(twice)
+                     : "l"(data + element * 4), "l"(data + element * 8), "r"(type), "n"((int)NORMFUSE_F32),
+                       "n"((int)NORMFUSE_F64));
+    }
+    __device__ __forceinline__ double tell(int type) const
+    {
+        return type == NORMFUSE_F64 ? twice : (double)single;
+    }
+};
+
+/* One block of 320 consumers and a warp on a processor. */
+constexpr int most_registers = 168;
+
+#endif
