@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _autograd, _checks
+from . import _autograd, _checks, _vmap  # noqa: F401: registers rules
 from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, ops, straight
 
 __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autocast_to_float32"]
