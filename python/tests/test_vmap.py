@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
 
 
 def tensor(*shape, dtype=F64, seed=0):
-    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).to(
+    return torch.randn(shape, dtype=F64, device="cpu", generator=torch.Generator("cpu").manual_seed(seed)).to(
         torch.get_default_device(), dtype)
 
 
