@@ -111,8 +111,8 @@ static void find_driver(void)
         look_up(library, "cuGraphRetainUserObject", &driver.cuGraphRetainUserObject);
 }
 
-/* Of a block, after its sync memory: asking how much a call needs plans it three times over, which with an allocation by
- * the array library took 3 of 13 us on the host. Calls that need more keep the GPU busy for longer than that. */
+/* Of a block, after its sync memory: asking how much a call needs plans it three times over, which with an allocation
+ * by the array library took 3 of 13 us on the host. Calls that need more keep the GPU busy for longer than that. */
 enum { SCRATCH_BYTES = 192 << 10 };
 
 /* A block and whom it belongs to. Blocks are few (streams, and streams of live graphs) and never freed, only reused:
@@ -120,7 +120,7 @@ enum { SCRATCH_BYTES = 192 << 10 };
 struct block {
     struct block *next;
     CUdeviceptr memory;
-    pthread_mutex_t call; /* held while one is enqueued: its kernels find in scratch what those before them left there */
+    pthread_mutex_t call; /* held while one is enqueued: its kernels find in scratch what others of it left there */
     CUcontext context; /* which the memory is of */
     void *stream;
     cuuint64_t capture; /* 0: of the stream outside of captures */

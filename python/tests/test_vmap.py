@@ -112,7 +112,8 @@ def test_inside_and_outside(name):
 
     everything = tuple(range(len(args)))
     whole = grad(lambda *a: vmap(total, in_dims)(*a).square().sum(), everything)
-    torch.testing.assert_close(whole(*args), grad(lambda *a: sliced(total, in_dims, a).square().sum(), everything)(*args))
+    want = grad(lambda *a: sliced(total, in_dims, a).square().sum(), everything)(*args)
+    torch.testing.assert_close(whole(*args), want)
     twice = lambda *a: grad(lambda *b: grad(total)(*b).square().sum(), everything)(*a)  # noqa: E731
     torch.testing.assert_close(vmap(twice, in_dims)(*args), sliced(twice, in_dims, args))
     penalty = lambda each: grad(lambda *a: each(grad(total, everything), in_dims, a)[-1].square().sum())  # noqa: E731

@@ -300,9 +300,10 @@ def may_overwrite(block: nn.Module, node: torch.fx.Node, values: tuple[torch.fx.
 
 
 def successive_calls(block: nn.Module) -> list[tuple[str, str]]:
-    """The children (a, b) of which the forward's text has `x = self.a(...)` and, as the next statement, `x = self.b(x)`,
-    where the class and its bases say no more of them than to assign them and to ask whether there are any: so b is
-    called with what a gave, whenever a is, and nothing else sees it. For forwards that torch.fx cannot trace."""
+    """The children (a, b) of which the forward's text has `x = self.a(...)` and, as the next statement,
+    `x = self.b(x)`, where the class and its bases say no more of them than to assign them and to ask whether there are
+    any: so b is called with what a gave, whenever a is, and nothing else sees it. For forwards that torch.fx cannot
+    trace."""
     original = plain_class(block)
     if "forward" in block.__dict__:
         return []
@@ -347,7 +348,8 @@ def _statement_lists(tree: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def _called_into(statement: ast.stmt) -> Optional[tuple[str, str]]:
     """(a, x) of `x = self.a(...)`."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name) \
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 \
+            and isinstance(statement.targets[0], ast.Name) \
             and isinstance(statement.value, ast.Call) and not statement.value.keywords \
             and isinstance(statement.value.func, ast.Attribute) and isinstance(statement.value.func.value, ast.Name) \
             and statement.value.func.value.id == "self":

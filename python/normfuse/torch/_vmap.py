@@ -4,8 +4,9 @@
 Samples share nothing in group norm, channel affine and evaluating batch norm, so N samples of B slices are B*N samples.
 The axis stays where it is when it is the first or the second, which needs no copy; from elsewhere it becomes the first.
 What else has x's shape and is not mapped is repeated. Slices are called one by one where x is not mapped; where
-parameters are, but channel affine's, which may be those of a sample; in training batch norm; and in backwards, which are
-mapped by torch.autograd.grad(is_grads_batched=True) alone: torch.func's transformations have formulas in their place.
+parameters are, but channel affine's, which may be those of a sample; in training batch norm; and in backwards, which
+are mapped by torch.autograd.grad(is_grads_batched=True) alone: torch.func's transformations have formulas in their
+place.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def _evaluating_batch_norm(op):
 def _training(op):
     def rule(info, in_dims, *args):
         if any(args[i] is not None and in_dims[i] is None for i in (3, 4)):
-            raise RuntimeError("vmap: the input is mapped and the running statistics, which are updated in place, are not: "
-                               "map them too, or call without them (track_running_stats=False)")
+            raise RuntimeError("vmap: the input is mapped and the running statistics, which are updated in place, are "
+                               "not: map them too, or call without them (track_running_stats=False)")
         return _slices(op, info.batch_size, in_dims, args)
 
     return rule
