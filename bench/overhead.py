@@ -84,7 +84,7 @@ def cases(device):
 
 def fastest(calls, contexts, seconds, drain):
     """Microseconds of one call of each, in its context: the least mean of their blocks, which alternate."""
-    best, block, end = [float("inf")] * len(calls), 200, time.perf_counter() + seconds * len(calls)
+    best, block, end = [float("inf")] * len(calls), 50, time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end:
         for i, (call, context) in enumerate(zip(calls, contexts)):
             with context():

@@ -843,25 +843,30 @@ static bool prepare_exec(struct call *call, normfuse_exec *exec)
     }
     if (torch.aoti_torch_get_current_cuda_stream == NULL)
         return fail(call, "libtorch_cuda.so was not loaded when normfuse.torch was imported");
-    if (torch.aoti_torch_get_current_cuda_stream(call->device_index, &exec->stream))
-        return fail(call, "");
-    exec->sync = normfuse_stream_sync(call->device_index, exec->stream, &exec->sync_bytes);
-    return true;
+    return torch.aoti_torch_get_current_cuda_stream(call->device_index, &exec->stream) == 0 || fail(call, "");
 }
 
 static bool add_scratch(struct call *call, const struct operation *operation, const union options *options,
                         const normfuse_tensors *tensors, normfuse_exec *exec)
 {
-    if (call->device_type != torch.cuda)
-        return true;
     if (scratch_bytes(call->kind, operation->is_backward, options, tensors, exec, &exec->scratch_bytes) != NORMFUSE_OK)
         return fail(call, normfuse_last_error());
-    if (exec->scratch_bytes == 0)
-        return true;
     /* torch's allocator orders the reuse of freed memory by the stream it was allocated on, this call's. */
     if (!empty_contiguous(call, &call->scratch, 1, (const int64_t[]){(int64_t)exec->scratch_bytes}, torch.uint8))
         return false;
     return torch.torch_get_mutable_data_ptr(call->scratch, &exec->scratch) == 0 ? true : fail(call, "");
+}
+
+static normfuse_status enqueue(const struct call *call, const struct operation *operation,
+                               const union options *options, const normfuse_tensors *tensors,
+                               const normfuse_exec *exec)
+{
+    switch (call->kind) {
+    case GROUP_NORM:
+    case INSTANCE_NORM: return operation->group_norm(&options->group_norm, tensors, exec);
+    case BATCH_NORM: return operation->batch_norm(&options->batch_norm, tensors, exec);
+    default: return operation->affine(&options->affine, tensors, exec);
+    }
 }
 
 static bool compute(struct call *call, const struct operation *operation)
@@ -906,14 +911,16 @@ static bool compute(struct call *call, const struct operation *operation)
         break;
     }
     normfuse_exec exec = {.struct_bytes = sizeof exec};
-    if (!prepare_exec(call, &exec) || !add_scratch(call, operation, &options, &tensors, &exec))
+    if (!prepare_exec(call, &exec))
         return false;
-    normfuse_status status;
-    switch (call->kind) {
-    case GROUP_NORM:
-    case INSTANCE_NORM: status = operation->group_norm(&options.group_norm, &tensors, &exec); break;
-    case BATCH_NORM: status = operation->batch_norm(&options.batch_norm, &tensors, &exec); break;
-    default: status = operation->affine(&options.affine, &tensors, &exec); break;
+    void *const acquired = call->device_type == torch.cuda ? normfuse_stream_acquire(call->device_index, &exec) : NULL;
+    normfuse_status status = enqueue(call, operation, &options, &tensors, &exec);
+    normfuse_stream_release(acquired);
+    if (status == NORMFUSE_SCRATCH) {
+        exec.scratch = NULL;
+        if (!add_scratch(call, operation, &options, &tensors, &exec))
+            return false;
+        status = enqueue(call, operation, &options, &tensors, &exec);
     }
     return status == NORMFUSE_OK ? true : fail(call, normfuse_last_error());
 }

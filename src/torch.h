@@ -26,6 +26,12 @@ NORMFUSE_API void normfuse_torch_uninstall(void);
  * its size. */
 NORMFUSE_API void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes);
 
+/* The same for exec->stream, with scratch beside it: fills in exec's sync and scratch for calls of the library by this
+ * thread until normfuse_stream_release; other threads' calls on the stream wait. NULL where there is none, and exec is
+ * as it was: legal in normfuse_stream_release. A call may need more scratch than that: NORMFUSE_SCRATCH. */
+NORMFUSE_API void *normfuse_stream_acquire(int32_t device, normfuse_exec *exec);
+NORMFUSE_API void normfuse_stream_release(void *acquired);
+
 /* exec.scratch for one call on `stream` of a device, for arrays whose library does not allocate for others: from the
  * driver's pool, in the order of the stream, so that it may be freed as soon as the call is enqueued. NULL where there is
  * none. `bytes` is above 0. */

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cuda/loader.h"
 #include "fake_driver.h"
@@ -169,6 +170,44 @@ static void test_stream_scratch(struct fake_driver *there, int (*contexts)(void)
     there->is_out_of_memory = false;
 }
 
+static void *acquire_in_thread(void *context)
+{
+    normfuse_exec exec = {.struct_bytes = sizeof exec, .stream = (void *)(uintptr_t)0x100};
+    void *const acquired = normfuse_stream_acquire(0, &exec);
+    *(_Atomic(int) *)context = 1;
+    normfuse_stream_release(acquired);
+    return NULL;
+}
+
+/* The block that normfuse_stream_sync gives, with scratch behind it, for one thread at a time. */
+static void test_stream_acquire(void)
+{
+    normfuse_exec exec = {.struct_bytes = sizeof exec, .stream = (void *)(uintptr_t)0x100};
+    char *const sync = sync_of(0, 0x100);
+    void *const acquired = normfuse_stream_acquire(0, &exec);
+    CHECK(acquired != NULL && exec.sync == sync && exec.sync_bytes == 65536, "another block than the stream's");
+    CHECK(exec.scratch == sync + 65536 && exec.scratch_bytes > 0, "no scratch behind it");
+    memset(exec.scratch, 1, exec.scratch_bytes);
+    normfuse_exec other = {.struct_bytes = sizeof other, .stream = (void *)(uintptr_t)0x200};
+    void *const beside = normfuse_stream_acquire(0, &other);
+    CHECK(beside != NULL && other.scratch != exec.scratch, "two streams share scratch");
+    normfuse_stream_release(beside);
+
+    _Atomic(int) passed = 0;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, acquire_in_thread, &passed) == 0, "no thread");
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    CHECK(passed == 0, "two threads have one stream's scratch");
+    normfuse_stream_release(acquired);
+    pthread_join(thread, NULL);
+    CHECK(passed == 1, "a thread was kept waiting");
+
+    normfuse_exec none = {.struct_bytes = sizeof none, .stream = (void *)CU_STREAM_PER_THREAD};
+    CHECK(normfuse_stream_acquire(0, &none) == NULL && none.sync == NULL && none.scratch == NULL,
+          "threads share the scratch of their own default streams");
+    normfuse_stream_release(NULL);
+}
+
 /* Which memory is whose: a stream's, a stream's of a captured graph, of a context. `there` is of the driver opened as
  * `library`. */
 static void test_stream_sync(void *library, struct fake_driver *there)
@@ -242,6 +281,7 @@ static void test_stream_sync(void *library, struct fake_driver *there)
     CHECK(last != NULL && last != next && there->allocations == allocations, "the memory of a graph was lost");
     destroy_graphs();
     set_context(NULL);
+    test_stream_acquire();
     test_stream_scratch(there, contexts);
 }
 

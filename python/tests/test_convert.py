@@ -377,6 +377,144 @@ def test_what_code_must_not_fold(name):
     check_same(model, stock, torch.randn(X))
 
 
+class EndOfUNet(nn.Module):
+    def __init__(self, norm=True):
+        super().__init__()
+        self.conv_in = nn.Conv2d(4, 4, 1)
+        self.conv_norm_out, self.conv_act = (nn.GroupNorm(2, 4), nn.SiLU()) if norm else (None, None)
+        self.conv_out = nn.Conv2d(4, 4, 1)
+
+
+class OpenEnd(EndOfUNet):
+    """As diffusers' UNet2DConditionModel ends: torch.fx cannot trace what comes before."""
+
+    def forward(self, sample):
+        sample = self.conv_in(sample)
+        if sample.sum() > 1e9:
+            return sample
+        if self.conv_norm_out is not None:
+            sample = self.conv_norm_out(sample)
+            sample = self.conv_act(sample)
+        return self.conv_out(sample)
+
+
+def test_successive_statements():
+    model = shuffled(OpenEnd())
+    act, stock = model.conv_act, copy.deepcopy(model)
+    report = nft.convert(model)
+    assert folded(report) == {"conv_norm_out": ("silu",)} and reasons(report) == {"conv_norm_out": None}
+    assert type(model) is OpenEnd and type(model.conv_act) is FoldedActivation
+    assert "activation='silu'" in repr(model.conv_norm_out)
+    check_same(model, stock, torch.randn(X))
+    check_same(pickle.loads(pickle.dumps(copy.deepcopy(model))), stock, torch.randn(X))
+    nft.convert(model)
+    check_same(model, stock, torch.randn(X))
+    nft.revert(model)
+    assert model.conv_act is act and type(model.conv_norm_out) is nn.GroupNorm
+    check_same(model, stock, torch.randn(X))
+    assert not nft.convert(OpenEnd(norm=False)).layers
+
+
+class ReadBetween(EndOfUNet):
+    def forward(self, sample):
+        if sample.sum() > 1e9:
+            return sample
+        normalized = self.conv_norm_out(sample)
+        sample = self.conv_act(normalized)
+        return self.conv_out(sample) + normalized
+
+
+class Apart(EndOfUNet):
+    def forward(self, sample):
+        if sample.sum() > 1e9:
+            return sample
+        sample = self.conv_norm_out(sample)
+        if sample.shape[0] > 2:
+            sample = self.conv_act(sample)
+        return self.conv_out(sample)
+
+
+class NormElsewhere(OpenEnd):
+    def forward(self, sample):
+        sample = super().forward(sample)
+        return self.conv_norm_out(sample)
+
+
+class ActElsewhere(EndOfUNet):
+    def helper(self, sample):
+        return self.conv_act(sample)
+
+    def forward(self, sample):
+        if sample.sum() > 1e9:
+            return sample
+        sample = self.conv_norm_out(sample)
+        sample = self.conv_act(sample)
+        return self.helper(self.conv_out(sample))
+
+
+class ByName(EndOfUNet):
+    def forward(self, sample):
+        if sample.sum() > 1e9:
+            return sample
+        sample = self.conv_norm_out(sample)
+        sample = self.conv_act(sample)
+        return getattr(self, "conv_act")(self.conv_out(sample))
+
+
+class OtherValue(EndOfUNet):
+    def forward(self, sample):
+        if sample.sum() > 1e9:
+            return sample
+        hidden = sample * 2
+        sample = self.conv_norm_out(sample)
+        sample = self.conv_act(hidden)
+        return self.conv_out(sample)
+
+
+def patched(self, sample):
+    if sample.sum() > 1e9:
+        return sample
+    return self.conv_out(self.conv_norm_out(sample))
+
+
+class Patched(OpenEnd):
+    pass
+
+
+Patched.forward = patched
+
+
+def hooked_act():
+    model = OpenEnd()
+    model.conv_act.register_forward_hook(lambda *_: None)
+    return model
+
+
+def other_forward():
+    model = OpenEnd()
+    model.forward = patched.__get__(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [ReadBetween, Apart, NormElsewhere, ActElsewhere, ByName, OtherValue, Patched,
+                                  hooked_act, other_forward])
+def test_statements_that_must_not_be_folded(make):
+    model = shuffled(make())
+    stock = copy.deepcopy(model)
+    if make is other_forward:
+        stock.forward = patched.__get__(stock)
+    report = nft.convert(model)
+    assert not folded(report) and report.layers[0].reason and type(model.conv_act) is nn.SiLU
+    check_same(model, stock, torch.randn(X))
+
+
+def test_statements_of_a_layer_that_stands_twice():
+    pair = nn.ModuleDict({"a": OpenEnd(), "b": OpenEnd()})
+    pair["b"].conv_norm_out = pair["a"].conv_norm_out
+    report = nft.convert(pair)
+    assert not folded(report) and "stands in 2 places" in report.layers[0].reason
+
+
 def test_tracing_leaves_no_marks():
     class Counts(nn.Module):
         def __init__(self):

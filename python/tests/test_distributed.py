@@ -187,6 +187,55 @@ def gradient_of_the_sum():
         assert torch.allclose(a.grad, 2 * gradient, rtol=1e-13, atol=1e-13)
 
 
+def penalized(call, x, dy, shared, added):
+    """First derivatives, and those of a penalty on them, which is the sum of the processes' penalties: squares of what
+    is cut, and of what is a sum over processes something linear."""
+    leaves = [t.clone().requires_grad_() for t in (x, *shared, *added, dy)]
+    y = call(*leaves[:-1])
+    first = torch.autograd.grad((y * leaves[-1]).sum(), leaves[:-1], create_graph=True)
+    linear = range(1, 1 + len(shared))
+    penalty = sum((g * torch.arange(1.0, 1.0 + g.numel()).view_as(g)).sum() if i in linear else g.square().sum()
+                  for i, g in enumerate(first))
+    return [*first, *torch.autograd.grad(penalty, leaves, allow_unused=True, materialize_grads=True)]
+
+
+@case
+def second_derivatives():
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-3)):
+        for activation in (None, "silu"):
+            torch.manual_seed(8)
+            x, dy, more = (torch.randn(5, 4, 3, 2, dtype=dtype) + 0.5 for _ in range(3))
+            weight, bias = torch.rand(4, dtype=dtype) + 0.5, torch.randn(4, dtype=dtype)
+            scale, shift = (torch.randn(5, 4, dtype=dtype) for _ in range(2))
+
+            def batch(x, weight, bias, pre_add, post_add, whole=False):
+                if whole:
+                    return nft.batch_norm(x, None, None, weight, bias, True, activation=activation, pre_add=pre_add,
+                                          post_add=post_add)
+                return nft.distributed.batch_norm(x, None, None, weight, bias, activation=activation, pre_add=pre_add,
+                                                  post_add=post_add)
+
+            def group(x, weight, bias, scale, shift, pre_add, post_add, whole=False):
+                more = {"activation": activation, "pre_add": pre_add, "post_add": post_add, "scale": scale,
+                        "shift": shift}
+                return nft.group_norm(x, 2, weight, bias, **more) if whole else nft.distributed.group_norm(
+                    x, 2, weight, bias, sharded_dim=2, **more)
+
+            # Cut along the batch; along the rows of images that lie the other way round.
+            for call, axis, given, shared in ((batch, 0, [x, dy, more, dy.flip(0)], [weight, bias]),
+                                              (group, 2, [t.transpose(0, 2).contiguous() for t in
+                                                          (x, dy, more, dy.flip(0))],
+                                               [weight, bias, scale[:3], shift[:3]])):
+                x, dy, *added = given
+                want = penalized(functools.partial(call, whole=True), x, dy, shared, added)
+                got = penalized(call, mine(x, axis), mine(dy, axis), shared, [mine(t, axis) for t in added])
+                for i, (a, b) in enumerate(zip(got, want)):
+                    a, b = (a, mine(b, axis)) if b.dim() == 4 else (total(a).to(dtype), b)
+                    size = max(1.0, float(want[i].abs().max()))
+                    assert (a - b).abs().max().item() <= tolerance * size if a.numel() else a.shape == b.shape, (
+                        call.__name__, activation, i, a - b)
+
+
 @case
 def cumulative_average():
     torch.manual_seed(6)

@@ -415,7 +415,6 @@ def test_export(training):
     torch.testing.assert_close(program.module()(x), module(x), rtol=0, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_torch_func():
     x, weight = tensor(3, 2, 4, 5), tensor(4, seed=1)
     loss = lambda x, weight: nft.group_norm(x, 2, weight, activation="silu").square().sum()  # noqa: E731

@@ -14,7 +14,8 @@ from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _operators
-from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops, unpack_saved
+from ._operators import (WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops, straight,
+                         unpack_saved)
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
@@ -435,6 +436,26 @@ _register_backward("channel_affine_backward", _composite_channel_affine)
 
 # ---- the eager path ---------------------------------------------------------------------------------------------------
 
+_lean_group_norm = straight("lean_group_norm")
+_lean_group_norm_backward = straight("lean_group_norm_backward")
+_lean_batch_norm = straight("lean_batch_norm")
+_lean_batch_norm_inference = straight("lean_batch_norm_inference")
+_lean_batch_norm_backward = straight("lean_batch_norm_backward")
+_lean_batch_norm_evaluate_backward = straight("lean_batch_norm_evaluate_backward")
+
+_WANT_ALL = WANT_X | WANT_WEIGHT | WANT_BIAS
+# `wanted` by needs_input_grad of x, weight, bias and what is no tensor.
+_WANTED = {(bool(bits & WANT_X), bool(bits & WANT_WEIGHT), bool(bits & WANT_BIAS), False): bits
+           for bits in range(_WANT_ALL + 1)}
+
+# These are called for every layer of every step, and their host time is counted in tenths of a microsecond: ctx.to_save
+# is what save_for_backward sets, and a tuple is not taken apart where it may be passed on.
+
+
+def _only(wanted, dx, dweight, dbias):
+    return (dx if wanted & WANT_X else None, dweight if wanted & WANT_WEIGHT else None,
+            dbias if wanted & WANT_BIAS else None, None)
+
 
 class lean_group_norm(torch.autograd.Function):
     """group_norm(x, weight, bias, (groups, eps, activation, act_param)) with one output."""
@@ -442,24 +463,22 @@ class lean_group_norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, numbers):
         y, saved = _lean_group_norm(x, weight, bias, *numbers)
-        ctx.save_for_backward(x, saved, weight, bias)
+        ctx.to_save = x, saved, weight, bias
         ctx.numbers = numbers
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
-        wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
-        x, saved, weight, bias = ctx.saved_tensors
+        wanted = _WANTED[ctx.needs_input_grad]
         groups, eps, activation, act_param = ctx.numbers
         if _is_grad_enabled() or forward_ad._current_level >= 0:
+            x, saved, weight, bias = ctx.saved_tensors
             mean, rstd = (values.view(-1, groups) for values in unpack_saved(saved, x))
             dx, dweight, dbias, _, _, _ = ops.group_norm_backward.default(
                 dy, None, x, mean, rstd, weight, bias, None, None, None, groups, eps, activation, act_param, wanted)
-        else:
-            dx, dweight, dbias = _lean_group_norm_backward(dy, x, saved, weight, bias, groups, activation, act_param,
-                                                           wanted)
-        return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+            return _only(wanted, dx, dweight, dbias)
+        gradients = _lean_group_norm_backward(dy, *ctx.saved_tensors, groups, activation, act_param, wanted)
+        return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
 
 
 class lean_batch_norm(torch.autograd.Function):
@@ -469,23 +488,22 @@ class lean_batch_norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, others):
         y, saved = _lean_batch_norm(x, weight, bias, *others)
-        ctx.save_for_backward(x, saved, weight, bias)
+        ctx.to_save = x, saved, weight, bias
         ctx.numbers = others[3:]
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
-        wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
-        x, saved, weight, bias = ctx.saved_tensors
+        wanted = _WANTED[ctx.needs_input_grad]
         eps, activation, act_param = ctx.numbers
         if _is_grad_enabled() or forward_ad._current_level >= 0:
+            x, saved, weight, bias = ctx.saved_tensors
             mean, rstd = unpack_saved(saved, x)
             dx, dweight, dbias, _ = ops.batch_norm_backward.default(dy, None, x, mean, rstd, weight, bias, None, eps,
                                                                     activation, act_param, wanted)
-        else:
-            dx, dweight, dbias = _lean_batch_norm_backward(dy, x, saved, weight, bias, activation, act_param, wanted)
-        return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+            return _only(wanted, dx, dweight, dbias)
+        gradients = _lean_batch_norm_backward(dy, *ctx.saved_tensors, activation, act_param, wanted)
+        return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
 
 
 class lean_batch_norm_evaluate(torch.autograd.Function):
@@ -494,22 +512,20 @@ class lean_batch_norm_evaluate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, others):
-        ctx.save_for_backward(x, others[0], others[1], weight, bias)
+        ctx.to_save = x, others[0], others[1], weight, bias
         ctx.numbers = others[2:]
         return _lean_batch_norm_inference(x, weight, bias, *others)
 
     @staticmethod
     def backward(ctx, dy):
-        x_needs, weight_needs, bias_needs, _ = ctx.needs_input_grad
-        wanted = x_needs * WANT_X | weight_needs * WANT_WEIGHT | bias_needs * WANT_BIAS
-        x, mean, var, weight, bias = ctx.saved_tensors
+        wanted = _WANTED[ctx.needs_input_grad]
         if _is_grad_enabled() or forward_ad._current_level >= 0:
+            x, mean, var, weight, bias = ctx.saved_tensors
             dx, dweight, dbias, _ = ops.batch_norm_evaluate_backward.default(dy, None, x, mean, var, weight, bias, None,
                                                                              *ctx.numbers, wanted)
-        else:
-            dx, dweight, dbias = _lean_batch_norm_evaluate_backward(dy, x, mean, var, weight, bias, *ctx.numbers,
-                                                                    wanted)
-        return dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None
+            return _only(wanted, dx, dweight, dbias)
+        gradients = _lean_batch_norm_evaluate_backward(dy, *ctx.saved_tensors, *ctx.numbers, wanted)
+        return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
 
 
 def _straight(function):
@@ -528,11 +544,3 @@ def _straight(function):
 apply_lean_group_norm = _straight(lean_group_norm)
 apply_lean_batch_norm = _straight(lean_batch_norm)
 apply_lean_batch_norm_evaluate = _straight(lean_batch_norm_evaluate)
-
-# The callables of libtorch behind torch.ops: a Python call less.
-_lean_group_norm = ops.lean_group_norm.default._op
-_lean_group_norm_backward = ops.lean_group_norm_backward.default._op
-_lean_batch_norm = ops.lean_batch_norm.default._op
-_lean_batch_norm_inference = ops.lean_batch_norm_inference.default._op
-_lean_batch_norm_backward = ops.lean_batch_norm_backward.default._op
-_lean_batch_norm_evaluate_backward = ops.lean_batch_norm_evaluate_backward.default._op

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a module's forward does with its children, by torch.fx; and modules whose forward was rewritten.
+"""What a module's forward does with its children, by torch.fx or its text; and modules whose forward was rewritten.
 
 A *block* is a module with code of its own that calls normalization layers: a ResNet's Bottleneck, say. Each block is
 traced alone, with every child a leaf, so that the trace is about the block's own code and nothing else. A trace holds
@@ -11,12 +11,14 @@ state_dict are untouched, `isinstance` holds, and deepcopy and pickle work.
 """
 from __future__ import annotations
 
+import ast
 import collections
 import dataclasses
 import importlib
 import inspect
 import itertools
 import operator
+import textwrap
 import types
 import warnings
 from typing import Any, Callable, Iterator, Optional
@@ -292,6 +294,82 @@ def may_overwrite(block: nn.Module, node: torch.fx.Node, values: tuple[torch.fx.
     module = called_module(block, node)
     return module is not None and any(v in node.all_input_nodes for v in values) and any(
         getattr(m, "inplace", False) for m in module.modules())
+
+
+# ---- reading text ---------------------------------------------------------------------------------------------------
+
+
+def successive_calls(block: nn.Module) -> list[tuple[str, str]]:
+    """The children (a, b) of which the forward's text has `x = self.a(...)` and, as the next statement,
+    `x = self.b(x)`, where the class and its bases say no more of them than to assign them and to ask whether there are
+    any: so b is called with what a gave, whenever a is, and nothing else sees it. For forwards that torch.fx cannot
+    trace."""
+    original = plain_class(block)
+    if "forward" in block.__dict__:
+        return []
+    function = inspect.unwrap(original.forward)
+    trees, forward = [], None
+    try:
+        for base in original.__mro__:
+            if base in (nn.Module, object):
+                continue
+            lines, start = inspect.getsourcelines(base)
+            trees.append(ast.parse(textwrap.dedent("".join(lines))))
+            if inspect.getsourcefile(base) == inspect.getsourcefile(function):
+                forward = forward or _function_at(trees[-1], function.__code__.co_firstlineno - start + 1)
+    except (OSError, TypeError, SyntaxError):  # there is no text
+        return []
+    if forward is None:  # what runs is not what the class says
+        return []
+    found = []
+    for statements in _statement_lists(forward):
+        for first, second in zip(statements, statements[1:]):
+            a, b = _called_into(first), _called_into(second)
+            if a and b and a[0] != b[0] and a[1] == b[1] and isinstance(second.value.args[0], ast.Name) \
+                    and second.value.args[0].id == a[1] and len(second.value.args) == 1:
+                expected = {id(first.value.func), id(second.value.func)}
+                if not any(_may_use(tree, (a[0], b[0]), expected) for tree in trees):
+                    found.append((a[0], b[0]))
+    return found
+
+
+def _function_at(tree: ast.AST, line: int) -> Optional[ast.FunctionDef]:
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and line == min(
+        [node.lineno, *(decorator.lineno for decorator in node.decorator_list)])), None)
+
+
+def _statement_lists(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if isinstance(statements, list):
+                yield statements
+
+
+def _called_into(statement: ast.stmt) -> Optional[tuple[str, str]]:
+    """(a, x) of `x = self.a(...)`."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 \
+            and isinstance(statement.targets[0], ast.Name) \
+            and isinstance(statement.value, ast.Call) and not statement.value.keywords \
+            and isinstance(statement.value.func, ast.Attribute) and isinstance(statement.value.func.value, ast.Name) \
+            and statement.value.func.value.id == "self":
+        return statement.value.func.attr, statement.targets[0].id
+    return None
+
+
+def _may_use(tree: ast.AST, names: tuple[str, str], expected: set[int]) -> bool:
+    """Does the text do anything with attributes of these names but the expected, assigning and asking for them?"""
+    asked = set(expected)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            test = node.test
+            if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.IsNot)) \
+                    and isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None:
+                test = test.left
+            asked.add(id(test))
+    return any(isinstance(node, ast.Attribute) and node.attr in names and id(node) not in asked
+               and not isinstance(node.ctx, ast.Store) or isinstance(node, ast.Constant) and node.value in names
+               for node in ast.walk(tree))
 
 
 # ---- rewritten blocks -----------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ Then what follows a layer is folded into its call, where it is proved that nothi
 - in a module with code of its own ("block"), the activation, or an addition and the activation after it, wherever
   torch.fx traces the code. The block's forward is rewritten; layers and activations stay as they are. The layer may
   also be the last one in a container that the block calls, such as nn.Sequential(convolution, norm).
+- in a block that torch.fx does not trace, the activation that the next statement applies, `x = self.norm(x)` and
+  `x = self.act(x)`, where the class calls neither anywhere else. As in an nn.Sequential.
 """
 from __future__ import annotations
 
@@ -213,8 +215,8 @@ def fused_end(container: nn.Module, path: _Path, input: Tensor, post_add: Option
 
 
 class FoldedActivation(nn.Identity):
-    """Stands in an nn.Sequential where an activation was that the layer before it now applies. `replaced` is that
-    activation: revert puts it back."""
+    """Stands where an activation was, in an nn.Sequential or a module whose forward calls it right after a layer, that
+    the layer now applies. `replaced` is that activation: revert puts it back."""
 
     def __init__(self, replaced: nn.Module) -> None:
         super().__init__()
@@ -319,8 +321,9 @@ def convert(model: nn.Module) -> ConversionReport:
     A following activation (ReLU, LeakyReLU, SiLU, GELU, Hardswish, ELU, Mish, with their parameters; as a module or a
     function), and an addition between the two, become part of the layer's call where nothing else reads the values
     between them: in an nn.Sequential where they are neighbours, elsewhere where torch.fx traces the forward of the
-    module that calls them, or that calls a container which ends in the layer. What has hooks is not folded, nor is a
-    layer of a Sequential that is called from several places. PReLU is not: its slope is learned.
+    module that calls them, or that calls a container which ends in the layer; where it does not, an activation that
+    the next statement of the forward applies. What has hooks is not folded, nor is a layer of a Sequential that is
+    called from several places. PReLU is not: its slope is learned.
 
     Converting again folds what can be folded now. revert(model) undoes it.
     """
@@ -335,7 +338,7 @@ def convert(model: nn.Module) -> ConversionReport:
         if _runs_as_sequential(block):
             _fold_sequential(block, layers, owners)
         else:
-            _fold_block(block, layers)
+            _fold_block(block, layers, owners)
     for module, layer in layers.items():
         if layer.done and not layer.folded and layer.reason is None and _takes_activation(module):
             layer.reason = "nothing that can be folded follows it in the code that calls it"
@@ -499,22 +502,28 @@ def _why_not(activation: nn.Module) -> Optional[str]:
     return None
 
 
-def _unfold(block: nn.Module, name: str, child: FoldedActivation) -> None:
+def _layer_before(block: nn.Module, activation: nn.Module) -> Optional[nn.Module]:
     before = list(block._modules.values())
-    for layer in reversed(before[:before.index(child)]):
-        if isinstance(layer, _STOCK_BASES + (FoldedBatchNorm,)):
-            layer.__dict__.pop("activation", None)
-            layer.__dict__.pop("act_param", None)
-            break
+    return next((layer for layer in reversed(before[:before.index(activation)])
+                 if isinstance(layer, _STOCK_BASES + (FoldedBatchNorm,))), None)
+
+
+def _unfold(block: nn.Module, name: str, child: FoldedActivation) -> None:
+    layer = _layer_before(block, child)
+    if layer is not None:
+        layer.__dict__.pop("activation", None)
+        layer.__dict__.pop("act_param", None)
     block._modules[name] = child.__dict__["replaced"]
 
 
-def _fold_block(block: nn.Module, layers: dict[nn.Module, LayerReport]) -> None:
+def _fold_block(block: nn.Module, layers: dict[nn.Module, LayerReport],
+                owners: dict[nn.Module, list[nn.Module]]) -> None:
     try:
         graphs = _blocks.traces(block)
     except _blocks.Untraceable as error:
         for layer in _called_layers(block, layers):
             layers[layer].reason = f"torch.fx cannot trace {type(block).__name__}: {error}"
+        _fold_statements(block, layers, owners)
         return
     rewritten = {}
     folded: dict[nn.Module, tuple[str, ...]] = {}
@@ -528,6 +537,25 @@ def _fold_block(block: nn.Module, layers: dict[nn.Module, LayerReport]) -> None:
         _blocks.rewrite(block, rewritten)
         for layer, what in folded.items():
             layers[layer].folded += what
+            layers[layer].reason = None
+
+
+def _fold_statements(block: nn.Module, layers: dict[nn.Module, LayerReport],
+                     owners: dict[nn.Module, list[nn.Module]]) -> None:
+    """Folds as in an nn.Sequential what the text of the block's forward calls one after the other."""
+    for name, following in _blocks.successive_calls(block):
+        layer, activation = block._modules.get(name), block._modules.get(following)
+        choice = _module_activation(activation)
+        if layer not in layers or not layers[layer].done or not _takes_activation(layer) or choice is None:
+            continue
+        if len(owners[layer]) > 1:
+            layers[layer].reason = f"it stands in {len(owners[layer])} places, so its activation was not folded"
+        elif _blocks.hooked(layer) or _blocks.hooked(activation):
+            layers[layer].reason = "it or its activation has hooks, so they were not folded"
+        elif _layer_before(block, activation) is layer:  # or revert would not find it
+            layer._set_activation(*choice)
+            block._modules[following] = FoldedActivation(activation)
+            layers[layer].folded += (choice[0],)
             layers[layer].reason = None
 
 

@@ -10,18 +10,21 @@ its two sums in the same way. One gather of 24 bytes for each channel (or group 
 A process may have an empty batch or strip; it takes part in the gathers like the others. All processes of the group
 must make the same calls, so arguments are checked before anything is sent, and gradients of the input must be asked for
 in all of them or in none. Counts stay on the device, nothing waits for it, except where gloo gathers parts of a GPU,
-which go through host memory. There are first derivatives only.
+which go through host memory.
+
+What the gradients are of is the sum of what all processes make of their results. Where they are to be differentiated
+themselves (``create_graph=True``, in all processes), formulas of differentiable operations take the operators' place,
+as without processes, and each of their averages is one more gather.
 """
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from . import _checks, functional
+from . import _autograd, _checks, functional
 from ._operators import WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops
 
 __all__ = ["batch_norm", "group_norm", "spans_processes"]
@@ -69,6 +72,46 @@ def _per_value(sums: Tensor, counts: Tensor) -> Tensor:
     return sums * _SET_VALUES / counts.clamp(min=1.0)
 
 
+class _SumOverProcesses(torch.autograd.Function):
+    """Added in rank order. All processes use the sum, so each of them has a part of its gradient."""
+
+    @staticmethod
+    def forward(ctx, part, *group):
+        ctx.group = group
+        return _gather(part.contiguous(), group).sum(0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _SumOverProcesses.apply(gradient, *ctx.group), None, None, None
+
+
+def _batch_average(counts: Tensor, group: _Group) -> Callable[[Tensor], Tensor]:
+    """For the formulas, as those of _autograd. counts: [C], the values of all processes."""
+
+    def average(x: Tensor) -> Tensor:
+        sums = _SumOverProcesses.apply(x.sum((0, 2), dtype=torch.float64), *group)
+        return (sums / counts.clamp(min=1.0)).to(x.dtype).reshape(1, -1, 1)
+
+    return average
+
+
+def _group_average(counts: Tensor, group: _Group) -> Callable[[Tensor], Tensor]:
+    """counts: [N, groups]."""
+
+    def average(x: Tensor) -> Tensor:
+        (n, c, s), groups = x.shape, counts.shape[1]
+        sums = _SumOverProcesses.apply(x.reshape(n, groups, c // groups * s).sum(2, dtype=torch.float64), *group)
+        means = (sums / counts.clamp(min=1.0)).to(x.dtype)
+        return means.unsqueeze(2).expand(n, groups, c // groups).reshape(n, c, 1)
+
+    return average
+
+
+def _is_recorded() -> bool:
+    """Whether the derivative of a backward may be asked for. torch.compile has none of them."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
@@ -80,21 +123,25 @@ class _BatchNorm(torch.autograd.Function):
         y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, momentum,
                                              eps, activation, act_param)
         ctx.save_for_backward(x, mean, rstd, merged, weight, bias, post_add if activation else None)
-        ctx.rest = activation, act_param, group
+        ctx.rest = eps, activation, act_param, group
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(merged)
         return (y, merged) if pre_add is None else (y, merged, u)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy, _, du=None):
         x, mean, rstd, merged, weight, bias, post_add = ctx.saved_tensors
-        activation, act_param, group = ctx.rest
+        eps, activation, act_param, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
         needs = ctx.needs_input_grad
         asks_x = needs[0] or needs[5]
         through = needs[6] and activation != 0
+        if _is_recorded():
+            moments = _autograd._moments_of(_batch_average(merged[:, 0], group), eps)
+            dx, dweight, dbias, _, _, dpost_add = _autograd._composite(dy, du, x, weight, bias, None, None, post_add,
+                                                                       activation, act_param, moments)
+            return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpost_add if through else dy)
         sums, dpost_add = ops.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation, act_param,
                                                        WANT_POST_ADD if through else 0)
         dx = dweight = dbias = None
@@ -106,9 +153,12 @@ class _BatchNorm(torch.autograd.Function):
             shared = _per_value(ops.sums_merge(_gather(sums, group)), merged[:, :1])
             dx, _, _ = ops.batch_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, post_add,
                                                      _SET_VALUES, activation, act_param, WANT_X)
+        return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpost_add if through else dy)
+
+    @staticmethod
+    def _of_inputs(needs, dx, dweight, dbias, dpost_add):
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None, None, None,
-                dx if needs[5] else None, (dpost_add if through else dy) if needs[6] else None,
-                None, None, None, None, None, None, None)
+                dx if needs[5] else None, dpost_add if needs[6] else None, None, None, None, None, None, None, None)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -122,20 +172,24 @@ class _GroupNorm(torch.autograd.Function):
         y, mean, rstd = ops.group_norm_apply(x, merged, weight, bias, scale, shift, post_add, groups, eps, activation,
                                              act_param)
         ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, post_add if activation else None)
-        ctx.rest = groups, activation, act_param, group
+        ctx.rest = groups, eps, activation, act_param, group
         ctx.set_materialize_grads(False)
         return y if pre_add is None else (y, u)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy, du=None):
         x, mean, rstd, merged, weight, bias, scale, shift, post_add = ctx.saved_tensors
-        groups, activation, act_param, group = ctx.rest
+        groups, eps, activation, act_param, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
         needs = ctx.needs_input_grad
         asks_x = needs[0] or needs[5]
         through = needs[6] and activation != 0
+        if _is_recorded():
+            moments = _autograd._moments_of(_group_average(merged[:, :, 0], group), eps)
+            *gradients, dpost_add = _autograd._composite(dy, du, x, weight, bias, scale, shift, post_add, activation,
+                                                         act_param, moments)
+            return _GroupNorm._of_inputs(needs, *gradients, dpost_add if through else dy)
         sums, dpost_add = ops.group_norm_backward_sums(dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups,
                                                        activation, act_param, WANT_POST_ADD if through else 0)
         dx = dweight = dbias = dscale = dshift = None
@@ -150,9 +204,13 @@ class _GroupNorm(torch.autograd.Function):
             shared = _per_value(ops.sums_merge(_gather(sums, group)), counts)
             dx = ops.group_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, scale, shift, post_add,
                                                groups, _SET_VALUES, activation, act_param, WANT_X)[0]
+        return _GroupNorm._of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpost_add if through else dy)
+
+    @staticmethod
+    def _of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpost_add):
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None,
                 dscale if needs[3] else None, dshift if needs[4] else None, dx if needs[5] else None,
-                (dpost_add if through else dy) if needs[6] else None, None, None, None, None, None, None, None)
+                dpost_add if needs[6] else None, None, None, None, None, None, None, None)
 
 
 def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _autograd, _checks
-from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, ops
+from . import _autograd, _checks, _vmap  # noqa: F401: registers rules
+from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, ops, straight
 
 __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autocast_to_float32"]
 
@@ -139,9 +139,9 @@ def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, 
     return _run(inference, args)
 
 
-_lean_group_norm_inference = ops.lean_group_norm_inference.default._op
-_lean_batch_norm_inference = ops.lean_batch_norm_inference.default._op
-_lean_batch_norm_forward_only = ops.lean_batch_norm_forward_only.default._op
+_lean_group_norm_inference = straight("lean_group_norm_inference")
+_lean_batch_norm_inference = straight("lean_batch_norm_inference")
+_lean_batch_norm_forward_only = straight("lean_batch_norm_forward_only")
 _apply_lean_group_norm = _autograd.apply_lean_group_norm
 _apply_lean_batch_norm = _autograd.apply_lean_batch_norm
 _apply_lean_batch_norm_evaluate = _autograd.apply_lean_batch_norm_evaluate
