@@ -935,7 +935,10 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         const int64_t of_sums = own + levels(of_channel < lanes ? of_channel : lanes) + others;
         return (double)(of_pack + (centred && of_set > of_sums ? of_set : of_sums) + 6);
     }
-    const double serial = pack > 1 ? (double)(rows * up(of_pack, 2)) + 1 : (double)rows;
+    /* Packs in shared memory and those in registers are two sums, each about a value of its own; a ring is one. */
+    const int64_t apart = g->kept_shared < rows ? g->kept_shared : rows;
+    const int64_t in_turn = apart > rows - apart ? apart : rows - apart;
+    const double serial = (pack > 1 ? (double)(in_turn * up(of_pack, 2)) + 1 : (double)rows) + (apart > 0 ? 4 : 0);
     const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : 7;
     const int64_t tiles = up(g->rows, (int64_t)threads * g->segment_rows);
     const int64_t passes = g->sets_a_block > 1 || tiles > g->passes ? g->passes : tiles;
@@ -1298,6 +1301,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_ragged(test, launch, &a, pack);
         }
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
+        /* Of a thread's values that are summed about one of them. */
+        HOLDS(g->kept_shared <= 48 && kept <= 48 && launch->threads <= 512);
+        HOLDS(g->late_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets));
         HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (kept + g->kept_shared) * (backward ? 32 : 1)
                                    : up(g->rows, lanes) <= kept);
     } else {

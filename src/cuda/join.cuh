@@ -263,40 +263,8 @@ __device__ __forceinline__ void await_ticket(const uint32_t *ticket, uint32_t be
     while (((now ^ before) & 0x80000000u) == 0);
 }
 
-__device__ __forceinline__ uint32_t &ticket_before()
-{
-    static __shared__ uint32_t before;
-    return before;
-}
-
-__device__ __forceinline__ void team_arrive(uint32_t *ticket, int part, int parts)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(ticket), "r"(ticket_share(part, parts))
-                     : "memory");
-        ticket_before() = before;
-    }
-}
-
-__device__ __forceinline__ void team_wait(const uint32_t *ticket)
-{
-    if (threadIdx.x == 0)
-        await_ticket(ticket, ticket_before());
-    __syncthreads();
-}
-
-__device__ __forceinline__ void team_barrier(uint32_t *ticket, int part, int parts)
-{
-    team_arrive(ticket, part, parts);
-    team_wait(ticket);
-}
-
-/* The same barrier where what the ticket says is asked for while the data arrive, which spares a way to memory and
- * back: it cannot change until this block has arrived, too. Thread 0. */
+/* What the ticket says is asked for while the data arrive, which spares a way to memory and back: it cannot change until
+ * this block has arrived, too. Thread 0. */
 __device__ __forceinline__ uint32_t look_at_ticket(const uint32_t *ticket)
 {
     uint32_t before;
@@ -304,15 +272,45 @@ __device__ __forceinline__ uint32_t look_at_ticket(const uint32_t *ticket)
     return before;
 }
 
-__device__ __forceinline__ void meet_team(uint32_t *ticket, int part, int parts, uint32_t before)
+/* The same by a load that no branch surrounds, and where it waits without a register of every thread's. */
+__device__ __forceinline__ uint32_t look_at_ticket_where(bool wanted, const uint32_t *ticket)
+{
+    uint32_t before = 0;
+    asm volatile("{\n"
+                 ".reg .pred wanted;\n"
+                 "setp.ne.s32 wanted, %2, 0;\n"
+                 "@wanted ld.relaxed.gpu.global.u32 %0, [%1];\n"
+                 "}"
+                 : "+r"(before)
+                 : "l"(ticket), "r"((int)wanted)
+                 : "memory");
+    return before;
+}
+__device__ __forceinline__ uint32_t &ticket_before()
+{
+    static __shared__ uint32_t before;
+    return before;
+}
+
+__device__ __forceinline__ void join_team(uint32_t *ticket, int part, int parts)
 {
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket), "r"(ticket_share(part, parts))
                      : "memory");
+}
+
+__device__ __forceinline__ void await_team(const uint32_t *ticket, uint32_t before)
+{
+    if (threadIdx.x == 0)
         await_ticket(ticket, before);
-    }
     __syncthreads();
+}
+
+__device__ __forceinline__ void meet_team(uint32_t *ticket, int part, int parts, uint32_t before)
+{
+    join_team(ticket, part, parts);
+    await_team(ticket, before);
 }
 
 #endif

@@ -38,14 +38,14 @@
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
     NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, forward, f64, 2, 4, 6)                                                          \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 12, 20, 9)                                               \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 12, 20, 9)                                               \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 12, 20, 9)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 12, 22, 9)                                               \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 12, 22, 9)                                               \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 12, 22, 9)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
     NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, backward, f64, 2, 2, 3)                                                         \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 8, 6)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 8, 6)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 8, 6)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 9, 6)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 9, 6)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 9, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
     NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, forward, f64, 2, 6)                                                          \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 12, 7, 16)                                               \
@@ -163,6 +163,7 @@ struct normfuse_cuda_geometry {
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the packs of a segment can touch */
     int32_t outer;
+    int32_t late_blocks, late_cycles; /* exchange by the grid: from which block on they begin so much later */
     /* columns */
     int32_t width, blocks_wide, all_samples;
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
@@ -190,6 +191,9 @@ struct normfuse_cuda_geometry {
     struct normfuse_cuda_divisor by_pieces;       /* columns: pieces of a group, */
     struct normfuse_cuda_divisor by_set_channels; /* and channels of a set: of a group, or 1 */
 };
+
+/* Blocks of a cluster over runs, at most. */
+enum { NORMFUSE_CUDA_RUN_CLUSTER = 8 };
 
 /* What normfuse_sync_bytes answers for every device: 1024 tickets, each on a cache line of its own. */
 enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };

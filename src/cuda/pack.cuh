@@ -133,6 +133,22 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> load_pack(cons
     }
 }
 
+/* Where it is wanted, without a branch. */
+template <typename T, int V>
+__device__ __forceinline__ void load_pack_where(bool wanted, raw<T, V> &pack, const char *data)
+{
+    if constexpr (V > 1)
+        asm volatile("{\n"
+                     ".reg .pred wanted;\n"
+                     "setp.ne.s32 wanted, %5, 0;\n"
+                     "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                     "}"
+                     : "+r"(pack.x), "+r"(pack.y), "+r"(pack.z), "+r"(pack.w)
+                     : "l"(data), "r"((int)wanted));
+    else if (wanted)
+        pack = load_pack<T, V>(data, 0);
+}
+
 /* Results are not read again soon: streaming stores gained 5 % over plain ones in whole-tensor copies. */
 template <typename T, int V> __device__ __forceinline__ void store_pack(char *data, int64_t element, raw<T, V> value)
 {
@@ -295,6 +311,39 @@ template <typename R> __device__ __forceinline__ R told(bits<R> found, int type)
         return type == NORMFUSE_F32 ? (R)__uint_as_float((unsigned)found) : __longlong_as_double((int64_t)found);
     else
         return __uint_as_float(found);
+}
+
+/* The same by loads that no branch surrounds: at a branch's end what was loaded in it is waited for, so that parameters
+ * asked for one after the other are as many ways to memory and back. Nothing where there is no parameter. */
+struct asked {
+    unsigned low, high;
+};
+__device__ __forceinline__ asked ask_at_once(const normfuse_parameter &p, int64_t element, bool wanted = true)
+{
+    asked found = {0, 0};
+    const int type = wanted && p.data ? p.type : -1;
+    const char *const address = p.data + (element << (type == NORMFUSE_F64 ? 3 : type == NORMFUSE_F32 ? 2 : 1));
+    /* Of two loads into one register the second waits for the first, if that is done: rare ones come first. */
+    asm volatile("{\n"
+                 ".reg .pred twice, word, half;\n"
+                 "setp.eq.s32 twice, %3, %5;\n"
+                 "setp.eq.or.s32 word, %3, %4, twice;\n"
+                 "setp.gt.s32 half, %3, %4;\n"
+                 "@twice ld.global.cg.u32 %1, [%2 + 4];\n"
+                 "@half ld.global.cg.u16 %1, [%2];\n"
+                 "@word ld.global.cg.u32 %0, [%2];\n"
+                 "}"
+                 : "+r"(found.low), "+r"(found.high)
+                 : "l"(address), "r"(type), "n"((int)NORMFUSE_F32), "n"((int)NORMFUSE_F64));
+    return found;
+}
+template <typename R> __device__ __forceinline__ R told_of(const asked &found, int type)
+{
+    if (type == NORMFUSE_F64)
+        return (R)__hiloint2double((int)found.high, (int)found.low);
+    return (R)(type == NORMFUSE_F32 ? __uint_as_float(found.low)
+               : type == NORMFUSE_F16 ? pair_of(found.high, f16()).x
+                                      : pair_of(found.high, bf16()).x);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------ */

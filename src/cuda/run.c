@@ -77,7 +77,7 @@ enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED, COMPACT,
 
 /* Packs that a thread of each kind keeps in registers, or in its ring, as in kernels.h. */
 static const int packs_kept[2][2][10] = {
-    {{4, 6, 7, 12, 0, 20, 9, 0, 0, 0}, {2, 3, 5, 4, 0, 8, 6, 0, 0, 0}}, /* runs: forward, backward */
+    {{4, 6, 7, 12, 0, 22, 9, 0, 0, 0}, {2, 3, 5, 4, 0, 9, 6, 0, 0, 0}}, /* runs: forward, backward */
     {{0, 6, 4, 12, 7, 16, 0, 8, 0, 0}, {0, 3, 2, 8, 5, 6, 0, 4, 0, 0}}, /* columns */
 };
 
@@ -454,23 +454,32 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     return true;
 }
 
+/* What all blocks of the grid read or write in a round, in microseconds a tensor. */
+static double microseconds_a_round(const struct task *task, const struct step *step)
+{
+    return (double)step->blocks * (double)step->geometry.part_rows * (double)task->pack_bytes /
+           task->policy->bytes_a_microsecond;
+}
+
 /* `teams` sets at a time, with all blocks of the grid resident, two a processor. */
 static bool plan_grid_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads,
-                              int64_t teams, size_t most_shared)
+                              int64_t teams)
 {
     const struct normfuse_cuda_device *const device = task->device;
+    const struct normfuse_cuda_policy *const policy = task->policy;
     struct step trial = *step;
     trial.geometry = runs_geometry(task);
     trial.cluster = 0;
     const int64_t blocks = 2 * (int64_t)device->processors / teams;
     if (!task->has_tickets || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
-        !settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) || trial.shared > most_shared)
+        !settle_runs(task, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
+        trial.shared > policy->shared_a_block)
         return false;
     trial.blocks = teams * trial.geometry.parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no packs: 2375 us against 700). */
-    if (teams < trial.geometry.sets &&
-        (double)trial.geometry.part_rows * (double)task->pack_bytes < task->policy->least_round_bytes)
+    const bool rounds = teams < trial.geometry.sets;
+    if (rounds && (double)trial.geometry.part_rows * (double)task->pack_bytes < policy->least_round_bytes)
         return false;
     if ((int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, threads, trial.shared) * device->processors <
         trial.blocks)
@@ -478,8 +487,34 @@ static bool plan_grid_of_runs(const struct task *task, struct step *step, enum k
     trial.geometry.teams = (int32_t)teams;
     trial.geometry.exchange = NORMFUSE_EXCHANGE_GRID;
     trial.cooperative = trial.needs_tickets = true;
+    trial.geometry.late_blocks = device->processors;
+    if (rounds)
+        trial.geometry.late_cycles = (int32_t)normfuse_tune(
+            "LATE", (int64_t)(microseconds_a_round(task, &trial) * task->tensors * policy->cycles_a_microsecond));
     *step = trial;
     return true;
+}
+
+/* As many sets at a time as take the least time in all. */
+static bool plan_rounds_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads)
+{
+    const int64_t sets = step->geometry.sets, only = normfuse_tune("TEAMS", 0);
+    double least_time = INFINITY;
+    struct step fit = {0};
+    for (int64_t teams = least(sets, 2 * task->device->processors); teams >= 1; teams--) {
+        struct step trial = *step;
+        if ((only != 0 && teams != only) || !plan_grid_of_runs(task, &trial, kept, threads, teams))
+            continue;
+        const double round = microseconds_a_round(task, &trial) * (task->tensors + 1) + task->policy->round_wait;
+        const double time = (double)divide_up(sets, teams) * round;
+        if (time < least_time) {
+            least_time = time;
+            fit = trial;
+        }
+    }
+    if (least_time < INFINITY)
+        *step = fit;
+    return least_time < INFINITY;
 }
 
 /* Keeps each set on the chip, in one block or several. */
@@ -557,9 +592,10 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][kept])));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
-    if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets, policy->shared_a_block))
+    if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets))
         return true;
-    const int64_t most_cluster = device->clusters ? normfuse_tune("CLUSTER", policy->most_cluster[task->direction]) : 1;
+    const int64_t tuned = normfuse_tune("CLUSTER", policy->most_cluster[task->direction]);
+    const int64_t most_cluster = device->clusters ? least(NORMFUSE_CUDA_RUN_CLUSTER, tuned) : 1;
     /* The backward has more to do between reading and writing: more and smaller blocks side by side. */
     const int64_t small_bytes = policy->small_part_bytes[task->direction];
     if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= most_cluster &&
@@ -607,14 +643,7 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
         *step = fit;
         return true;
     }
-    /* The whole grid, some sets at a time. */
-    /* As many as can be; with half of the shared memory where that suffices. */
-    const int64_t most_teams = normfuse_tune("TEAMS", least(g->sets, 2 * device->processors));
-    for (int round = 1; round >= 0; round--)
-        for (int64_t teams = most_teams; teams >= 3 * round + 1; teams--)
-            if (plan_grid_of_runs(task, step, kept, threads, teams, policy->shared_a_block >> round))
-                return true;
-    return false;
+    return plan_rounds_of_runs(task, step, kept, threads);
 }
 
 static int64_t policy_slots(const struct task *task, bool sums)

@@ -17,6 +17,20 @@ enum run_tile {
     TILE_RAGGED   /* every way but TILE_MANY's, of packs that stretches begin and end inside of */
 };
 
+/* Of a block: policy.h has none larger. */
+constexpr int most_run_warps = 16;
+
+/* Where the grid goes round, the two blocks of a processor would read, wait and write at the same time: the second one
+ * begins later, so that one reads while the other writes. */
+__device__ __forceinline__ void begin_late(const normfuse_cuda_geometry &g)
+{
+    if (g.late_cycles > 0 && (int)blockIdx.x >= g.late_blocks) {
+        const int64_t begin = clock64();
+        while (clock64() - begin < g.late_cycles)
+            ;
+    }
+}
+
 /* First sample and channel of a set. */
 __device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int set, int &n, int &c)
 {
@@ -84,6 +98,40 @@ __device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, 
     }
     begin_of(a, packs.set, packs.n, packs.c);
     return packs;
+}
+
+/* Where a block has one set at a time: what its channel i is weighed by, asked for ahead of the packs. Behind them it
+ * would come last, and what waits for it would begin when all is there. */
+__device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+{
+    return packs.c + (a.problem.sets == NORMFUSE_SETS_BATCH ? 0 : packs.first_outer + i);
+}
+__device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+{
+    return i < a.geometry.coefficients &&
+           (a.problem.sets == NORMFUSE_SETS_BATCH || packs.first_outer + i < a.geometry.outer);
+}
+struct asked_weights {
+    asked weight, bias, scale, shift;
+};
+__device__ __forceinline__ asked_weights ask_weights(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+{
+    const normfuse_problem &p = a.problem;
+    const bool wanted = has_channel(a, packs, i);
+    const int n = packs.n, c = channel_of(a, packs, i);
+    const auto ask = [&](const normfuse_parameter &of) {
+        return ask_at_once(of, n * of.batch + c * of.channel, wanted);
+    };
+    return {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+}
+template <typename R>
+__device__ __forceinline__ void weigh(const normfuse_problem &p, const asked_weights &from, R &slope, R &offset)
+{
+    const R more = p.scale.data ? R(1) + told_of<R>(from.scale, p.scale.type) : R(1);
+    slope = p.weight.data ? told_of<R>(from.weight, p.weight.type) * more : more;
+    offset = p.bias.data ? told_of<R>(from.bias, p.bias.type) * more : R(0);
+    if (p.shift.data)
+        offset += told_of<R>(from.shift, p.shift.type);
 }
 
 /* Which elements of a pack are its stretch's: element i is element `first` + i of the stretch, where it has that many.

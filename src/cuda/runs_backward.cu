@@ -57,6 +57,32 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
     }
 }
 
+/* The same where each block has one set at a time, whose statistics are saved. */
+struct asked_gradient {
+    asked mean, rstd;
+    asked_weights weights;
+};
+__device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+{
+    const normfuse_problem &p = a.problem;
+    const bool wanted = has_channel(a, packs, i);
+    const int n = packs.n, c = channel_of(a, packs, i);
+    const int group = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_outer);
+    return {ask_at_once(p.mean, n * p.mean.batch + group * p.mean.channel, wanted),
+            ask_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), ask_weights(a, packs, i)};
+}
+template <typename R>
+__device__ __forceinline__ run_gradient<R> make_gradient(const normfuse_problem &p, const asked_gradient &from,
+                                                         R factor)
+{
+    R slope, offset;
+    weigh(p, from.weights, slope, offset);
+    const double mean = told_of<double>(from.mean, p.mean.type);
+    slope *= told_of<R>(from.rstd, p.rstd.type);
+    const R shift = (R)mean, rest = (R)(mean - (double)shift);
+    return {shift, rest, slope * factor, (offset - rest * slope) * factor};
+}
+
 template <typename T, int V, int K, run_tile tile>
 __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 {
@@ -69,9 +95,10 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
-    __shared__ totals<R> of_warps[most_warps];
-    __shared__ double of_parts[PAIR * MOST_CLUSTER];
+    __shared__ totals<R> of_warps[most_run_warps];
+    __shared__ double of_parts[PAIR * NORMFUSE_CUDA_RUN_CLUSTER];
     __shared__ mailbox mail;
+    __shared__ R rstd_of_set;
     const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
     const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
     const int shared = V > 1 && !many ? g.kept_shared : 0;
@@ -94,18 +121,29 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
         open_mail(mail, g.parts * PAIR * (int)sizeof(double));
+    if (exchange == NORMFUSE_EXCHANGE_GRID)
+        begin_late(g);
     int parity = 0;
+    bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = team;;) {
         const run_packs packs = packs_of<many, false>(a, set, part, 0);
         /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
          * the warp has a pack there. */
-        const auto walk = [&](auto work) {
+        const auto walk = [&](auto work, int64_t next = 0) {
             int index = packs.index;
-            asm volatile("" : "+r"(index));
+            forget(index);
             if constexpr (V > 1 && !many) {
 #pragma unroll 1
                 for (int k = 0; k < shared && index - lane < packs.end; k++) {
                     work(place_of_slot(k, 0), place_of_slot(k, 1), index);
+                    if constexpr (tile == TILE_SHARED) {
+                        if (next != 0 && index < packs.end) {
+                            const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, p.x, packs.n, packs.c);
+                            const int stretch = divide(index, g.by_spans);
+                            copy_ahead(&place_of_slot(k, 0), x.at(g, index, stretch), next);
+                            copy_ahead(&place_of_slot(k, 1), dy.at(g, index, stretch), next);
+                        }
+                    }
                     index += packs.step;
                 }
             }
@@ -119,6 +157,11 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         };
 
         /* ---- load ---- */
+        const uint32_t ticket = look_at_ticket_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
+                                                     a.tickets + team * ticket_stride);
+        asked_gradient first;
+        if constexpr (keeps)
+            first = ask_gradient(a, packs, (int)threadIdx.x);
         {
             const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, simple ? p.x : p.dy, packs.n, packs.c);
             const run_end<T, ragged> end(a, packs, x.lead);
@@ -126,7 +169,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             if constexpr (V > 1 && !many) {
 #pragma unroll 1
                 for (int k = 0; k < shared; k++) {
-                    if (index < packs.end) {
+                    if (!asked && index < packs.end) {
                         const int stretch = divide(index, g.by_spans);
                         const unsigned place = x.place(g, index, stretch);
                         if (!end.cuts(place)) {
@@ -143,7 +186,11 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             unsigned furthest = 0;
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                if (index < packs.end) {
+                if constexpr (keeps) {
+                    const int stretch = divide(index, g.by_spans);
+                    load_pack_where<T, V>(index < packs.end, kept_x[k], x.at(g, index, stretch));
+                    load_pack_where<T, V>(index < packs.end, kept_dy[k], dy.at(g, index, stretch));
+                } else if (index < packs.end) {
                     const int stretch = divide(index, g.by_spans);
                     furthest = max(furthest, x.place(g, index, stretch));
                     if (!end.cuts(x.place(g, index, stretch))) {
@@ -170,13 +217,25 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
             }
         }
         bits<R> saved_rstd = 0;
-        if (centred && applies && packs.end > 0) {
+        if (!keeps && centred && applies && packs.end > 0) {
             const int group = by_sample ? packs.c : divide(packs.c, g.by_outer);
             saved_rstd = ask<R>(p.rstd, packs.n * p.rstd.batch + group * p.rstd.channel);
         }
+        if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+            ticket_before() = ticket;
         const R portion = R(1) / (R)p.set_values;
         const R factor = takes_half<fast, simple>(p.activation) ? R(0.5) : R(1);
-        prepare_gradients<many>(a, packs, factor, coefficients);
+        if constexpr (keeps) {
+            for (int i = (int)threadIdx.x; has_channel(a, packs, i); i += threads) {
+                if (i >= threads)
+                    first = ask_gradient(a, packs, i);
+                coefficients[i] = make_gradient<R>(p, first, factor);
+                if (i == 0)
+                    rstd_of_set = told_of<R>(first.rstd, p.rstd.type);
+            }
+        } else {
+            prepare_gradients<many>(a, packs, factor, coefficients);
+        }
         if (V > 1 && shared > 0)
             wait_for_copies();
         if (!simple && p.pre_add.data) {
@@ -362,9 +421,9 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                             pairs[PAIR * part] = (double)all.plain;
                             pairs[PAIR * part + 1] = (double)all.centred;
                         }
-                        team_arrive(a.tickets + team * ticket_stride, part, g.parts);
+                        join_team(a.tickets + team * ticket_stride, part, g.parts);
                         write_sums();
-                        team_wait(a.tickets + team * ticket_stride);
+                        await_team(a.tickets + team * ticket_stride, ticket_before());
                         all = add_parts<R>(pairs, PAIR, g.parts, false);
                     } else {
                         write_sums();
@@ -377,7 +436,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                 share = (R)a.totals[(int64_t)packs.set * PAIR + 1];
             }
             if (packs.end > 0) {
-                const R rstd = told<R>(saved_rstd, p.rstd.type);
+                const R rstd = keeps ? rstd_of_set : told<R>(saved_rstd, p.rstd.type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }
@@ -401,8 +460,18 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         const normfuse_view &dpost_view = !simple && p.dpost_add.data ? p.dpost_add : p.x;
         const tensor dx(a, dx_view, simple ? p.x : dx_view, packs.n, packs.c);
         const tensor du(a, du_view, du_view, packs.n, packs.c), dpost(a, dpost_view, dpost_view, packs.n, packs.c);
+        /* The set after this one, whose packs take the places of those that were read, is so many bytes further on. */
+        int64_t next = 0;
+        if constexpr (tile == TILE_SHARED) {
+            asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
+            if (asked) {
+                int n, c;
+                begin_of(a, set + g.teams, n, c);
+                next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, packs.n, packs.c).data;
+            }
+        }
         choose_activation<simple, all>(p.activation, [&](auto chosen) {
-            walk([&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
+            const auto give = [&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
                 if (index >= packs.end)
                     return;
                 const int stretch = divide(index, g.by_spans);
@@ -427,7 +496,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     store_own<T, V, ragged>(dx.at(g, index, stretch), make_pack<T, V>(x),
                                             elements_of<T, V, simple, ragged>(a, packs, index));
                 }
-            });
+            };
+            walk(give, next);
         });
 
         /* ---- the parameters' gradients ---- */

@@ -15,12 +15,12 @@ template <typename R> struct run_coefficient {
  * are weight and bias with the sample's scale and shift. */
 template <bool many, typename R>
 __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs, R factor,
-                                                     run_coefficient<R> *coefficients)
+                                                     run_coefficient<R> *coefficients, int first)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
+    for (int i = first; i < g.coefficients; i += (int)blockDim.x) {
         int n = packs.n, c = packs.c;
         if (many) {
             const int nth = by_sample ? i : divide(i, g.by_outer);
@@ -61,9 +61,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
-    __shared__ moments<R> of_warps[most_warps];
-    __shared__ double of_parts[TRIPLE * MOST_CLUSTER];
+    __shared__ moments<R> of_warps[most_run_warps];
+    __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_RUN_CLUSTER];
     __shared__ mailbox mail;
+    __shared__ set_statistics<R> of_set;
     const int shared = V > 1 && !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
     run_coefficient<R> *const coefficients =
@@ -84,9 +85,29 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
         return elements_of<T, V, plain, ragged>(a, packs, index);
     };
 
+    /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
+     * one that does this, so after the results; a block that has its set alone would end later. */
+    constexpr bool late = tile == TILE_SHARED;
+    const auto tell = [&](const run_packs &packs, const set_statistics<R> &found) {
+        if (many ? packs.index == 0 && packs.end > 0 : part == 0 && threadIdx.x == 0) {
+            const int n = by_sample ? 0 : packs.n;
+            const int channel = by_sample ? packs.set : packs.set - n * (int)p.groups;
+            const double variance = unbiased((double)found.variance, (double)p.set_values);
+            put_parameter<double>(p.mean, n, channel, found.mean);
+            put_parameter<R>(p.rstd, n, channel, found.rstd);
+            if (a.statistics)
+                a.statistics[packs.set] = {found.mean, (double)found.rstd, variance};
+            if (p.has_running_momentum && by_sample)
+                update_running<R>(p, packs.c, found.mean, variance);
+        }
+    };
+
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
         open_mail(mail, g.parts * TRIPLE * (int)sizeof(double));
+    if (exchange == NORMFUSE_EXCHANGE_GRID)
+        begin_late(g);
     int parity = 0;
+    bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = team;;) {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
@@ -110,7 +131,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 const run_end<T, ragged> end(a, packs, x.lead);
                 if constexpr (V > 1 && !many) {
 #pragma unroll 1
-                    for (int k = 0; k < shared; k++) {
+                    for (int k = 0; k < (asked ? 0 : shared); k++) {
                         const int index = packs.index + k * packs.step;
                         if (index < packs.end) {
                             uint4 *const to = own_shared + k * (int)blockDim.x;
@@ -146,6 +167,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     }
                 }
             }
+            if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+                ticket_before() = look_at_ticket(a.tickets + team * ticket_stride);
             if (sums && pass == 0) {
                 /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean.
                  */
@@ -166,16 +189,25 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                     }
                 }
             }
-            if (applies && (pass == 0 || !many))
+            const auto prepare = [&](int first) {
                 prepare_coefficients<many>(a, packs, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1),
-                                           coefficients);
+                                           coefficients, first);
+            };
+            /* Parameters come behind all packs. Where the block asks others for their sums, it asks for these then. */
+            const bool later = tile == TILE_SHARED && exchange != NORMFUSE_EXCHANGE_NONE;
+            const auto prepare_later = [&] {
+                if constexpr (tile == TILE_SHARED)
+                    prepare(((int)threadIdx.x >= 32 ? 0 : (int)blockDim.x) + (int)threadIdx.x - 32);
+            };
+            if (applies && !later && (pass == 0 || !many))
+                prepare((int)threadIdx.x);
             if (V > 1 && shared > 0)
                 wait_for_copies();
-            /* Calls work(pack, index) for each pack of the thread; it says whether it changed the pack. Where nothing
-             * is kept a pack that was read is asked for again at once, K packs further on. */
-            const auto walk = [&](auto work) {
+            /* Calls work(pack, index) for each pack that the thread has in shared memory; it says whether it changed the
+             * pack. Where nothing is kept a pack that was read is asked for again at once, K packs further on. */
+            const auto walk_shared = [&](auto work, const char *next = nullptr) {
                 int index = packs.index;
-                asm volatile("" : "+r"(index));
+                forget(index);
                 if constexpr (streams) {
                     walk_ring<K>(
                         count, copy, [&](int slot) { return own_shared[slot * (int)blockDim.x]; },
@@ -183,26 +215,37 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             work(pack, index);
                             index += packs.step;
                         });
-                    return;
-                }
-                if constexpr (V > 1 && !many) {
+                } else if constexpr (V > 1 && !many) {
 #pragma unroll 1
-                    for (int k = 0; k < shared; k++) {
-                        if (index < packs.end) {
-                            raw<T, V> pack = own_shared[k * (int)blockDim.x];
-                            if (work(pack, index))
-                                own_shared[k * (int)blockDim.x] = pack;
+                    for (int k = 0; k < shared && index < packs.end; k++) {
+                        raw<T, V> pack = own_shared[k * (int)blockDim.x];
+                        if (work(pack, index))
+                            own_shared[k * (int)blockDim.x] = pack;
+                        if constexpr (tile == TILE_SHARED) {
+                            tensor x(a, p.x, p.x, packs.n, packs.c);
+                            x.data = const_cast<char *>(next);
+                            if (next)
+                                copy_ahead(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)),
+                                           0);
                         }
                         index += packs.step;
                     }
                 }
+            };
+            const auto walk_registers = [&](auto work) {
+                int index = rest;
+                forget(index);
 #pragma unroll
-                for (int k = 0; k < K; k++) {
+                for (int k = 0; k < (streams ? 0 : K); k++) {
                     if (index >= packs.end)
                         break;
                     work(kept[k], index);
                     index += packs.step;
                 }
+            };
+            const auto walk = [&](auto work) {
+                walk_shared(work);
+                walk_registers(work);
             };
             if (!plain && p.pre_add.data) {
                 const tensor other(a, p.pre_add, p.pre_add, packs.n, packs.c);
@@ -230,64 +273,69 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
 
             /* ---- sums ---- */
             if (sums) {
-                R shift = common, sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
-                int count = 0;
-                /* Squares about one of the thread's own values cannot cancel by more than their number. */
-                if (packs.index < packs.end) {
-                    R value[V];
-                    raw<T, V> first = kept[0];
-                    if constexpr (streams)
-                        wait_for_older_copies<K - 1>();
-                    if constexpr (V > 1 && !many) {
-                        if (streams || shared > 0)
-                            first = own_shared[0];
-                    }
-                    unpack<T, V>(first, value);
-                    shift = value[ragged ? V - 1 : 0];
-                    if constexpr (ragged) {
-                        /* Of the first pack that has one; only then from memory, so that none waits for it. */
-                        int index = packs.index;
-                        run_elements<V, ragged> own = own_of(packs, index);
+                /* Those in shared memory and those in registers each about a value of their own. */
+                const auto gather = [&](const raw<T, V> &first, int index, auto walk_some) {
+                    if (!streams && index >= packs.end)
+                        return;
+                    /* Squares about one of the thread's own values cannot cancel by more than their number. */
+                    R shift = common, sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
+                    int count = 0;
+                    if (!streams || index < packs.end) {
+                        R value[V];
+                        unpack<T, V>(first, value);
+                        shift = value[ragged ? V - 1 : 0];
+                        if constexpr (ragged) {
+                            /* Of the first pack that has one; only then from memory, so that none waits for it. */
+                            run_elements<V, ragged> own = own_of(packs, index);
 #pragma unroll
-                        for (int i = V - 2; i >= 0; i--)
-                            shift = own.has(i) ? value[i] : shift;
-                        if (own.count() == 0) {
-                            for (index += packs.step; index < packs.end; index += packs.step) {
-                                own = own_of(packs, index);
-                                if (own.count() > 0) {
-                                    const tensor x(a, p.x, p.x, packs.n, packs.c);
-                                    const char *const pack = x.at(g, index, divide(index, g.by_spans));
-                                    R other[1];
-                                    unpack<T, 1>(load_pack<T, 1>(pack, own.begin()), other);
-                                    shift = other[0];
-                                    break;
+                            for (int i = V - 2; i >= 0; i--)
+                                shift = own.has(i) ? value[i] : shift;
+                            if (own.count() == 0) {
+                                for (index += packs.step; index < packs.end; index += packs.step) {
+                                    own = own_of(packs, index);
+                                    if (own.count() > 0) {
+                                        const tensor x(a, p.x, p.x, packs.n, packs.c);
+                                        const char *const pack = x.at(g, index, divide(index, g.by_spans));
+                                        R other[1];
+                                        unpack<T, 1>(load_pack<T, 1>(pack, own.begin()), other);
+                                        shift = other[0];
+                                        break;
+                                    }
                                 }
                             }
                         }
                     }
-                }
-                walk([&](raw<T, V> &pack, int index) {
-                    R value[V];
-                    unpack<T, V>(pack, value);
-                    const run_elements<V, ragged> own = own_of(packs, index);
-                    if (!own.are_all()) {
+                    walk_some([&](raw<T, V> &pack, int index) {
+                        R value[V];
+                        unpack<T, V>(pack, value);
+                        const run_elements<V, ragged> own = own_of(packs, index);
+                        if (!own.are_all()) {
 #pragma unroll
-                        for (int i = 0; i < V; i++)
-                            value[i] = own.has(i) ? value[i] : shift;
-                    }
+                            for (int i = 0; i < V; i++)
+                                value[i] = own.has(i) ? value[i] : shift;
+                        }
 #pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        const R distance = value[i] - shift;
-                        sum[i % 2] += distance;
-                        square[i % 2] += distance * distance;
+                        for (int i = 0; i < V; i++) {
+                            const R distance = value[i] - shift;
+                            sum[i % 2] += distance;
+                            square[i % 2] += distance * distance;
+                        }
+                        count += own.count();
+                        return false;
+                    });
+                    if (count > 0) {
+                        const R total = sum[0] + sum[1], number = (R)count, mean = total / number;
+                        append(met, {number, (shift - common) + mean, (square[0] + square[1]) - total * mean});
                     }
-                    count += own.count();
-                    return false;
-                });
-                if (count > 0) {
-                    const R total = sum[0] + sum[1], number = (R)count, mean = total / number;
-                    append(met, {number, (shift - common) + mean, (square[0] + square[1]) - total * mean});
+                };
+                if constexpr (streams)
+                    wait_for_older_copies<K - 1>();
+                if constexpr (V > 1 && !many) {
+                    if (streams || shared > 0)
+                        gather(own_shared[0], packs.index, walk_shared);
                 }
+                if constexpr (!streams)
+                    gather(kept[0], rest, walk_registers);
             }
             if (!applies)
                 continue;
@@ -313,7 +361,10 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             send(mail, there + 1, (int)threadIdx.x, base + (double)all.mean);
                             send(mail, there + 2, (int)threadIdx.x, (double)all.squares);
                         }
+                        prepare_later();
                         await_mail(mail);
+                        if (later)
+                            __syncthreads();
                         all = join_near<R>(of_parts, TRIPLE, g.parts, &base);
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                         double *const triples = a.partials + ((int64_t)parity * g.teams + team) * g.parts * TRIPLE;
@@ -322,24 +373,19 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             triples[TRIPLE * part + 1] = base + (double)all.mean;
                             triples[TRIPLE * part + 2] = (double)all.squares;
                         }
-                        team_barrier(a.tickets + team * ticket_stride, part, g.parts);
+                        join_team(a.tickets + team * ticket_stride, part, g.parts);
+                        prepare_later();
+                        await_team(a.tickets + team * ticket_stride, ticket_before());
                         all = join_parts<R>(triples, TRIPLE, g.parts, &base);
                     }
                 } else {
                     __syncthreads();
                 }
                 const set_statistics<R> found = statistics_of(all, base, p.eps);
-                if (many ? packs.index == 0 && packs.end > 0 : part == 0 && threadIdx.x == 0) {
-                    const int n = by_sample ? 0 : packs.n;
-                    const int channel = by_sample ? packs.set : packs.set - n * (int)p.groups;
-                    put_parameter<double>(p.mean, n, channel, found.mean);
-                    put_parameter<R>(p.rstd, n, channel, found.rstd);
-                    if (a.statistics)
-                        a.statistics[packs.set] = {found.mean, (double)found.rstd,
-                                                   unbiased((double)found.variance, (double)all.count)};
-                    if (p.has_running_momentum && by_sample)
-                        update_running<R>(p, packs.c, found.mean, unbiased((double)found.variance, (double)all.count));
-                }
+                if (!late)
+                    tell(packs, found);
+                else if (threadIdx.x == 0)
+                    of_set = found;
                 shift = (R)found.mean;
                 remainder = (R)(found.mean - (double)shift);
                 rstd = found.rstd;
@@ -380,8 +426,18 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 };
                 const normfuse_view &added_view = !plain && p.post_add.data ? p.post_add : p.y;
                 const tensor other(a, added_view, plain ? p.x : added_view, packs.n, packs.c);
+                /* The set after this one, whose packs take the places of those that were read. */
+                const char *next = nullptr;
+                if constexpr (tile == TILE_SHARED) {
+                    asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
+                    if (asked) {
+                        int n, c;
+                        begin_of(a, set + g.teams, n, c);
+                        next = tensor(a, p.x, p.x, n, c).data;
+                    }
+                }
                 choose_activation<plain, true>(p.activation, [&](auto chosen) {
-                    walk([&](raw<T, V> &pack, int index) {
+                    const auto give = [&](raw<T, V> &pack, int index) {
                         R z[V];
                         char *const to = normalize(pack, index, z);
                         if (!plain && p.post_add.data) {
@@ -394,9 +450,13 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                         activate<fast, plain>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
                         return false;
-                    });
+                    };
+                    walk_shared(give, next);
+                    walk_registers(give);
                 });
             }
+            if (late && sums)
+                tell(packs, of_set);
             if (pass + 1 < passes)
                 __syncthreads();
         }
