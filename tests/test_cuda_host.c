@@ -907,8 +907,8 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t in_thread = backward ? slots + tiles : slots * chunk + 4 * (up(tiles, chunk) - 1);
             const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
             if (p->sets == NORMFUSE_SETS_BATCH) /* a warp joins a channel's blocks; backward in double */
-                return (double)(in_thread + 5 + up(at_once, INT64_C(1) << a->compact.lane_bits) + 7 +
-                                up(g->parts, 32) + 4 * up(g->parts, 160) + 7);
+                return (double)(in_thread + 5 + up(at_once, INT64_C(1) << a->compact.lane_bits) + 7 + up(g->parts, 32) +
+                                4 * up(g->parts, 160) + 7);
             return (double)(in_thread + together - 1 + 5 + up(packs * at_once, 8) + 7 + up(g->parts, 8) +
                             4 * up(g->parts, 72) + 7);
         }
@@ -1151,7 +1151,8 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     HOLDS((batch ? g->group == 1 && p->n == 1 : p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups));
     HOLDS((int64_t)g->width * pack == p->c && batch == (strstr(launch->name, "_batch_") != NULL));
     HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
-    HOLDS(!backward || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
+    HOLDS(!backward ||
+          (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
     for (int64_t first = 0; first < p->c; first += pack)
         HOLDS(batch || (first + pack - 1) / g->group - first / g->group <= 1);
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
@@ -1169,8 +1170,8 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
                            : backward ? 8 * entries + 16 * p->groups + (gives ? 8 * c->at_once * p->c : 0)
                                       : 16 * entries + 16 * p->groups;
     HOLDS(!batch || p->c << c->lane_bits <= (int64_t)launch->threads - 32 || c->lane_bits == 0);
-    HOLDS(!batch || (2 * g->teams * p->c * g->parts) * (backward ? 16 : 24) >=
-                        8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
+    HOLDS(!batch ||
+          (2 * g->teams * p->c * g->parts) * (backward ? 16 : 24) >= 8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
     HOLDS(c->stages >= 1 && c->stages <= 32 && stage * (backward ? 2 : 1) < 1 << 20);
     HOLDS(c->stages * stage * (backward ? 2 : 1) + behind <= (int64_t)launch->shared);
     /* How many rows each part has. */
@@ -1333,8 +1334,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
               launch->name, (long long)wrong, (long long)places, (long long)first, first < 0 ? 0 : seen[first]);
         free(seen);
     } else if (p->columns) {
-        HOLDS(is_of_grid(kept) || g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
-              (g->part_rows < g->rows ? g->part_rows : g->rows));
+        HOLDS(is_of_grid(kept) ||
+              g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
+                  (g->part_rows < g->rows ? g->part_rows : g->rows));
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
         HOLDS(g->sets == (g->all_samples ? 1 : p->n) * g->blocks_wide);

@@ -20,7 +20,8 @@ struct channel_join {
      * go on together. */
     template <typename Work> __device__ __forceinline__ void walk(int channels, int consumers, Work work) const
     {
-        const int nth = (int)threadIdx.x / lanes, at_once = consumers / lanes, of_warp = (int)(threadIdx.x & ~31u) / lanes;
+        const int nth = (int)threadIdx.x / lanes, at_once = consumers / lanes,
+                  of_warp = (int)(threadIdx.x & ~31u) / lanes;
 #pragma unroll 1
         for (int round = 0; round + of_warp < channels; round += at_once)
             work(min(round + nth, channels - 1), (int)threadIdx.x & (lanes - 1), round + nth < channels);
@@ -134,17 +135,19 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         const int packs = own.packs_of(tile);
         if (tile == 0 && place.first < packs)
             unpack<T, V>(from[place.first], about);
-        walk_packs<4>(place, packs, [&](int i) { return from[i]; }, [&](const uint4 &pack, int) {
-            float value[V];
-            unpack<T, V>(pack, value);
-            rows_here++;
+        walk_packs<4>(
+            place, packs, [&](int i) { return from[i]; },
+            [&](const uint4 &pack, int) {
+                float value[V];
+                unpack<T, V>(pack, value);
+                rows_here++;
 #pragma unroll
-            for (int k = 0; k < V; k++) {
-                const float distance = value[k] - about[k];
-                sum[k] += distance;
-                square[k] += distance * distance;
-            }
-        });
+                for (int k = 0; k < V; k++) {
+                    const float distance = value[k] - about[k];
+                    sum[k] += distance;
+                    square[k] += distance * distance;
+                }
+            });
         if (--until_fold == 0 || tile + 1 == own.tiles) {
             /* As append in join.cuh, of all channels. */
             const float next_count = (float)rows_here, count = found_count + next_count;
@@ -262,15 +265,17 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         consumer.walk_results(own, true, [&](int tile, int stage) {
             const uint4 *const from = dynamic + stage * own.tile_packs;
             char *const to_tile = a.out + own.place_of(tile);
-            walk_packs<4>(place, own.packs_of(tile), [&](int i) { return from[i]; }, [&](const uint4 &pack, int i) {
-                float z[V];
-                unpack<T, V>(pack, z);
+            walk_packs<4>(
+                place, own.packs_of(tile), [&](int i) { return from[i]; },
+                [&](const uint4 &pack, int i) {
+                    float z[V];
+                    unpack<T, V>(pack, z);
 #pragma unroll
-                for (int k = 0; k < V; k++)
-                    z[k] = fmaf(z[k] - shift[k], slope[k], offset[k]);
-                activate<fast, true>(z, chosen, a.activation, a.act_param);
-                store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(z));
-            });
+                    for (int k = 0; k < V; k++)
+                        z[k] = fmaf(z[k] - shift[k], slope[k], offset[k]);
+                    activate<fast, true>(z, chosen, a.activation, a.act_param);
+                    store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(z));
+                });
         });
     });
 }
@@ -452,8 +457,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
             const float slope_here =
                 (a.weight ? load_value<float>(a.weight, c, type_of(a, COMPACT_WEIGHT)) : 1.0f) * rstd;
             const float centred = -(slope_here * (float)product * rstd) * (rstd * a.share);
-            __stcg(of_channels + c,
-                   make_float2(centred, -(slope_here * (float)sum) * a.share - centred * rest));
+            __stcg(of_channels + c, make_float2(centred, -(slope_here * (float)sum) * a.share - centred * rest));
             __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
         }
     }

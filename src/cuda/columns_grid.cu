@@ -169,16 +169,18 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
                 about[0] = value[0];
                 about[1] = value[V - 1];
             }
-            walk_packs<4>(place, packs, [&](int i) { return from[i]; }, [&](const uint4 &pack, int) {
-                unpack<T, V>(pack, value);
-                rows_here++;
+            walk_packs<4>(
+                place, packs, [&](int i) { return from[i]; },
+                [&](const uint4 &pack, int) {
+                    unpack<T, V>(pack, value);
+                    rows_here++;
 #pragma unroll
-                for (int k = 0; k < V; k++) {
-                    const float distance = value[k] - (k < place.split ? about[0] : about[1]);
-                    sum[k] += distance;
-                    square[k] += distance * distance;
-                }
-            });
+                    for (int k = 0; k < V; k++) {
+                        const float distance = value[k] - (k < place.split ? about[0] : about[1]);
+                        sum[k] += distance;
+                        square[k] += distance * distance;
+                    }
+                });
             if (--until_fold == 0 || tile + 1 == own.tiles) {
                 fold();
                 until_fold = a.chunk_tiles;
@@ -271,8 +273,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
                 }
                 append_near(joined, next);
             }
-            const float mean =
-                (sum_few(joined.count * joined.mean, lanes_of_group) - lacking * last.x) * a.share;
+            const float mean = (sum_few(joined.count * joined.mean, lanes_of_group) - lacking * last.x) * a.share;
             const float distance = joined.mean - mean, of_last = last.x - mean;
             const float squares = sum_few(joined.squares + joined.count * distance * distance, lanes_of_group) -
                                   lacking * of_last * of_last;
@@ -309,15 +310,17 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
                 const uint4 *const from = dynamic + stage * own.tile_packs;
                 const int packs = own.packs_of(tile);
                 char *const to_tile = to + own.place_of(tile);
-                walk_packs<4>(place, packs, [&](int i) { return from[i]; }, [&](const uint4 &pack, int i) {
-                    float z[V];
-                    unpack<T, V>(pack, z);
+                walk_packs<4>(
+                    place, packs, [&](int i) { return from[i]; },
+                    [&](const uint4 &pack, int i) {
+                        float z[V];
+                        unpack<T, V>(pack, z);
 #pragma unroll
-                    for (int k = 0; k < V; k++)
-                        z[k] = fmaf(z[k] - (k < place.split ? of_first.x : of_second.x), slope[k], offset[k]);
-                    activate<fast, true>(z, chosen, a.activation, a.act_param);
-                    store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(z));
-                });
+                        for (int k = 0; k < V; k++)
+                            z[k] = fmaf(z[k] - (k < place.split ? of_first.x : of_second.x), slope[k], offset[k]);
+                        activate<fast, true>(z, chosen, a.activation, a.act_param);
+                        store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(z));
+                    });
             });
         });
     }
@@ -437,6 +440,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                 meet(MEETING_OF_ALL, (int)blockDim.x);
                 put_channels(all, reinterpret_cast<const float4 *>(of_plain),
                              reinterpret_cast<const float4 *>(of_centred), of_groups, channels, lane, n != own.team);
+                __syncwarp();
+                if (n + a.teams < a.n)
+                    announce(CHANNELS_ARE_PUT, (int)blockDim.x);
             }
             if (lane == 0)
                 producer.fill_again(own);
@@ -488,6 +494,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             }
             split_mean<T>(mean, about[side], rests[side]);
         }
+        /* What the producer's warp reads of the sample before is not written over. */
+        if (gives && n != own.team)
+            meet(CHANNELS_ARE_PUT, (int)blockDim.x);
         if (place.has_rows() && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
             of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
@@ -635,8 +644,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll
                     for (int k = 0; k < V; k++) {
                         const bool is_first = k < place.split;
-                        x[k] = fmaf(slope[k], dy[k],
-                                    fmaf(is_first ? of_first.x : of_second.x, x[k], is_first ? of_first.y : of_second.y));
+                        x[k] =
+                            fmaf(slope[k], dy[k],
+                                 fmaf(is_first ? of_first.x : of_second.x, x[k], is_first ? of_first.y : of_second.y));
                     }
                     store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(x));
                 });
@@ -645,5 +655,10 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     }
 }
 
-#define GRID(picture, direction, type, pack, kept)                                                                         extern "C" __global__ void __maxnreg__(most_registers)                                                                     normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a)     {                                                                                                                          grid_##direction<type, pack>(a);                                                                                   }
+#define GRID(picture, direction, type, pack, kept)                                                                     \
+    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
+        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+    {                                                                                                                  \
+        grid_##direction<type, pack>(a);                                                                               \
+    }
 NORMFUSE_CUDA_COLUMNS_GRID(GRID)

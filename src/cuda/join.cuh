@@ -263,8 +263,8 @@ __device__ __forceinline__ void await_ticket(const uint32_t *ticket, uint32_t be
     while (((now ^ before) & 0x80000000u) == 0);
 }
 
-/* What the ticket says is asked for while the data arrive, which spares a way to memory and back: it cannot change until
- * this block has arrived, too. Thread 0. */
+/* What the ticket says is asked for while the data arrive, which spares a way to memory and back: it cannot change
+ * until this block has arrived, too. Thread 0. */
 __device__ __forceinline__ uint32_t look_at_ticket(const uint32_t *ticket)
 {
     uint32_t before;

@@ -341,7 +341,7 @@ template <typename R> __device__ __forceinline__ R told_of(const asked &found, i
 {
     if (type == NORMFUSE_F64)
         return (R)__hiloint2double((int)found.high, (int)found.low);
-    return (R)(type == NORMFUSE_F32 ? __uint_as_float(found.low)
+    return (R)(type == NORMFUSE_F32   ? __uint_as_float(found.low)
                : type == NORMFUSE_F16 ? pair_of(found.high, f16()).x
                                       : pair_of(found.high, bf16()).x);
 }

@@ -44,9 +44,9 @@ struct normfuse_cuda_policy {
     double cluster_gap[2]; /* for each block of a cluster, where more than one wave of them runs */
     double grid_rounds;    /* the whole grid, more than once */
     double cluster_wait, cluster_block, grid_wait[2]; /* microseconds; cluster_block: for each block of a cluster */
-    double compact_wait[2];         /* of compact kernels: that a cluster takes, and the square of its blocks */
-    double not_compact[2];          /* that other kernels take longer than these */
-    double gradients_wait;          /* a kernel after this one */
+    double compact_wait[2]; /* of compact kernels: that a cluster takes, and the square of its blocks */
+    double not_compact[2];  /* that other kernels take longer than these */
+    double gradients_wait;  /* a kernel after this one */
     /* By the whole grid from a ring: threads that sum, packs of a tile for each; how many times the memory's time it
      * takes, of what is read again beside that, and microseconds that blocks wait for one another, once, for batch
      * norm once more, where no kernel for gradients follows, and for each further round of one sample. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * ring.cuh - a block's rows of a tensor over columns through a ring in shared memory, which one thread fills by bulk
- * copies: rows that are adjacent in memory are one stretch of it. For kernels of the whole grid, a block a processor. */
+ * copies: rows that are adjacent in memory are one stretch of it. For kernels of the whole grid, a block a processor.
+ */
 #ifndef NORMFUSE_CUDA_RING_CUH
 #define NORMFUSE_CUDA_RING_CUH
 
@@ -86,16 +87,16 @@ __device__ __forceinline__ void announce(int which, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
-enum { MEETING_OF_ALL = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN, CHANNELS_ARE_KNOWN };
+enum { MEETING_OF_ALL = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
 
 /* The block's part of each of its samples: tiles of tile_packs packs, of which the sample's last may be shorter, that
  * are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks are
  * near one another. Tile t lies in stage t % stages whenever it is there. */
 struct grid_part {
     int team, part, tiles, tile_packs, stages;
-    int packs;    /* from the block's first one to the end of its part, or of the sample */
-    int apart;    /* packs from one tile to the next */
-    unsigned at;  /* bytes from the beginning of a sample */
+    int packs;   /* from the block's first one to the end of its part, or of the sample */
+    int apart;   /* packs from one tile to the next */
+    unsigned at; /* bytes from the beginning of a sample */
 
     __device__ __forceinline__ explicit grid_part(const normfuse_cuda_compact &a)
     {
@@ -214,8 +215,7 @@ struct tile_consumer {
         }
     }
     /* Where all tiles are there, in the order in which the next sample's come; else the last first. */
-    template <typename Work>
-    __device__ __forceinline__ void walk_results(const grid_part &own, bool is_last, Work work)
+    template <typename Work> __device__ __forceinline__ void walk_results(const grid_part &own, bool is_last, Work work)
     {
         const int again = own.tiles_read_again();
         int tile = again > 0 ? own.tiles - 1 : 0, stage = again > 0 ? tile % own.stages : 0;

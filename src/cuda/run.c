@@ -854,7 +854,8 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
     const int64_t most_threads = normfuse_tune("GRID_THREADS", task->policy->grid_threads);
     if (!(task->compact || task->batch) || !task->has_tickets || !task->device->clusters || p->x.position != p->c ||
-        teams >= MOST_TEAMS || task->device->processors / teams < 2 || (task->direction == BACKWARD && modulates) || g->width > most_threads)
+        teams >= MOST_TEAMS || task->device->processors / teams < 2 || (task->direction == BACKWARD && modulates) ||
+        g->width > most_threads)
         return false;
     int64_t parts = task->device->processors / teams, part_rows = divide_up(g->rows, parts);
     const int64_t at_once = least(most_threads / g->width, part_rows);
@@ -881,7 +882,8 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     if (joined > MOST_ENTRIES)
         return false;
     const int64_t room = (int64_t)task->device->shared_per_block - STATIC_BYTES - beside_ring;
-    const int64_t slots = least(normfuse_tune("TILE", task->policy->grid_tile[task->direction]), divide_up(part_rows, at_once));
+    const int64_t slots =
+        least(normfuse_tune("TILE", task->policy->grid_tile[task->direction]), divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * task->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
@@ -938,7 +940,8 @@ static double cost_of_grid(const struct task *task, const struct step *step)
     const double tiles = ceil((double)g->part_rows / g->tile_rows), again = fmax(0.0, tiles - g->stages) / tiles;
     /* Of what moves at least, the part that is read. */
     const double reads = task->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
-    const double busy = (double)step->blocks / task->device->processors * (double)task->problem->n / (rounds * g->teams);
+    const double busy =
+        (double)step->blocks / task->device->processors * (double)task->problem->n / (rounds * g->teams);
     return task->bytes * (policy->grid_stretch[task->direction] + reads * policy->grid_again[task->direction] * again) /
                (policy->bytes_a_microsecond * busy) +
            policy->grid_meeting[task->direction] + (task->batch ? policy->grid_batch[task->direction] : 0.0) +
@@ -954,9 +957,10 @@ static bool plan_grid(const struct task *task, struct step *best)
     for (int64_t rounds = only_rounds ? only_rounds : 1; rounds <= p->n; rounds++) {
         if (rounds > 1 && !only_rounds && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
-        step = (struct step){.phases = best->phases,
-                             .source = best->source,
-                             .geometry = columns_geometry(task, packs_of_row(task), task->batch ? 1 : p->c / p->groups)};
+        step =
+            (struct step){.phases = best->phases,
+                          .source = best->source,
+                          .geometry = columns_geometry(task, packs_of_row(task), task->batch ? 1 : p->c / p->groups)};
         if (settle_grid(task, &step, rounds) &&
             ((int64_t)step.geometry.stages * step.geometry.tile_rows >= step.geometry.part_rows ||
              step.geometry.teams == 1 || only_rounds)) {
@@ -1067,7 +1071,8 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
             const int64_t at_most =
                 least(most(1, most_threads / width), most_at_once(task->direction, task->abreast, task->pack, d));
-            if ((grid && (!task->has_tickets || (has_ring && !task->batch))) || (!grid && clusters[way] > 1 && !task->device->clusters))
+            if ((grid && (!task->has_tickets || (has_ring && !task->batch))) ||
+                (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
             if (only_exchange >= 0 && only_exchange != (grid ? 2 : clusters[way] > 1 ? 1 : 0))
                 continue;
@@ -1340,10 +1345,11 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                    is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
                    is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
                    normfuse_tune("COMPACT", 1);
-    task.batch = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_BATCH &&
-                 p->n == 1 && is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) &&
-                 p->scale.data == NULL && p->shift.data == NULL &&
-                 (task.direction == FORWARD || (is_packed_or_double(&p->mean, task.pack) && is_packed(&p->rstd, task.pack)));
+    task.batch =
+        p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 &&
+        is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) && p->scale.data == NULL &&
+        p->shift.data == NULL &&
+        (task.direction == FORWARD || (is_packed_or_double(&p->mean, task.pack) && is_packed(&p->rstd, task.pack)));
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||

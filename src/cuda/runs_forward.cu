@@ -203,8 +203,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 prepare((int)threadIdx.x);
             if (V > 1 && shared > 0)
                 wait_for_copies();
-            /* Calls work(pack, index) for each pack that the thread has in shared memory; it says whether it changed the
-             * pack. Where nothing is kept a pack that was read is asked for again at once, K packs further on. */
+            /* Calls work(pack, index) for each pack that the thread has in shared memory; it says whether it changed
+             * the pack. Where nothing is kept a pack that was read is asked for again at once, K packs further on. */
             const auto walk_shared = [&](auto work, const char *next = nullptr) {
                 int index = packs.index;
                 forget(index);
