@@ -239,15 +239,18 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
                 squares += entry.z + entry.w * distance * distance;
             }
             squares = sum_few(squares, lanes_of_group);
-            if (join.is_first())
+            if (join.is_first()) {
                 __stcg(parts_of_group(all, own, parity, join.group) + own.part, make_float2(mean, squares));
+                of_groups[join.group].x = base;
+            }
         }
         meet_blocks(all.tickets + own.team * ticket_stride, own.part, a.parts, before, consumers);
 
 #pragma unroll 1
         for (int round = 0; round < a.groups; round += groups_at_once) {
             const joining_lane join(a, round);
-            const float base = tell_base(round == 0 ? asked_base : ask_base(join.group));
+            /* Not from x, in whose place another block may have put results by now. */
+            const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
             const float2 *const of_parts = parts_of_group(all, own, parity, join.group);
             const float2 last = __ldcg(of_parts + a.first_parts - 1);
             moments<float> joined = {};
