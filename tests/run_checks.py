@@ -246,6 +246,9 @@ def neon():
         skip("NEON", "aarch64-linux-gnu-gcc is not installed")
     elif not emulator:
         skip("NEON", "qemu-aarch64-static is not installed")
+    elif "/" not in subprocess.run(["aarch64-linux-gnu-gcc", "-print-file-name=libc.a"], stdout=subprocess.PIPE,
+                                   text=True).stdout:
+        skip("NEON", "aarch64-linux-gnu-gcc has no C library (Debian: libc6-dev-arm64-cross)")
     elif cmake_build("NEON: cross build, warnings are errors", "neon", [
             f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake/aarch64-linux-gnu.cmake'}", "-DNORMFUSE_WERROR=ON",
             "-DNORMFUSE_BUILD_SHARED=OFF", "-DNORMFUSE_BUILD_CLI=OFF"]):
