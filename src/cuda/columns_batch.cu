@@ -65,7 +65,7 @@ __device__ __forceinline__ void read_once(const Known *from, Known *to, int chan
     meet(MEETING_OF_CONSUMERS, consumers);
 }
 
-constexpr int held_parts = 5; /* by each lane of a warp: 160 blocks at once */
+enum { held_parts = 5 }; /* by each lane of a warp: 160 blocks at once */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -496,6 +496,6 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     extern "C" __global__ void __maxnreg__(most_registers)                                                             \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        batch_##direction<type, pack>(a);                                                                              \
+        NORMFUSE_RING_BODY((batch_##direction<type, pack>(a)));                                                        \
     }
 NORMFUSE_CUDA_COLUMNS_BATCH(BATCH)

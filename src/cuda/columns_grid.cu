@@ -66,7 +66,7 @@ __device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments 
 }
 
 /* Of what a lane joins, how much it asks for at once. */
-constexpr int held_parts = 9, held_sums = 4;
+enum { held_parts = 9, held_sums = 4 };
 
 /* Every eighth of `left` pairs; zeros where there are no more. */
 __device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (&parts)[held_parts])
@@ -333,9 +333,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
 /* The block's sums of channels into memory, one block's beside one another, by the producer's warp while the others
  * join those of groups; those of a next sample are added. Four channels a lane. */
-static __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all, const float4 *plain,
-                                                    const float4 *centred, const float2 *of_groups, int channels,
-                                                    int lane, bool adds)
+__device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all, const float4 *plain,
+                                             const float4 *centred, const float2 *of_groups, int channels, int lane,
+                                             bool adds)
 {
     const normfuse_cuda_compact &a = all.compact;
     const int quads = channels / 4;
@@ -370,7 +370,7 @@ static __device__ __forceinline__ void put_channels(const normfuse_cuda_argument
 }
 
 /* What the parameters get, when all blocks have put their sums: two channels at a time for each block in turn. */
-static __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, int channels, int lane)
+__device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, int channels, int lane)
 {
     const double2 *const from = reinterpret_cast<const double2 *>(all.sums);
 #pragma unroll 1
@@ -662,6 +662,6 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     extern "C" __global__ void __maxnreg__(most_registers)                                                             \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        grid_##direction<type, pack>(a);                                                                               \
+        NORMFUSE_RING_BODY((grid_##direction<type, pack>(a)));                                                         \
     }
 NORMFUSE_CUDA_COLUMNS_GRID(GRID)

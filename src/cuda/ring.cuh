@@ -15,7 +15,6 @@ struct ring_barriers {
     uint64_t full[most_stages], empty[most_stages];
 };
 
-#if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void open_barrier(uint64_t &barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
@@ -53,28 +52,6 @@ __device__ __forceinline__ void copy_bulk(uint4 *to, const char *from, unsigned 
                  "l"(from), "r"(bytes), "r"(shared_address(&barrier))
                  : "memory");
 }
-#else
-/* Not launched here. */
-__device__ __forceinline__ void open_barrier(uint64_t &, int)
-{
-    __trap();
-}
-__device__ __forceinline__ void announce_barriers()
-{
-}
-__device__ __forceinline__ void arrive(uint64_t &)
-{
-}
-__device__ __forceinline__ void expect_bytes(uint64_t &, unsigned)
-{
-}
-__device__ __forceinline__ void await(uint64_t &, unsigned)
-{
-}
-__device__ __forceinline__ void copy_bulk(uint4 *, const char *, unsigned, uint64_t &)
-{
-}
-#endif
 
 /* Some of the block's threads, whole warps. */
 __device__ __forceinline__ void meet(int which, int threads)
@@ -337,5 +314,12 @@ struct saved_statistic {
 
 /* One block of 320 consumers and a warp on a processor. */
 constexpr int most_registers = 168;
+
+/* Of the kernels: bulk copies came with capability 9.0, and none is launched below. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define NORMFUSE_RING_BODY(body) __trap()
+#else
+#define NORMFUSE_RING_BODY(body) body
+#endif
 
 #endif
