@@ -1092,7 +1092,21 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
     free(seen);
 }
 
-/* Rows that are walked as one are adjacent, whole packs, and all of them in each block. */
+/* Threads read the parameters of their channels in packs. */
+static void check_packed(const struct plan_case *test, const struct fake_launch *launch,
+                         const struct normfuse_problem *p, int pack)
+{
+    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale, &p->shift};
+    for (int i = 0; i < 4; i++) {
+        const struct normfuse_parameter *const of = parameters[i];
+        const int64_t bytes = of->data != NULL ? (int64_t)normfuse_type_bytes(of->type) : 0;
+        const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
+        if (of->data != NULL && (of->type == NORMFUSE_F64 || (intptr_t)of->data % aligned != 0 || of->channel != 1 ||
+                                 of->batch * bytes % aligned != 0))
+            CHECK(false, "%s: %s: parameter %d cannot be read in packs", test->name, launch->name, i);
+    }
+}
+
 /* What the compact kernels take for granted. */
 static void check_compact(const struct plan_case *test, const struct fake_launch *launch,
                           const struct normfuse_cuda_arguments *a, int pack)
@@ -1125,14 +1139,7 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
         shared += c->samples > 0 ? 32 * up(channels / 4, ranks) * ranks : 0;
     }
     HOLDS(shared <= (int64_t)launch->shared);
-    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale, &p->shift};
-    for (int i = 0; i < 4; i++) {
-        const int64_t bytes = parameters[i]->data != NULL ? (int64_t)normfuse_type_bytes(parameters[i]->type) : 0;
-        const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
-        HOLDS(parameters[i]->data == NULL ||
-              (parameters[i]->type != NORMFUSE_F64 && (intptr_t)parameters[i]->data % aligned == 0 &&
-               parameters[i]->channel == 1 && parameters[i]->batch * bytes % aligned == 0));
-    }
+    check_packed(test, launch, p, pack);
 #undef HOLDS
 }
 
@@ -1190,17 +1197,11 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
         rows += own;
     }
     HOLDS(rows == g->rows && c->first_parts >= 1 && c->first_parts <= g->parts);
-    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale, &p->shift};
-    for (int i = 0; i < 4; i++) {
-        const int64_t bytes = parameters[i]->data != NULL ? (int64_t)normfuse_type_bytes(parameters[i]->type) : 0;
-        const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
-        HOLDS(parameters[i]->data == NULL ||
-              (parameters[i]->type != NORMFUSE_F64 && (intptr_t)parameters[i]->data % aligned == 0 &&
-               parameters[i]->channel == 1 && parameters[i]->batch * bytes % aligned == 0));
-    }
+    check_packed(test, launch, p, pack);
 #undef HOLDS
 }
 
+/* Rows that are walked as one are adjacent, whole packs, and all of them in each block. */
 static void check_abreast(const struct plan_case *test, const struct fake_launch *launch,
                           const struct normfuse_cuda_arguments *a, int pack)
 {

@@ -374,34 +374,10 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
             differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
         }
     };
-    struct both {
-        uint4 x, dy;
-    };
-
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
     choose_activation<true, false>(a.activation, [&](auto chosen) {
-        consumer.walk_sums(own, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + 2 * stage * own.tile_packs;
-            const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
-            float of_tile[V] = {}, centred_of_tile[V] = {};
-            walk_packs<2>(place, own.packs_of(tile), read, [&](const both &here, int) {
-                float x[V], dy[V];
-                unpack<T, V>(here.x, x);
-                unpack<T, V>(here.dy, dy);
-                differentiate(chosen, x, dy);
-#pragma unroll
-                for (int k = 0; k < V; k++) {
-                    of_tile[k] += dy[k];
-                    centred_of_tile[k] += dy[k] * x[k];
-                }
-            });
-#pragma unroll
-            for (int k = 0; k < V; k++) {
-                first[k] += of_tile[k];
-                second[k] += centred_of_tile[k];
-            }
-        });
+        sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
     });
     if (place.has_rows()) {
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;

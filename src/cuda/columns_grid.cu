@@ -81,8 +81,6 @@ __device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* What a thread found in a group: a value that it sums about, its mean less that, squares about the mean, and how many
- * values these are. */
 template <typename T, int V> __device__ __forceinline__ void grid_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -98,6 +96,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         parameters.ask_weights(a, place.column * V);
     }
     const grid_part own(a);
+    /* After the ring: of each thread in a group a value that it sums about, its mean less that, squares about the mean,
+     * and how many values these are; then what results need of each group. */
     float4 *const entries = reinterpret_cast<float4 *>(dynamic + own.stages * own.tile_packs);
     float4 *const of_groups = entries + (a.width + a.groups) * a.at_once;
 
@@ -396,10 +396,6 @@ __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all
     }
 }
 
-struct both {
-    uint4 x, dy;
-};
-
 template <typename T, int V> __device__ __forceinline__ void grid_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -529,28 +525,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         /* ---- sums ---- */
         float first[V] = {}, second[V] = {};
         choose_activation<true, false>(a.activation, [&](auto chosen) {
-            consumer.walk_sums(own, [&](int tile, int stage) {
-                const uint4 *const from = dynamic + 2 * stage * own.tile_packs;
-                const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
-                const int packs = own.packs_of(tile);
-                float of_tile[V] = {}, centred_of_tile[V] = {};
-                walk_packs<2>(place, packs, read, [&](const both &packs_here, int) {
-                    float x[V], dy[V];
-                    unpack<T, V>(packs_here.x, x);
-                    unpack<T, V>(packs_here.dy, dy);
-                    differentiate(chosen, x, dy);
-#pragma unroll
-                    for (int k = 0; k < V; k++) {
-                        of_tile[k] += dy[k];
-                        centred_of_tile[k] += dy[k] * x[k];
-                    }
-                });
-#pragma unroll
-                for (int k = 0; k < V; k++) {
-                    first[k] += of_tile[k];
-                    second[k] += centred_of_tile[k];
-                }
-            });
+            sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
         });
         if (place.has_rows()) {
             float2 found[2] = {};

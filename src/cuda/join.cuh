@@ -286,6 +286,7 @@ __device__ __forceinline__ uint32_t look_at_ticket_where(bool wanted, const uint
                  : "memory");
     return before;
 }
+
 __device__ __forceinline__ uint32_t &ticket_before()
 {
     static __shared__ uint32_t before;

@@ -164,7 +164,7 @@ template <int tensors> struct tile_producer {
     }
 };
 
-/* The others: work(tile, first pack of the tile in its stage) for all tiles. */
+/* The others: work(tile, its stage) for all tiles. */
 struct tile_consumer {
     ring_barriers &barriers;
     stage_parities here;
@@ -274,6 +274,41 @@ __device__ __forceinline__ void walk_packs(const ring_place &place, int packs, R
 #pragma unroll 1
     for (; i < packs; i += step)
         work(read(i), i);
+}
+
+/* A pack of x and the one of dy in the same place. */
+struct both {
+    uint4 x, dy;
+};
+
+/* Of all of the thread's packs: sums of dy', and of dy' (x - mean). Of each tile, then of tiles, so that none is long.
+ */
+template <typename T, int V, typename Chosen, typename Differentiate>
+__device__ __forceinline__ void sum_gradients(tile_consumer &consumer, const uint4 *ring, const grid_part &own,
+                                              const ring_place &place, Chosen chosen, Differentiate differentiate,
+                                              float (&first)[V], float (&second)[V])
+{
+    consumer.walk_sums(own, [&](int tile, int stage) {
+        const uint4 *const from = ring + 2 * stage * own.tile_packs;
+        const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
+        float of_tile[V] = {}, centred_of_tile[V] = {};
+        walk_packs<2>(place, own.packs_of(tile), read, [&](const both &here, int) {
+            float x[V], dy[V];
+            unpack<T, V>(here.x, x);
+            unpack<T, V>(here.dy, dy);
+            differentiate(chosen, x, dy);
+#pragma unroll
+            for (int k = 0; k < V; k++) {
+                of_tile[k] += dy[k];
+                centred_of_tile[k] += dy[k] * x[k];
+            }
+        });
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            first[k] += of_tile[k];
+            second[k] += centred_of_tile[k];
+        }
+    });
 }
 
 /* All consumers of `parts` blocks; `before` is what thread 0 read of the ticket while data arrived. */
