@@ -861,10 +861,9 @@ static bool is_ragged(const char *kernel, int kept)
 }
 
 /* One of columns_compact.cu, whose last warp may have no packs. */
-static bool is_compact(const char *kernel, int kept)
+static bool is_compact(const char *kernel)
 {
-    return strstr(kernel, "_columns_") != NULL && kept == (strstr(kernel, "backward") != NULL ? 4 : 8) &&
-           strstr(kernel, "_1x") == NULL;
+    return strstr(kernel, "_columns_compact_") != NULL;
 }
 
 /* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
@@ -876,7 +875,7 @@ static bool is_of_grid(int kept)
 /* Columns: rows that the threads of a block have at once. */
 static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
 {
-    return is_compact(kernel, kept) || is_of_grid(kept) ? a->compact.at_once : (int64_t)threads / a->geometry.width;
+    return is_compact(kernel) || is_of_grid(kept) ? a->compact.at_once : (int64_t)threads / a->geometry.width;
 }
 
 static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
@@ -892,7 +891,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         const int64_t at_once = rows_at_once(a, kernel, kept, threads);
         const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
-        if (is_compact(kernel, kept)) {
+        if (is_compact(kernel)) {
             /* In a thread's channel; those of its pack; its mean; what a lane joins; lanes; parts. */
             const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
             const int64_t joined = up(packs * beside, INT64_C(1) << a->compact.lane_bits);
@@ -935,7 +934,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         const int64_t of_sums = own + levels(of_channel < lanes ? of_channel : lanes) + others;
         return (double)(of_pack + (centred && of_set > of_sums ? of_set : of_sums) + 6);
     }
-    /* Packs in shared memory and those in registers are two sums, each about a value of its own; a ring is one. */
+    /* Packs in shared memory and those in registers are two sums, each about a value of its own. */
     const int64_t apart = g->kept_shared < rows ? g->kept_shared : rows;
     const int64_t in_turn = apart > rows - apart ? apart : rows - apart;
     const double serial = (pack > 1 ? (double)(in_turn * up(of_pack, 2)) + 1 : (double)rows) + (apart > 0 ? 4 : 0);
@@ -965,7 +964,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
-    const int64_t samples = is_compact(launch->name, kept) && a->compact.samples > 0 ? a->compact.samples : 1;
+    const int64_t samples = is_compact(launch->name) && a->compact.samples > 0 ? a->compact.samples : 1;
     for (int64_t block = 0; block < launch->grid; block++) {
         int64_t team = block / g->parts, part = block % g->parts;
         if (samples > 1) { /* of a cluster: sample after sample */
@@ -1281,7 +1280,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     }
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
     HOLDS(launch->cluster <= 1 || (device->clusters && launch->cluster <= 16 &&
-                                   (is_compact(launch->name, kept) || g->parts == (int32_t)launch->cluster)));
+                                   (is_compact(launch->name) || g->parts == (int32_t)launch->cluster)));
     /* One that computes what it then applies hears of all parts of its sets. */
     const bool applies = (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     if (gathers && applies && p->sets != NORMFUSE_SETS_NONE) {
@@ -1311,7 +1310,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     } else {
         HOLDS((int64_t)g->blocks_wide * g->width >= packs && (int64_t)(g->blocks_wide - 1) * g->width < packs);
         HOLDS((int64_t)launch->threads >= g->width);
-        if (is_compact(launch->name, kept)) {
+        if (is_compact(launch->name)) {
             check_compact(test, launch, &a, pack);
             compact_launches++;
         }

@@ -103,7 +103,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic);
+        tile_producer<1> producer(barriers, dynamic, a.soon);
         open_ring(barriers, a, lane);
         if (lane == 0) {
 #pragma unroll 1
@@ -422,7 +422,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic);
+        tile_producer<2> producer(barriers, dynamic, a.soon);
         uint32_t *const ticket = all.tickets + a.teams * ticket_stride;
         uint32_t before = 0;
         open_ring(barriers, a, lane);

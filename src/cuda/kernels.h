@@ -29,18 +29,17 @@
 #define NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, direction, type, pack, few)                                              \
     KERNEL(columns, direction, type, 1, few)                                                                           \
     KERNEL(columns, direction, type, pack, few)
-#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, whole, some, fewer, many)                       \
+#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, whole, some, many)                              \
     NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, direction, type, pack, few)                                                  \
     KERNEL(columns, direction, type, pack, whole)                                                                      \
     KERNEL(columns, direction, type, pack, some)                                                                       \
-    KERNEL(columns, direction, type, pack, fewer)                                                                      \
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
     NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, forward, f64, 2, 4, 6)                                                          \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 12, 22, 9)                                               \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 12, 22, 9)                                               \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 12, 22, 9)
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 5, 22, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 5, 22, 9)                                                \
+    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 5, 22, 9)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
     NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, backward, f64, 2, 2, 3)                                                         \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 9, 6)                                                \
@@ -48,32 +47,32 @@
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 9, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
     NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, forward, f64, 2, 6)                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 12, 7, 16)                                               \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 12, 7, 16)                                               \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 12, 7, 16)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 5, 16)                                                   \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 5, 16)                                                   \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 5, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
     NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, backward, f64, 2, 3)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 8, 5, 6)                                                \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 5, 6)                                                \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 8, 5, 6)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 4, 6)                                                   \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 4, 6)                                                   \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 4, 6)
 
 /* columns_compact.cu */
 #define NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                          \
-    KERNEL(columns, forward, f32, 4, 8)                                                                                \
-    KERNEL(columns, forward, f16, 8, 8)                                                                                \
-    KERNEL(columns, forward, bf16, 8, 8)                                                                               \
-    KERNEL(columns, backward, f32, 4, 4)                                                                               \
-    KERNEL(columns, backward, f16, 8, 4)                                                                               \
-    KERNEL(columns, backward, bf16, 8, 4)
+    KERNEL(columns_compact, forward, f32, 4, 8)                                                                        \
+    KERNEL(columns_compact, forward, f16, 8, 8)                                                                        \
+    KERNEL(columns_compact, forward, bf16, 8, 8)                                                                       \
+    KERNEL(columns_compact, backward, f32, 4, 4)                                                                       \
+    KERNEL(columns_compact, backward, f16, 8, 4)                                                                       \
+    KERNEL(columns_compact, backward, bf16, 8, 4)
 
 /* columns_grid.cu: what they keep is in shared memory */
 #define NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                             \
-    KERNEL(columns, forward, f32, 4, 0)                                                                                \
-    KERNEL(columns, forward, f16, 8, 0)                                                                                \
-    KERNEL(columns, forward, bf16, 8, 0)                                                                               \
-    KERNEL(columns, backward, f32, 4, 0)                                                                               \
-    KERNEL(columns, backward, f16, 8, 0)                                                                               \
-    KERNEL(columns, backward, bf16, 8, 0)
+    KERNEL(columns_grid, forward, f32, 4, 0)                                                                           \
+    KERNEL(columns_grid, forward, f16, 8, 0)                                                                           \
+    KERNEL(columns_grid, forward, bf16, 8, 0)                                                                          \
+    KERNEL(columns_grid, backward, f32, 4, 0)                                                                          \
+    KERNEL(columns_grid, backward, f16, 8, 0)                                                                          \
+    KERNEL(columns_grid, backward, bf16, 8, 0)
 
 /* columns_batch.cu */
 #define NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                            \
@@ -84,6 +83,15 @@
     KERNEL(columns_batch, backward, f16, 8, 0)                                                                         \
     KERNEL(columns_batch, backward, bf16, 8, 0)
 
+/* columns_known.cu */
+#define NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                            \
+    KERNEL(columns_known, forward, f32, 4, 4)                                                                          \
+    KERNEL(columns_known, forward, f16, 8, 4)                                                                          \
+    KERNEL(columns_known, forward, bf16, 8, 4)                                                                         \
+    KERNEL(columns_known, backward, f32, 4, 4)                                                                         \
+    KERNEL(columns_known, backward, f16, 8, 4)                                                                         \
+    KERNEL(columns_known, backward, bf16, 8, 4)
+
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
     NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                                 \
@@ -92,7 +100,8 @@
     NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                             \
     NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                              \
     NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                                 \
-    NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)
+    NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                                \
+    NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)
 
 /* The small ones: what follows the tiles. */
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
@@ -178,7 +187,7 @@ struct normfuse_cuda_geometry {
     /* compact */
     int32_t rows_at_once, samples_a_cluster;
     /* the whole grid: rows of a tile, tiles in the ring, and after how many a thread joins what it summed */
-    int32_t tile_rows, stages, chunk_tiles;
+    int32_t tile_rows, stages, chunk_tiles, soon;
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
@@ -227,7 +236,7 @@ struct normfuse_cuda_compact {
     float act_param, eps, share; /* share: 1 / values of a set */
     /* The whole grid: samples, how many of them at a time, tiles in the ring and after how many of them a thread joins
      * what it has summed to what it had, rows of a tile. */
-    int32_t n, teams, stages, chunk_tiles;
+    int32_t n, teams, stages, chunk_tiles, soon;
     int32_t interleaved; /* blocks take turns, tile by tile */
     /* The first blocks of a sample have part_rows rows, but the last of these lacks some, the others fewer. */
     int32_t first_parts, small_part_rows, lacking_rows;

@@ -22,17 +22,19 @@ struct normfuse_cuda_policy {
     int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
-    int32_t passing_threads;           /* runs: of tiles that are not kept */
+    int32_t passing_threads[2];        /* runs: of tiles that are not kept; forward results */
     int32_t passing_column_threads[2]; /* columns: the same; where blocks have parts of rows */
     int32_t passing_waves[2][2];       /* of blocks at least: forward, backward; applying, summing */
-    int32_t parted_waves;              /* where blocks have parts of rows, applying */
-    int32_t passing_slots[2][2][2];    /* packs in shared memory of those that are no rings: runs, columns; forward,
-                                          backward; applying, summing */
-    int32_t most_parts_of_last[2];     /* of a channel, that the tile kernel's last block adds: runs, columns */
-    double least_round_bytes;          /* of x that a block of the whole grid keeps, where the grid goes round */
-    double round_wait;                 /* microseconds that each round takes beside its bytes */
-    double cycles_a_microsecond;       /* of a processor, about */
-    size_t shared_a_block;             /* for two blocks a processor */
+    int32_t known_threads[2], known_passes[2], known_waves[2]; /* columns_known.cu: at most; at least */
+    int32_t passing_passes[2];                                 /* columns: tiles of a block that applies, at most */
+    int32_t parted_waves;                                      /* where blocks have parts of rows, applying */
+    int32_t passing_slots[2][2][2]; /* packs in shared memory of those that are no rings: runs, columns; forward,
+                                       backward; applying, summing */
+    int32_t most_parts_of_last[2];  /* of a channel, that the tile kernel's last block adds: runs, columns */
+    double least_round_bytes;       /* of x that a block of the whole grid keeps, where the grid goes round */
+    double round_wait;              /* microseconds that each round takes beside its bytes */
+    double cycles_a_microsecond;    /* of a processor, about */
+    size_t shared_a_block;          /* for two blocks a processor */
     /* Columns. */
     int32_t column_threads;
     size_t resident_bytes; /* that a processor keeps, registers and shared memory together */
@@ -52,6 +54,7 @@ struct normfuse_cuda_policy {
      * norm once more, where no kernel for gradients follows, and for each further round of one sample. */
     int32_t grid_threads, grid_tile[2];
     double grid_stretch[2], grid_again[2], grid_meeting[2], grid_batch[2], grid_round;
+    int64_t l2_again_bytes;         /* that is read again, above which the L2 is not told what to keep */
     double twice[2], twice_wait[2]; /* what reading twice takes: times the floor, and microseconds */
     double twice_wide; /* the same of channels that are sets of their own, where a block has not all of them */
 };
@@ -73,10 +76,17 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .whole_threads = {{448, 224}, {256, 192, 160, 128}},
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 8},
-        .passing_threads = 128, /* affine 64x256x64x64 backward: 128 220 us, 256 260 */
+        /* affine 64x256x64x64 backward: 128 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142 */
+        .passing_threads = {128, 64},
         /* Batch norm NHWC 256x64x112x112: 128 331 us, 256 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105,
          * in two waves 89, and of 512 84 */
         .passing_column_threads = {256, 512},
+        /* Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8
+         * tiles 110 us, 4 121, 1 138, 256 threads 126 */
+        .known_threads = {256, 512},
+        .known_passes = {1, 8},
+        .known_waves = {4, 2},
+        .passing_passes = {1, 4}, /* 8x128x512x512 bf16 NHWC: 1 398 us, 2 406, 4 412; backward 742, 670, 660 */
         .parted_waves = 2,
         .passing_waves = {{4, 1}, {4, 1}}, /* 1x256x512x512 NHWC backward: sums in 1 wave 174 us, 2 177 */
         /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
@@ -119,8 +129,11 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .grid_again = {0.85, 0.85},
         .grid_meeting = {5.5, 10.0},
         .grid_batch = {2.0, -4.0},
-        .grid_round = 10.0,
-        .twice = {1.62, 1.64},
+        .grid_round = 5.0, /* 8x128x512x512 bf16: 398 and 642 us, twice 398 and 660 */
+        /* f16 NHWC: batch norm 256x2048x7x7 50 us, 46.7 with 32 MB kept, backward 73.0 and 70.3; 1x256x512x512 108.1
+         * and 104.4; backward 1x128x1024x1024 322 and 336, batch norm 256x64x112x112 483 and 495 */
+        .l2_again_bytes = 200 << 20,
+        .twice = {1.62, 1.70},
         .twice_wide = 0.95,         /* batch norm 256x2048x7x7 NHWC: 58 us, kept 63; backward 84, kept 93 */
         .twice_wait = {12.0, 28.0}, /* 1x256x512x512 f16 NHWC 121 and 186 us, 8x128x512x512 bf16 411 and 641 */
     },
@@ -134,8 +147,12 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .whole_threads = {{256, 224}, {256, 192, 160, 128}},
         .small_set_bytes = 32 << 10,
         .most_cluster = {1, 1},
-        .passing_threads = 128,
+        .passing_threads = {128, 64},
         .passing_column_threads = {256, 512},
+        .known_threads = {256, 512},
+        .known_passes = {1, 8},
+        .known_waves = {4, 2},
+        .passing_passes = {1, 4},
         .parted_waves = 2,
         .passing_waves = {{4, 1}, {4, 1}},
         .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},
@@ -165,6 +182,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .grid_meeting = {5.5, 10.0},
         .grid_batch = {2.0, -4.0},
         .grid_round = 10.0,
+        .l2_again_bytes = 0,
         .twice = {1.62, 1.85},
         .twice_wide = 1.15,
         .twice_wait = {12.0, 60.0},

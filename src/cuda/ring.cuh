@@ -45,13 +45,26 @@ __device__ __forceinline__ void await(uint64_t &barrier, unsigned parity)
                  "r"(parity)
                  : "memory");
 }
-__device__ __forceinline__ void copy_bulk(uint4 *to, const char *from, unsigned bytes, uint64_t &barrier)
+__device__ __forceinline__ void copy_bulk(uint4 *to, const char *from, unsigned bytes, uint64_t &barrier,
+                                          uint64_t policy)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
+        : "memory");
 }
+
+/* What the L2 keeps of what is read: what is read again next, and nothing else. */
+struct l2_policies {
+    uint64_t first, last; /* to go */
+
+    __device__ __forceinline__ l2_policies()
+    {
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+        asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+    }
+};
 
 /* Some of the block's threads, whole warps. */
 __device__ __forceinline__ void meet(int which, int threads)
@@ -124,14 +137,17 @@ struct stage_parities {
 template <int tensors> struct tile_producer {
     ring_barriers &barriers;
     uint4 *ring;
+    int soon;                  /* tiles that the L2 is to keep until they are read again */
     const char *from[tensors]; /* the sample */
     stage_parities free;
     unsigned used = 0; /* stages that were filled before */
+    l2_policies policies;
 
-    __device__ __forceinline__ tile_producer(ring_barriers &barriers, uint4 *ring) : barriers(barriers), ring(ring)
+    __device__ __forceinline__ tile_producer(ring_barriers &barriers, uint4 *ring, int soon)
+        : barriers(barriers), ring(ring), soon(soon)
     {
     }
-    __device__ __forceinline__ void fill(const grid_part &own, int tile, int stage)
+    __device__ __forceinline__ void fill(const grid_part &own, int tile, int stage, uint64_t policy)
     {
         if (used >> stage & 1)
             free.await_stage(barriers.empty, stage);
@@ -141,14 +157,15 @@ template <int tensors> struct tile_producer {
 #pragma unroll
         for (int i = 0; i < tensors; i++)
             copy_bulk(ring + (stage * tensors + i) * own.tile_packs, from[i] + own.place_of(tile), bytes,
-                      barriers.full[stage]);
+                      barriers.full[stage], policy);
     }
     __device__ __forceinline__ void fill_all(const grid_part &own)
     {
+        const int again = own.tiles_read_again();
         int stage = 0;
 #pragma unroll 1
         for (int tile = 0; tile < own.tiles; tile++) {
-            fill(own, tile, stage);
+            fill(own, tile, stage, tile < again && tile >= again - soon ? policies.last : policies.first);
             stage = stage + 1 == own.stages ? 0 : stage + 1;
         }
     }
@@ -158,7 +175,7 @@ template <int tensors> struct tile_producer {
         int stage = again > 0 ? (again - 1) % own.stages : 0;
 #pragma unroll 1
         for (int tile = again - 1; tile >= 0; tile--) {
-            fill(own, tile, stage);
+            fill(own, tile, stage, policies.first);
             stage = stage == 0 ? own.stages - 1 : stage - 1;
         }
     }

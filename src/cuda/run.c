@@ -73,12 +73,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED_FEW, SHARED, RAGGED, COMPACT, GRID, GRID_BATCH };
+enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED, RAGGED, COMPACT, GRID, GRID_BATCH, KNOWN };
 
-/* Packs that a thread of each kind keeps in registers, or in its ring, as in kernels.h. */
+/* Packs that a thread of each kind keeps in registers, or has on their way, as in kernels.h. */
 static const int packs_kept[2][2][10] = {
-    {{4, 6, 7, 12, 0, 22, 9, 0, 0, 0}, {2, 3, 5, 4, 0, 9, 6, 0, 0, 0}}, /* runs: forward, backward */
-    {{0, 6, 4, 12, 7, 16, 0, 8, 0, 0}, {0, 3, 2, 8, 5, 6, 0, 4, 0, 0}}, /* columns */
+    {{4, 6, 7, 5, 22, 9, 0, 0, 0, 0}, {2, 3, 5, 4, 9, 6, 0, 0, 0, 0}}, /* runs: forward, backward */
+    {{0, 6, 4, 5, 16, 0, 8, 0, 0, 4}, {0, 3, 2, 4, 6, 0, 4, 0, 0, 4}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -88,32 +88,37 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
     if (kept == COMPACT)
-        return (enum normfuse_cuda_kernel)(
-            (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f32_4x8 : NORMFUSE_CUDA_columns_backward_f32_4x4) +
-            type - NORMFUSE_F32);
+        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_compact_forward_f32_4x8
+                                                                 : NORMFUSE_CUDA_columns_compact_backward_f32_4x4) +
+                                           type - NORMFUSE_F32);
     if (kept == GRID)
-        return (enum normfuse_cuda_kernel)(
-            (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f32_4x0 : NORMFUSE_CUDA_columns_backward_f32_4x0) +
-            type - NORMFUSE_F32);
+        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_grid_forward_f32_4x0
+                                                                 : NORMFUSE_CUDA_columns_grid_backward_f32_4x0) +
+                                           type - NORMFUSE_F32);
     if (kept == GRID_BATCH)
         return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_batch_forward_f32_4x0
                                                                  : NORMFUSE_CUDA_columns_batch_backward_f32_4x0) +
                                            type - NORMFUSE_F32);
-    const int of_double = columns ? 2 : 4, of_type = columns ? 6 : 8;
-    const int of_runs = (wide ? 2 : 0) + (kept > SHARED_FEW ? (int)kept - 1 : (int)kept);
-    const int within = !columns ? of_runs : wide ? (int)kept : 0;
+    if (kept == KNOWN)
+        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_known_forward_f32_4x4
+                                                                 : NORMFUSE_CUDA_columns_known_backward_f32_4x4) +
+                                           type - NORMFUSE_F32);
+    const int of_double = columns ? 2 : 4, of_type = columns ? 5 : 8;
+    const int within = !columns ? (wide ? 2 : 0) + (int)kept : wide ? (int)kept : 0;
     const int before = type == NORMFUSE_F64 ? 0 : of_double + (type - 1) * of_type;
     return (enum normfuse_cuda_kernel)((int)first + before + within);
 }
 
 static bool is_compact(enum normfuse_cuda_kernel kernel)
 {
-    return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x8 && kernel <= NORMFUSE_CUDA_columns_backward_bf16_8x4;
+    return kernel >= NORMFUSE_CUDA_columns_compact_forward_f32_4x8 &&
+           kernel <= NORMFUSE_CUDA_columns_compact_backward_bf16_8x4;
 }
 
 static bool is_of_grid(enum normfuse_cuda_kernel kernel)
 {
-    return kernel >= NORMFUSE_CUDA_columns_forward_f32_4x0 && kernel <= NORMFUSE_CUDA_columns_batch_backward_bf16_8x0;
+    return kernel >= NORMFUSE_CUDA_columns_grid_forward_f32_4x0 &&
+           kernel <= NORMFUSE_CUDA_columns_batch_backward_bf16_8x0;
 }
 
 /* Derivatives that the plain kernels lack which keep packs, since they cost too many registers. */
@@ -139,6 +144,7 @@ struct task {
     bool plain;           /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
     bool compact;         /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
     bool batch;           /* what columns_batch.cu does: batch norm, the same */
+    bool known;           /* what columns_known.cu does: evaluation and affine, the same */
     bool wants_gradients; /* the parameters' */
     int tensors;          /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
@@ -372,10 +378,10 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
     return g;
 }
 
-/* A kernel that keeps nothing: a thread walks any number of packs, through a ring in shared memory. */
+/* A kernel that keeps nothing: a thread walks any number of packs. */
 static bool streams(const struct task *task, enum kept kept)
 {
-    return kept == PASSING && (task->problem->columns || task->direction == FORWARD);
+    return kept == KNOWN || (kept == PASSING && (task->problem->columns || task->direction == FORWARD));
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
@@ -402,8 +408,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
     g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t numbers = task->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
-    const int64_t slots = streams(task, kept) ? registers : g->kept_shared;
-    step->shared = (size_t)task->tensors * 16 * (size_t)slots * threads + (size_t)numbers * task->value_bytes;
+    step->shared = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * task->value_bytes;
     return step->shared + 2048 <= task->device->shared_per_block;
 }
 
@@ -665,20 +670,20 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t more = task->pack > 1 && !stream ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
     const int64_t slots = packs_kept[0][task->direction][small] + more;
-    const int64_t threads =
-        least(normfuse_tune("PASSING", task->policy->passing_threads), whole_warps(divide_up(g->rows, slots)));
+    const int64_t threads = least(normfuse_tune("PASSING", task->policy->passing_threads[stream && !sums]),
+                                  whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
     if (stream) {
         const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", task->policy->passing_waves[0][sums]);
-        const int64_t resident = (int64_t)normfuse_cuda_blocks_per_processor(
-                                     task->device, tile_kernel(false, FORWARD, task->problem->type, true, small),
-                                     (uint32_t)threads, (size_t)(16 * threads * slots) + 1024) *
-                                 task->device->processors;
+        const int64_t resident =
+            (int64_t)normfuse_cuda_blocks_per_processor(
+                task->device, tile_kernel(false, FORWARD, task->problem->type, true, small), (uint32_t)threads, 1024) *
+            task->device->processors;
         passes = tiles * g->sets / (waves * most(1, resident));
-        passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_tune("PASSES", 4)));
+        passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_tune("PASSES", 2)));
     } else if (sums && task->direction == FORWARD) {
         passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)task->device->processors)));
     }
@@ -764,14 +769,12 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
     const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
-    size_t packs = (size_t)task->tensors * 16 * (size_t)(streams(task, kept) ? registers : g->kept_shared) * threads;
+    size_t packs = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads;
     if (task->direction == BACKWARD) {
         words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        const size_t pieces = (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
-        /* Rings are done with when sums are joined. */
-        packs = streams(task, kept) ? (packs > pieces ? packs : pieces) : packs + pieces;
+        packs += (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
         words = 4 * groups;
         words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
         doubles = groups + groups % 2;
@@ -912,6 +915,11 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     g->tile_rows = (int32_t)tile_rows;
     g->stages = (int32_t)stages;
     g->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
+    /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
+    const int64_t turn_bytes = teams * parts * stage_bytes;
+    g->soon = (tiles - stages) * turn_bytes <= task->policy->l2_again_bytes
+                  ? (int32_t)((normfuse_tune("SOON", 32) << 20) / turn_bytes)
+                  : 0;
     g->by_pieces = divisor(g->group);
     g->by_set_channels = divisor(task->batch ? 1 : p->c / p->groups);
     step->by_at_once = divisor(at_once);
@@ -1104,10 +1112,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, at_most);
             const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : at_most;
             const uint32_t threads = whole_warps(width * at_once);
-            const enum kept kept = !task->plain                                          ? ANY
-                                   : !grid && parts == 1                                 ? WHOLE
-                                   : slots <= packs_kept[1][task->direction][SHARED_FEW] ? SHARED_FEW
-                                                                                         : SHARED;
+            const enum kept kept = !task->plain ? ANY : !grid && parts == 1 ? WHOLE : SHARED;
             const struct step blank = step;
             /* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7.
              */
@@ -1158,16 +1163,18 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
 {
     const struct normfuse_problem *const p = task->problem;
     const struct normfuse_cuda_policy *const policy = task->policy;
-    const enum kept small = task->plain ? PASSING : ANY;
+    const enum kept small = task->known ? KNOWN : task->plain ? PASSING : ANY;
     const int64_t slots = packs_kept[1][task->direction][small] + (task->plain ? 0 : more);
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t at_most = sums || task->direction == BACKWARD
                                 ? most_at_once(task->direction, task->abreast, task->pack, group)
                                 : INT64_MAX;
-    /* Where rows are parted among blocks those are larger, if their rings find room. */
+    /* Where rows are parted among blocks those are larger, if what they sum finds room. */
     const bool parted = g->blocks_wide > 1 && task->plain;
-    int64_t most_threads = normfuse_tune("PASSING", task->plain ? policy->passing_column_threads[parted] : 256);
+    int64_t most_threads = normfuse_tune("PASSING", task->known   ? policy->known_threads[task->direction]
+                                                    : task->plain ? policy->passing_column_threads[parted]
+                                                                  : 256);
     uint32_t threads;
     for (;; most_threads = policy->passing_column_threads[0]) {
         threads = whole_warps(width * least(most(1, most_threads / width), at_most));
@@ -1183,11 +1190,14 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
     const int64_t waves =
-        normfuse_tune(sums ? "SUM_WAVES" : "WAVES",
-                      parted && !sums ? policy->parted_waves : policy->passing_waves[task->direction][sums]);
+        normfuse_tune(sums ? "SUM_WAVES" : "WAVES", task->known       ? policy->known_waves[task->direction]
+                                                    : parted && !sums ? policy->parted_waves
+                                                                      : policy->passing_waves[task->direction][sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
-    passes = least(passes, sums ? most(1, 128 / slots) : normfuse_tune("PASSES", 4));
+    passes = least(passes, sums          ? most(1, 128 / slots)
+                           : task->known ? normfuse_tune("PASSES", policy->known_passes[task->direction])
+                                         : normfuse_tune("PASSES", policy->passing_passes[task->direction]));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     if (sums && streams(task, small) && normfuse_tune("INTERLEAVE", 1)) {
         const int64_t parts = most(divide_up(g->rows, 128 * at_once),
@@ -1350,6 +1360,11 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
         is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) && p->scale.data == NULL &&
         p->shift.data == NULL &&
         (task.direction == FORWARD || (is_packed_or_double(&p->mean, task.pack) && is_packed(&p->rstd, task.pack)));
+    task.known = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_NONE &&
+                 is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) &&
+                 is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
+                 (!p->evaluate || (is_packed(&p->running_mean, task.pack) && is_packed(&p->running_var, task.pack))) &&
+                 normfuse_tune("KNOWN", 1);
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
@@ -1500,11 +1515,13 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
         if (from[i]->data != NULL)
             *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
                                             from[i]->batch, from[i]->channel, from[i]->position};
-    const struct normfuse_parameter *const given[] = {
-        &problem->weight, &problem->bias,   &problem->scale,  &problem->shift, &problem->dweight,
-        &problem->dbias,  &problem->dscale, &problem->dshift, &problem->mean,  &problem->rstd};
-    struct normfuse_parameter *const kept[] = {&key.weight, &key.bias,   &key.scale,  &key.shift, &key.dweight,
-                                               &key.dbias,  &key.dscale, &key.dshift, &key.mean,  &key.rstd};
+    const struct normfuse_parameter *const given[] = {&problem->weight, &problem->bias,         &problem->scale,
+                                                      &problem->shift,  &problem->dweight,      &problem->dbias,
+                                                      &problem->dscale, &problem->dshift,       &problem->mean,
+                                                      &problem->rstd,   &problem->running_mean, &problem->running_var};
+    struct normfuse_parameter *const kept[] = {&key.weight,  &key.bias,  &key.scale,        &key.shift,
+                                               &key.dweight, &key.dbias, &key.dscale,       &key.dshift,
+                                               &key.mean,    &key.rstd,  &key.running_mean, &key.running_var};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         if (given[i]->data != NULL) {
             kept[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
@@ -1642,6 +1659,7 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .teams = g->teams,
         .stages = g->stages,
         .chunk_tiles = g->chunk_tiles,
+        .soon = g->soon,
         .interleaved = g->interleaved,
         .first_parts = step->first_parts,
         .small_part_rows = g->part_rows - g->tile_rows,

@@ -67,8 +67,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     __shared__ set_statistics<R> of_set;
     const int shared = V > 1 && !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
-    run_coefficient<R> *const coefficients =
-        reinterpret_cast<run_coefficient<R> *>(dynamic + (streams ? K : shared) * (int)blockDim.x);
+    run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
@@ -80,7 +79,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const int team = whole ? block : divide(block, g.by_parts);
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
-    raw<T, V> kept[streams ? 1 : K];
+    raw<T, V> kept[K];
     const auto own_of = [&](const run_packs &packs, int index) {
         return elements_of<T, V, plain, ragged>(a, packs, index);
     };
@@ -118,14 +117,14 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
 
             /* ---- load ---- */
             int next = packs.index, count = 0; /* the pack that is asked for next, and how many there are */
-            const auto copy = [&](int slot) {
+            const auto ask_pack = [&](raw<T, V> &pack, bool wanted) {
                 const tensor x(a, p.x, p.x, packs.n, packs.c);
-                copy_ahead(own_shared + slot * (int)blockDim.x, x.at(g, next, divide(next, g.by_spans)), 0);
+                load_pack_where<T, V>(wanted, pack, x.at(g, next, divide(next, g.by_spans)));
                 next += packs.step;
             };
             if constexpr (streams) {
                 count = max(0, (packs.end - packs.index + packs.step - 1) / packs.step);
-                open_ring<K>(count, copy);
+                ask_first<K>(kept, count, ask_pack);
             } else {
                 const tensor x(a, p.x, p.x, packs.n, packs.c);
                 const run_end<T, ragged> end(a, packs, x.lead);
@@ -204,17 +203,15 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
             if (V > 1 && shared > 0)
                 wait_for_copies();
             /* Calls work(pack, index) for each pack that the thread has in shared memory; it says whether it changed
-             * the pack. Where nothing is kept a pack that was read is asked for again at once, K packs further on. */
+             * the pack. Where nothing is kept, for all packs that the thread has. */
             const auto walk_shared = [&](auto work, const char *next = nullptr) {
                 int index = packs.index;
                 forget(index);
                 if constexpr (streams) {
-                    walk_ring<K>(
-                        count, copy, [&](int slot) { return own_shared[slot * (int)blockDim.x]; },
-                        [&](raw<T, V> &pack) {
-                            work(pack, index);
-                            index += packs.step;
-                        });
+                    walk_passing<K>(kept, count, ask_pack, [&](raw<T, V> &pack) {
+                        work(pack, index);
+                        index += packs.step;
+                    });
                 } else if constexpr (V > 1 && !many) {
 #pragma unroll 1
                     for (int k = 0; k < shared && index < packs.end; k++) {
@@ -328,14 +325,15 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                         append(met, {number, (shift - common) + mean, (square[0] + square[1]) - total * mean});
                     }
                 };
-                if constexpr (streams)
-                    wait_for_older_copies<K - 1>();
-                if constexpr (V > 1 && !many) {
-                    if (streams || shared > 0)
-                        gather(own_shared[0], packs.index, walk_shared);
-                }
-                if constexpr (!streams)
+                if constexpr (streams) {
+                    gather(kept[0], packs.index, walk_shared);
+                } else {
+                    if constexpr (V > 1 && !many) {
+                        if (shared > 0)
+                            gather(own_shared[0], packs.index, walk_shared);
+                    }
                     gather(kept[0], rest, walk_registers);
+                }
             }
             if (!applies)
                 continue;
@@ -494,16 +492,16 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
  * soon as it was loaded, and the parameters were asked for only then. */
 __host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
 {
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 72 : tile == TILE_PASSING ? 64 : 96;
+    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 72 : tile == TILE_PASSING ? 72 : 96;
 }
 __host__ __device__ constexpr run_tile tile_of(int kept)
 {
-    return kept == 4    ? TILE_MANY
-           : kept == 6  ? TILE_ANY
-           : kept == 7  ? TILE_WHOLE
-           : kept == 12 ? TILE_PASSING
-           : kept == 9  ? TILE_RAGGED
-                        : TILE_SHARED;
+    return kept == 4   ? TILE_MANY
+           : kept == 6 ? TILE_ANY
+           : kept == 7 ? TILE_WHOLE
+           : kept == 5 ? TILE_PASSING
+           : kept == 9 ? TILE_RAGGED
+                       : TILE_SHARED;
 }
 
 #define RUNS_FORWARD(picture, direction, type, pack, kept)                                                             \
