@@ -33,7 +33,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
     struct both {
         raw<T, V> x, dy;
-    } kept[K];
+    } kept[streams ? 1 : K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
@@ -67,8 +67,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const auto load = [&](cursor &x, cursor &dy, int slot) {
                 if constexpr (V > 1) {
                     if (slot < 0) {
-                        copy_ahead(&place_of_slot(slot, 0), x.base + x.at, 0);
-                        copy_ahead(&place_of_slot(slot, 1), dy.base + dy.at, 0);
+                        copy_once(&place_of_slot(slot, 0), x.base + x.at, 0);
+                        copy_once(&place_of_slot(slot, 1), dy.base + dy.at, 0);
                     } else {
                         kept[slot < 0 ? 0 : slot].x = x.load();
                         kept[slot < 0 ? 0 : slot].dy = dy.load();
@@ -80,14 +80,15 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 x.advance(p.x, place);
                 dy.advance(p.dy, place);
             };
-            const auto ask_pack = [&](both &packs, bool wanted) {
-                load_pack_where<T, V>(wanted, packs.x, x_at.base + x_at.at);
-                load_pack_where<T, V>(wanted, packs.dy, dy_at.base + dy_at.at);
+            const auto copy = [&](int slot) {
+                uint4 *const to = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                copy_ahead(to, x_at.base + x_at.at, 0);
+                copy_ahead(to + threads, dy_at.base + dy_at.at, 0);
                 x_at.advance(p.x, place);
                 dy_at.advance(p.dy, place);
             };
             if constexpr (streams)
-                ask_first<K>(kept, count, ask_pack);
+                open_ring<K>(count, copy);
             else if (!is_loaded)
                 walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
 
@@ -108,7 +109,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * shared * threads);
+                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * (streams ? K : shared) * threads);
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + groups);
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -439,7 +440,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- results ---- */
 #pragma unroll
-            for (int k = 0; k < K; k++) {
+            for (int k = 0; k < (streams ? 0 : K); k++) {
                 forget(kept[k].x);
                 forget(kept[k].dy);
             }
@@ -448,26 +449,39 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
                 choose_activation<plain, all>(p.activation, [&](auto chosen) {
-                    walk_passing<K>(kept, count, ask_pack, [&](const both &packs) {
-                        raw<T, V> dx_out = zero_pack<T, V>();
+                    struct row_values {
+                        R x[V / H][H], dy[V / H][H];
+                    };
+                    walk_ring<K>(
+                        count, copy,
+                        [&](int slot) {
+                            const uint4 *const from = dynamic + 2 * slot * threads + (int)threadIdx.x;
+                            const uint4 x = from[0], dy = from[threads];
+                            row_values values;
 #pragma unroll
-                        for (int h = 0; h < V / H; h++) {
-                            R x[H], dy[H];
-                            unpack_part<T, V>(packs.x, h, x);
-                            unpack_part<T, V>(packs.dy, h, dy);
-                            differentiate(chosen, h, dx_out, x, dy);
-                            if (sums)
-                                sum_up(h, x, dy);
-                            if (gives_dx) {
-                                gradient(h, x, dy);
-                                put_part<T, V>(dx_out, h, x);
+                            for (int h = 0; h < V / H; h++) {
+                                unpack_part<T, V>(x, h, values.x[h]);
+                                unpack_part<T, V>(dy, h, values.dy[h]);
                             }
-                        }
-                        if (gives_dx) {
-                            dx.store(dx_out);
-                            dx.advance(p.dx, place);
-                        }
-                    });
+                            return values;
+                        },
+                        [&](row_values &values) {
+                            raw<T, V> dx_out = zero_pack<T, V>();
+#pragma unroll
+                            for (int h = 0; h < V / H; h++) {
+                                differentiate(chosen, h, dx_out, values.x[h], values.dy[h]);
+                                if (sums)
+                                    sum_up(h, values.x[h], values.dy[h]);
+                                if (gives_dx) {
+                                    gradient(h, values.x[h], values.dy[h]);
+                                    put_part<T, V>(dx_out, h, values.x[h]);
+                                }
+                            }
+                            if (gives_dx) {
+                                dx.store(dx_out);
+                                dx.advance(p.dx, place);
+                            }
+                        });
                 });
                 if (sums)
                     join_threads();
@@ -545,11 +559,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
 __host__ __device__ constexpr int most_registers(column_tile tile, int bytes)
 {
-    return tile == COLUMNS_PASSING && bytes < 8 ? 112 : tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
+    return tile == COLUMNS_PASSING && bytes < 8 ? 80 : tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 4 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_BACKWARD(picture, direction, type, pack, kept)                                                         \

@@ -29,7 +29,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
     const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
 
-    raw<T, V> kept[K];
+    raw<T, V> kept[streams ? 1 : K];
     const auto read = [&](int slot, R(&value)[V]) {
         if constexpr (V > 1)
             unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot],
@@ -59,7 +59,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             const auto load = [&](cursor &from, int slot) {
                 if constexpr (V > 1) {
                     if (slot < 0)
-                        copy_ahead(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
+                        copy_once(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
                     else
                         kept[slot < 0 ? 0 : slot] = from.load();
                 } else {
@@ -67,22 +67,28 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
                 from.advance(p.x, place);
             };
-            const auto ask_pack = [&](raw<T, V> &pack, bool wanted) {
-                load_pack_where<T, V>(wanted, pack, x.base + x.at);
+            const auto copy = [&](int slot) {
+                copy_ahead(dynamic + slot * threads + (int)threadIdx.x, x.base + x.at, 0);
                 x.advance(p.x, place);
             };
             if constexpr (streams)
-                ask_first<K>(kept, count, ask_pack);
+                open_ring<K>(count, copy);
             else if (!is_loaded)
                 walk<K>(count, shared, [&](int slot) { load(x, slot); });
             /* Calls work(values, slot) for each row of the thread. */
+            struct row_values {
+                R of[V];
+            };
             const auto walk_all = [&](auto work) {
                 if constexpr (streams)
-                    walk_passing<K>(kept, count, ask_pack, [&](const raw<T, V> &pack) {
-                        R values[V];
-                        unpack<T, V>(pack, values);
-                        work(values, 0);
-                    });
+                    walk_ring<K>(
+                        count, copy,
+                        [&](int slot) {
+                            row_values values;
+                            unpack<T, V>(dynamic[slot * threads + (int)threadIdx.x], values.of);
+                            return values;
+                        },
+                        [&](row_values &values) { work(values.of, 0); });
                 else
                     walk<K>(count, shared, [&](int slot) {
                         R values[V];
@@ -102,16 +108,17 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             forget(step);
             forget(rows);
             forget(part_rows);
-            /* Shared memory, in this order: packs; sums of pieces; statistics of groups; of each channel what
-             * channel_values says; means of groups; of each block of a cluster the pair of a group. */
+            /* Shared memory, in this order: packs; sums of pieces (where rings are, once these are done with);
+             * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
+             * cluster the pair of a group. */
             const int channels = width * V, first_channel = place.first_channel;
             const int here = min(channels, (int)p.c - first_channel);
             const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
             const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
             piece_sums<R> *const of_pieces = reinterpret_cast<piece_sums<R> *>(dynamic + shared * threads);
             const int pieces_bytes = sums ? ((at_once * width) << pack_bits) * (int)sizeof(piece_sums<R>) : 0;
-            group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(reinterpret_cast<char *>(of_pieces) + pieces_bytes);
+            group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
+                reinterpret_cast<char *>(of_pieces) + (streams ? max(pieces_bytes, K * threads * 16) : pieces_bytes));
             const int stride = channels + (V == 1 ? channels & 1 : 0);
             R *const values = reinterpret_cast<R *>(of_groups + (sums ? groups : 0));
             const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
@@ -218,8 +225,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 if (count > 0) {
                     /* Squares about one of the thread's own values cannot cancel by more than their number. */
                     if (met == 0) {
+                        if constexpr (streams)
+                            wait_for_older_copies<K - 1>();
                         /* Not one slot or the other: registers have no places to count through. */
-                        if (V > 1 && shared > 0)
+                        if (V > 1 && (streams || shared > 0))
                             read(-1, shift);
                         else
                             read(0, shift);
@@ -239,6 +248,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
                 /* ---- the statistics of the groups ---- */
                 const int pieces = g.group >> piece_bits, entries = pieces * at_once;
+                if (streams)
+                    __syncthreads();
                 if (place.active) {
                     const R count_here = (R)met, share = R(1) / (R)max(met, 1);
 #pragma unroll
@@ -412,7 +423,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
                 }
 #pragma unroll
-                for (int k = 0; k < K; k++)
+                for (int k = 0; k < (streams ? 0 : K); k++)
                     forget(kept[k]);
                 cursor y(p.y, p.x, place, row), other(!plain && p.post_add.data ? p.post_add : p.y, p.x, place, row);
                 cursor u(!plain && p.u.data ? p.u : p.y, p.x, place, row);
@@ -481,14 +492,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 /* Blocks of 320 threads that hold a set of 20 KB: two on a processor. */
 __host__ __device__ constexpr int most_registers(column_tile tile, int pack, int bytes)
 {
-    return tile == COLUMNS_PASSING && bytes < 8 ? 72
+    return tile == COLUMNS_PASSING && bytes < 8 ? 64
            : tile == COLUMNS_WHOLE && bytes < 8 ? 96
            : pack > 1 || bytes == 8             ? 128
                                                 : 96;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 5 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 12 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \

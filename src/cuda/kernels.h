@@ -47,14 +47,14 @@
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 9, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
     NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, forward, f64, 2, 6)                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 5, 16)                                                   \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 5, 16)                                                   \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 5, 16)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 12, 16)                                                  \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 12, 16)                                                  \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 12, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
     NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, backward, f64, 2, 3)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 4, 6)                                                   \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 4, 6)                                                   \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 4, 6)
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 8, 6)                                                   \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 6)                                                   \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 8, 6)
 
 /* columns_compact.cu */
 #define NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                          \

@@ -184,9 +184,14 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer)
     return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-/* Each thread copies what it alone reads, so waiting is enough and no barrier is needed. Read once, it is the first
- * that the L2 gives up: batch norm 64x1024x14x14 backward 58.6 to 55.7 us, 32x10x200x200 69.8 to 64.8. */
+/* Each thread copies what it alone reads, so waiting is enough and no barrier is needed. */
 __device__ __forceinline__ void copy_ahead(uint4 *to, const char *data, int64_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(data + bytes) : "memory");
+}
+/* What is read once is the first that the L2 gives up: batch norm 64x1024x14x14 backward 58.6 to 55.7 us, 32x10x200x200
+ * 69.8 to 64.8. */
+__device__ __forceinline__ void copy_once(uint4 *to, const char *data, int64_t bytes)
 {
     uint64_t first_to_go;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
@@ -199,9 +204,48 @@ __device__ __forceinline__ void wait_for_copies()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* What a thread reads once, K packs on their way at a time: ask(pack, wanted) asks for the next one, work(pack) is what
- * it is for, and its place is taken by the next. Rings in shared memory did worse: affine 64x256x64x64 137 us for 130,
- * bf16 NHWC 69.5 for 66, backward 120 for 105. */
+/* Of copies in order: a group for each commit, of which all but the last `behind` are waited for. */
+__device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int behind> __device__ __forceinline__ void wait_for_older_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
+}
+
+/* A thread's own ring in shared memory, for what it reads once: copy(slot, nth) asks for the nth of `count`, read(slot)
+ * makes values of it, work(values) is what they are for. As many are on their way as the ring has slots. Where
+ * blocks begin with more than a load or two, as under columns, registers did worse: 1x64x2039x1021 bf16 NHWC 221 us for
+ * 210, backward 338 for 328; a warp has six counters for what it waits for, and two loads on one are waited for
+ * together. */
+template <int slots, typename Copy> __device__ __forceinline__ void open_ring(int count, Copy &copy)
+{
+#pragma unroll
+    for (int slot = 0; slot < slots; slot++) {
+        if (slot < count)
+            copy(slot);
+        commit_copies();
+    }
+}
+template <int slots, typename Copy, typename Read, typename Work>
+__device__ __forceinline__ void walk_ring(int count, Copy &copy, Read read, Work work)
+{
+    int slot = 0;
+#pragma unroll 1
+    for (int left = count; left > 0; left--) {
+        wait_for_older_copies<slots - 1>();
+        auto values = read(slot);
+        if (left > slots)
+            copy(slot);
+        commit_copies();
+        work(values);
+        slot = slot + 1 == slots ? 0 : slot + 1;
+    }
+}
+
+/* The same in registers, K packs on their way at a time: ask(pack, wanted) asks for the next one, work(pack) is what it
+ * is for. Of short blocks that begin quickly: affine 64x256x64x64 131 us, by rings 137. */
 template <int K, typename Pack, typename Ask>
 __device__ __forceinline__ void ask_first(Pack (&packs)[K], int count, Ask &ask)
 {

@@ -26,7 +26,6 @@ struct normfuse_cuda_policy {
     int32_t passing_column_threads[2]; /* columns: the same; where blocks have parts of rows */
     int32_t passing_waves[2][2];       /* of blocks at least: forward, backward; applying, summing */
     int32_t known_threads[2], known_passes[2], known_waves[2]; /* columns_known.cu: at most; at least */
-    int32_t passing_passes[2];                                 /* columns: tiles of a block that applies, at most */
     int32_t parted_waves;                                      /* where blocks have parts of rows, applying */
     int32_t passing_slots[2][2][2]; /* packs in shared memory of those that are no rings: runs, columns; forward,
                                        backward; applying, summing */
@@ -86,7 +85,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .known_threads = {256, 512},
         .known_passes = {1, 8},
         .known_waves = {4, 2},
-        .passing_passes = {1, 4}, /* 8x128x512x512 bf16 NHWC: 1 398 us, 2 406, 4 412; backward 742, 670, 660 */
         .parted_waves = 2,
         .passing_waves = {{4, 1}, {4, 1}}, /* 1x256x512x512 NHWC backward: sums in 1 wave 174 us, 2 177 */
         /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
@@ -125,11 +123,11 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         /* 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and
          * 630), 256x512x56x56 bf16 backward 800. Batch norm f16 NHWC: 256x2048x7x7 50.5 (clusters 58.3), 32x512x28x28
          * backward 41 (twice 60), 32x64x56x56 29 (registers over the grid 22.4), backward 26 (39) */
-        .grid_stretch = {1.2, 1.15},
+        .grid_stretch = {1.22, 1.15},
         .grid_again = {0.85, 0.85},
         .grid_meeting = {5.5, 10.0},
         .grid_batch = {2.0, -4.0},
-        .grid_round = 5.0, /* 8x128x512x512 bf16: 398 and 642 us, twice 398 and 660 */
+        .grid_round = 8.5, /* 8x128x512x512 bf16: 402 and 637 us, twice 409 and 640; 256x512x56x56 488, clusters 440 */
         /* f16 NHWC: batch norm 256x2048x7x7 50 us, 46.7 with 32 MB kept, backward 73.0 and 70.3; 1x256x512x512 108.1
          * and 104.4; backward 1x128x1024x1024 322 and 336, batch norm 256x64x112x112 483 and 495 */
         .l2_again_bytes = 200 << 20,
@@ -152,7 +150,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .known_threads = {256, 512},
         .known_passes = {1, 8},
         .known_waves = {4, 2},
-        .passing_passes = {1, 4},
         .parted_waves = 2,
         .passing_waves = {{4, 1}, {4, 1}},
         .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},

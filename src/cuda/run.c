@@ -75,10 +75,10 @@ static uint32_t whole_warps(int64_t threads)
 
 enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED, RAGGED, COMPACT, GRID, GRID_BATCH, KNOWN };
 
-/* Packs that a thread of each kind keeps in registers, or has on their way, as in kernels.h. */
+/* Packs that a thread of each kind keeps in registers, or has on their way, there or in its ring, as in kernels.h. */
 static const int packs_kept[2][2][10] = {
-    {{4, 6, 7, 5, 22, 9, 0, 0, 0, 0}, {2, 3, 5, 4, 9, 6, 0, 0, 0, 0}}, /* runs: forward, backward */
-    {{0, 6, 4, 5, 16, 0, 8, 0, 0, 4}, {0, 3, 2, 4, 6, 0, 4, 0, 0, 4}}, /* columns */
+    {{4, 6, 7, 5, 22, 9, 0, 0, 0, 0}, {2, 3, 5, 4, 9, 6, 0, 0, 0, 0}},  /* runs: forward, backward */
+    {{0, 6, 4, 12, 16, 0, 8, 0, 0, 4}, {0, 3, 2, 8, 6, 0, 4, 0, 0, 4}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -382,6 +382,12 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
 static bool streams(const struct task *task, enum kept kept)
 {
     return kept == KNOWN || (kept == PASSING && (task->problem->columns || task->direction == FORWARD));
+}
+
+/* What passes goes through a ring of each thread in shared memory. */
+static bool has_rings(const struct task *task, enum kept kept)
+{
+    return kept == PASSING && task->problem->columns;
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
@@ -769,12 +775,15 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
     const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
-    size_t packs = (size_t)task->tensors * 16 * (size_t)g->kept_shared * threads;
+    const bool rings = has_rings(task, kept);
+    size_t packs = (size_t)task->tensors * 16 * (size_t)(rings ? registers : g->kept_shared) * threads;
     if (task->direction == BACKWARD) {
         words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        packs += (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
+        const size_t pieces = (size_t)(4 * at_once * (task->pack >> g->piece_bits) * g->width) * task->value_bytes;
+        /* Rings are done with when sums are joined. */
+        packs = rings ? (packs > pieces ? packs : pieces) : packs + pieces;
         words = 4 * groups;
         words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
         doubles = groups + groups % 2;
@@ -1170,7 +1179,7 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     const int64_t at_most = sums || task->direction == BACKWARD
                                 ? most_at_once(task->direction, task->abreast, task->pack, group)
                                 : INT64_MAX;
-    /* Where rows are parted among blocks those are larger, if what they sum finds room. */
+    /* Where rows are parted among blocks those are larger, if their rings find room. */
     const bool parted = g->blocks_wide > 1 && task->plain;
     int64_t most_threads = normfuse_tune("PASSING", task->known   ? policy->known_threads[task->direction]
                                                     : task->plain ? policy->passing_column_threads[parted]
@@ -1197,7 +1206,7 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums          ? most(1, 128 / slots)
                            : task->known ? normfuse_tune("PASSES", policy->known_passes[task->direction])
-                                         : normfuse_tune("PASSES", policy->passing_passes[task->direction]));
+                                         : normfuse_tune("PASSES", 4));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     if (sums && streams(task, small) && normfuse_tune("INTERLEAVE", 1)) {
         const int64_t parts = most(divide_up(g->rows, 128 * at_once),

@@ -140,8 +140,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         if (next != 0 && index < packs.end) {
                             const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, p.x, packs.n, packs.c);
                             const int stretch = divide(index, g.by_spans);
-                            copy_ahead(&place_of_slot(k, 0), x.at(g, index, stretch), next);
-                            copy_ahead(&place_of_slot(k, 1), dy.at(g, index, stretch), next);
+                            copy_once(&place_of_slot(k, 0), x.at(g, index, stretch), next);
+                            copy_once(&place_of_slot(k, 1), dy.at(g, index, stretch), next);
                         }
                     }
                     index += packs.step;
@@ -173,8 +173,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                         const int stretch = divide(index, g.by_spans);
                         const unsigned place = x.place(g, index, stretch);
                         if (!end.cuts(place)) {
-                            copy_ahead(&place_of_slot(k, 0), x.at(g, index, stretch), 0);
-                            copy_ahead(&place_of_slot(k, 1), dy.at(g, index, stretch), 0);
+                            copy_once(&place_of_slot(k, 0), x.at(g, index, stretch), 0);
+                            copy_once(&place_of_slot(k, 1), dy.at(g, index, stretch), 0);
                         } else {
                             place_of_slot(k, 0) = load_cut<T>(x.data, place, end.bytes);
                             place_of_slot(k, 1) = load_cut<T>(dy.data, place, end.bytes);

@@ -136,7 +136,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             uint4 *const to = own_shared + k * (int)blockDim.x;
                             const int stretch = divide(index, g.by_spans);
                             if (!end.cuts(x.place(g, index, stretch)))
-                                copy_ahead(to, x.at(g, index, stretch), 0);
+                                copy_once(to, x.at(g, index, stretch), 0);
                             else
                                 *to = load_cut<T>(x.data, x.place(g, index, stretch), end.bytes);
                         }
@@ -222,8 +222,8 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                             tensor x(a, p.x, p.x, packs.n, packs.c);
                             x.data = const_cast<char *>(next);
                             if (next)
-                                copy_ahead(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)),
-                                           0);
+                                copy_once(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)),
+                                          0);
                         }
                         index += packs.step;
                     }
