@@ -413,12 +413,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     const grid_part own(a);
     const bool gives = all.sums != nullptr;
     /* After the ring: of each row and channel two sums, one after the other; two sums of each thread in a group; of
-     * each group what its mean leaves out and rstd, and what dx takes of x - mean and what else. */
+     * each group what its mean leaves out and rstd, of this sample and of the one before, and what dx takes of x - mean
+     * and what else. */
     float *const of_plain = reinterpret_cast<float *>(dynamic + 2 * own.stages * own.tile_packs);
     float *const of_centred = of_plain + (gives ? a.at_once * channels : 0);
     float2 *const entries = reinterpret_cast<float2 *>(of_centred + (gives ? a.at_once * channels : 0));
-    float2 *const of_groups = entries + (a.width + a.groups) * a.at_once;
-    float2 *const of_totals = of_groups + a.groups;
+    float2 *const of_both = entries + (a.width + a.groups) * a.at_once, *const of_totals = of_both + 2 * a.groups;
+    int parity = 0;
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
@@ -429,19 +430,20 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         if (gives && lane == 0)
             before = look_at_ticket(ticket);
 #pragma unroll 1
-        for (int n = own.team; n < a.n; n += a.teams) {
+        for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
             producer.from[0] = a.x + n * a.batch_bytes;
             producer.from[1] = a.dy + n * a.batch_bytes;
             if (lane == 0)
                 producer.fill_all(own);
             __syncwarp();
             if (gives) {
+                if (n != own.team)
+                    meet(CHANNELS_ARE_PUT, (int)blockDim.x);
                 meet(MEETING_OF_ALL, (int)blockDim.x);
                 put_channels(all, reinterpret_cast<const float4 *>(of_plain),
-                             reinterpret_cast<const float4 *>(of_centred), of_groups, channels, lane, n != own.team);
+                             reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels, lane,
+                             n != own.team);
                 __syncwarp();
-                if (n + a.teams < a.n)
-                    announce(CHANNELS_ARE_PUT, (int)blockDim.x);
             }
             if (lane == 0)
                 producer.fill_again(own);
@@ -473,9 +475,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     };
     ask_statistics(own.team);
     tile_consumer consumer(barriers);
-    int parity = 0;
 #pragma unroll 1
     for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
+        float2 *const of_groups = of_both + parity * a.groups;
         float about[2], rests[2], rstds[2], slope[V], offset[V];
         uint32_t before = 0;
         if (threadIdx.x == 0)
@@ -493,9 +495,6 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             }
             split_mean<T>(mean, about[side], rests[side]);
         }
-        /* What the producer's warp reads of the sample before is not written over. */
-        if (gives && n != own.team)
-            meet(CHANNELS_ARE_PUT, (int)blockDim.x);
         if (place.has_rows() && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
             of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
@@ -527,6 +526,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
         });
+        /* What the producer's warp reads of the sample before is not written over. */
+        if (gives && n != own.team)
+            meet(CHANNELS_ARE_PUT, (int)blockDim.x);
         if (place.has_rows()) {
             float2 found[2] = {};
 #pragma unroll

@@ -889,7 +889,7 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
         const int64_t entries = (g->width + groups) * at_once;
         joined = divide_up(packs * at_once, LANES);
         beside_ring = task->direction == FORWARD ? 16 * entries + 16 * groups
-                                                 : 8 * entries + 16 * groups + (gives ? 8 * at_once * channels : 0);
+                                                 : 8 * entries + 24 * groups + (gives ? 8 * at_once * channels : 0);
     }
     if (joined > MOST_ENTRIES)
         return false;
