@@ -43,12 +43,15 @@ def language(request, monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def profiler_that_began():
-    """The first profiles of a process may show nothing of the device."""
-    for _ in range(5 * ON_CUDA):
+    """The first profiles of a process may show nothing of the device, or not all."""
+    for _ in range(10 * ON_CUDA):
         with torch.profiler.profile() as profile:
-            torch.ones(1, device=DEVICE).add_(1)
+            one = torch.ones(1, device=DEVICE)
+            for _ in range(10):
+                one.add_(1)
             torch.cuda.synchronize()
-        if any(event.kernels for event in profile.events()):
+        added = [event for event in profile.events() if event.name == "aten::add_"]
+        if len(added) == 10 and all(event.kernels for event in added):
             break
 
 
