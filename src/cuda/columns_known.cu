@@ -56,7 +56,7 @@ template <typename T, int V> struct known_channels {
             told_channels<V>(ask_of(p, p.running_var, 0, c), p.running_var.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                slope[i] = scaled(slope[i], of[i], p.eps);
+                slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
             told_channels<V>(mean, p.running_mean.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++) {
@@ -70,14 +70,6 @@ template <typename T, int V> struct known_channels {
             slope[i] *= factor;
             offset[i] *= factor;
         }
-    }
-    /* slope / sqrt(variance + eps): to the last place for singles, which halves do not show. */
-    __device__ __forceinline__ static float scaled(float slope, float variance, double eps)
-    {
-        if constexpr (sizeof(T) == 4)
-            return (float)((double)slope / sqrt((double)variance + eps));
-        else
-            return slope * rsqrtf(variance + (float)eps);
     }
     /* As split_mean in columns.cuh; what is left of a single is one. */
     __device__ __forceinline__ static void split_mean(float mean, float &rounded, float &rest)
