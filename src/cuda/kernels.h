@@ -186,7 +186,8 @@ struct normfuse_cuda_geometry {
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
     /* compact */
     int32_t rows_at_once, samples_a_cluster;
-    /* the whole grid: rows of a tile, tiles in the ring, and after how many a thread joins what it summed */
+    /* the whole grid: rows of a tile, tiles in the ring, after how many a thread joins what it summed, and how many of
+     * those that are read again the L2 is to keep */
     int32_t tile_rows, stages, chunk_tiles, soon;
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
@@ -234,8 +235,8 @@ struct normfuse_cuda_compact {
     uint32_t types;
     int32_t activation;
     float act_param, eps, share; /* share: 1 / values of a set */
-    /* The whole grid: samples, how many of them at a time, tiles in the ring and after how many of them a thread joins
-     * what it has summed to what it had, rows of a tile. */
+    /* The whole grid: samples, how many of them at a time, tiles in the ring, after how many of them a thread joins what
+     * it has summed to what it had, and how many of those that are read again the L2 is to keep. */
     int32_t n, teams, stages, chunk_tiles, soon;
     int32_t interleaved; /* blocks take turns, tile by tile */
     /* The first blocks of a sample have part_rows rows, but the last of these lacks some, the others fewer. */
