@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_parameters.cuh - what the kernels of columns_compact.cu and columns_grid.cu have in common: a thread asks for
- * the parameters of its own channels, whole packs of them, while its data are on their way. */
+ * columns_parameters.cuh - what the kernels over columns with a file of their own have in common: a thread asks for the
+ * parameters of its own channels, whole packs of them, while its data are on their way. */
 #ifndef NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
 #define NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
 

@@ -56,41 +56,19 @@
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 6)                                                   \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 8, 6)
 
-/* columns_compact.cu */
-#define NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                          \
-    KERNEL(columns_compact, forward, f32, 4, 8)                                                                        \
-    KERNEL(columns_compact, forward, f16, 8, 8)                                                                        \
-    KERNEL(columns_compact, forward, bf16, 8, 8)                                                                       \
-    KERNEL(columns_compact, backward, f32, 4, 4)                                                                       \
-    KERNEL(columns_compact, backward, f16, 8, 4)                                                                       \
-    KERNEL(columns_compact, backward, bf16, 8, 4)
-
-/* columns_grid.cu: what they keep is in shared memory */
-#define NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                             \
-    KERNEL(columns_grid, forward, f32, 4, 0)                                                                           \
-    KERNEL(columns_grid, forward, f16, 8, 0)                                                                           \
-    KERNEL(columns_grid, forward, bf16, 8, 0)                                                                          \
-    KERNEL(columns_grid, backward, f32, 4, 0)                                                                          \
-    KERNEL(columns_grid, backward, f16, 8, 0)                                                                          \
-    KERNEL(columns_grid, backward, bf16, 8, 0)
-
-/* columns_batch.cu */
-#define NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                            \
-    KERNEL(columns_batch, forward, f32, 4, 0)                                                                          \
-    KERNEL(columns_batch, forward, f16, 8, 0)                                                                          \
-    KERNEL(columns_batch, forward, bf16, 8, 0)                                                                         \
-    KERNEL(columns_batch, backward, f32, 4, 0)                                                                         \
-    KERNEL(columns_batch, backward, f16, 8, 0)                                                                         \
-    KERNEL(columns_batch, backward, bf16, 8, 0)
-
-/* columns_known.cu */
-#define NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                            \
-    KERNEL(columns_known, forward, f32, 4, 4)                                                                          \
-    KERNEL(columns_known, forward, f16, 8, 4)                                                                          \
-    KERNEL(columns_known, forward, bf16, 8, 4)                                                                         \
-    KERNEL(columns_known, backward, f32, 4, 4)                                                                         \
-    KERNEL(columns_known, backward, f16, 8, 4)                                                                         \
-    KERNEL(columns_known, backward, bf16, 8, 4)
+/* Kernels with a file of their own have packs of 16 bytes only, and no doubles. Those of the whole grid keep what they
+ * keep in shared memory. */
+#define NORMFUSE_CUDA_COLUMNS_OF(KERNEL, picture, forward_kept, backward_kept)                                         \
+    KERNEL(picture, forward, f32, 4, forward_kept)                                                                     \
+    KERNEL(picture, forward, f16, 8, forward_kept)                                                                     \
+    KERNEL(picture, forward, bf16, 8, forward_kept)                                                                    \
+    KERNEL(picture, backward, f32, 4, backward_kept)                                                                   \
+    KERNEL(picture, backward, f16, 8, backward_kept)                                                                   \
+    KERNEL(picture, backward, bf16, 8, backward_kept)
+#define NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_compact, 8, 4)
+#define NORMFUSE_CUDA_COLUMNS_GRID(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_grid, 0, 0)
+#define NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_batch, 0, 0)
+#define NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_known, 4, 4)
 
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
