@@ -87,22 +87,9 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    if (kept == COMPACT)
-        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_compact_forward_f32_4x8
-                                                                 : NORMFUSE_CUDA_columns_compact_backward_f32_4x4) +
-                                           type - NORMFUSE_F32);
-    if (kept == GRID)
-        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_grid_forward_f32_4x0
-                                                                 : NORMFUSE_CUDA_columns_grid_backward_f32_4x0) +
-                                           type - NORMFUSE_F32);
-    if (kept == GRID_BATCH)
-        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_batch_forward_f32_4x0
-                                                                 : NORMFUSE_CUDA_columns_batch_backward_f32_4x0) +
-                                           type - NORMFUSE_F32);
-    if (kept == KNOWN)
-        return (enum normfuse_cuda_kernel)((direction == FORWARD ? NORMFUSE_CUDA_columns_known_forward_f32_4x4
-                                                                 : NORMFUSE_CUDA_columns_known_backward_f32_4x4) +
-                                           type - NORMFUSE_F32);
+    if (kept >= COMPACT) /* six of each kind, one kind after the other */
+        return (enum normfuse_cuda_kernel)((int)NORMFUSE_CUDA_columns_compact_forward_f32_4x8 +
+                                           6 * ((int)kept - (int)COMPACT) + 3 * direction + type - NORMFUSE_F32);
     const int of_double = columns ? 2 : 4, of_type = columns ? 5 : 8;
     const int within = !columns ? (wide ? 2 : 0) + (int)kept : wide ? (int)kept : 0;
     const int before = type == NORMFUSE_F64 ? 0 : of_double + (type - 1) * of_type;
