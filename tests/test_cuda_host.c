@@ -837,7 +837,8 @@ struct plan_case {
 };
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches, grid_launches;
+static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches, grid_launches,
+    short_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -866,6 +867,12 @@ static bool is_compact(const char *kernel)
     return strstr(kernel, "_columns_compact_") != NULL;
 }
 
+/* One of columns_short.cu, whose blocks go from sample to sample. */
+static bool is_short(const char *kernel)
+{
+    return strstr(kernel, "_columns_short_") != NULL;
+}
+
 /* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
 static bool is_of_grid(int kept)
 {
@@ -875,7 +882,8 @@ static bool is_of_grid(int kept)
 /* Columns: rows that the threads of a block have at once. */
 static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
 {
-    return is_compact(kernel) || is_of_grid(kept) ? a->compact.at_once : (int64_t)threads / a->geometry.width;
+    return is_compact(kernel) || is_of_grid(kept) || is_short(kernel) ? a->compact.at_once
+                                                                      : (int64_t)threads / a->geometry.width;
 }
 
 static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
@@ -897,6 +905,14 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t joined = up(packs * beside, INT64_C(1) << a->compact.lane_bits);
             return (double)(up(rows, at_once) + together - 1 + 5 + joined + 7 +
                             (g->parts > 1 ? up(g->parts, INT64_C(1) << a->compact.lane_bits) + 7 : 0));
+        }
+        if (is_short(kernel)) {
+            /* In a thread, a pack or its rows; channels of a pack; lanes. Sums of channels: of a sample, then of
+             * samples; threads are joined in double. */
+            const int64_t in_sample = up(rows, at_once), samples = up(p->n, (int64_t)g->parts * a->compact.samples);
+            const int64_t of_set = (kept == 1 ? pack : in_sample + levels(pack)) + 5 + 7;
+            return (double)(backward && a->sums != NULL && in_sample + samples + 6 > of_set ? in_sample + samples + 6
+                                                                                            : of_set);
         }
         if (is_of_grid(kept)) {
             /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
@@ -965,6 +981,24 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
     const int64_t samples = is_compact(launch->name) && a->compact.samples > 0 ? a->compact.samples : 1;
+    if (is_short(launch->name)) {
+        const struct normfuse_cuda_compact *const c = &a->compact;
+        const int64_t of_set = g->group > pack ? g->group / pack : 1, of_segment = (int64_t)c->at_once << c->lane_bits;
+        for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
+            const int64_t block = i / launch->threads, thread = i % launch->threads;
+            const int64_t segment = thread / of_segment, lane = thread % of_segment, units = c->by_ranks.divisor;
+            const int64_t at = lane % (1 << c->lane_bits), sample = segment / units;
+            const int64_t unit = block % g->blocks_wide * units + segment % units;
+            if (at >= of_set || unit >= c->teams || sample >= c->samples)
+                continue;
+            for (int64_t n = block / g->blocks_wide * c->samples + sample; n < p->n;
+                 n += (int64_t)c->parts * c->samples)
+                for (int64_t row = lane >> c->lane_bits, slots = kept; row < g->rows && slots > 0;
+                     row += c->at_once, slots--)
+                    seen[(n * g->rows + row) * packs + unit * of_set + at]++;
+        }
+        return;
+    }
     for (int64_t block = 0; block < launch->grid; block++) {
         int64_t team = block / g->parts, part = block % g->parts;
         if (samples > 1) { /* of a cluster: sample after sample */
@@ -1142,6 +1176,37 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
 #undef HOLDS
 }
 
+/* What those of samples of few rows take for granted. */
+static void check_short(const struct plan_case *test, const struct fake_launch *launch,
+                        const struct normfuse_cuda_arguments *a, int pack, int kept)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const struct normfuse_cuda_compact *const c = &a->compact;
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    const int64_t lanes = (int64_t)c->at_once << c->lane_bits, units = c->by_ranks.divisor;
+    const int64_t of_set = c->group > pack ? c->group / pack : 1;
+    HOLDS(p->sets == NORMFUSE_SETS_GROUP && c->group == p->c / p->groups && c->rows == p->s && c->n == p->n);
+    HOLDS(c->group % pack == 0 || pack % c->group == 0);
+    HOLDS(kept > 1 || (c->group >= pack && p->s == 1));
+    HOLDS(lanes <= 32 && (lanes & (lanes - 1)) == 0 && of_set <= 1 << c->lane_bits);
+    HOLDS((int64_t)c->at_once * kept >= c->rows);
+    HOLDS(c->samples >= 1 && c->samples * units * lanes <= (int64_t)launch->threads && launch->threads == 256);
+    HOLDS(c->teams * of_set * pack == p->c && c->width == units * of_set && c->parts == g->parts);
+    HOLDS((int64_t)g->blocks_wide * units >= c->teams && (int64_t)(g->blocks_wide - 1) * units < c->teams);
+    HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && (int64_t)(g->parts - 1) * c->samples < p->n);
+    HOLDS((int64_t)c->by_at_once.divisor == lanes && (int32_t)c->by_units.divisor == g->blocks_wide);
+    HOLDS(divides(&c->by_ranks) && divides(&c->by_at_once) && divides(&c->by_units));
+    HOLDS(a->sums == NULL || (int64_t)launch->shared >= 8 * c->samples * c->at_once * c->width * pack);
+    HOLDS(!test->backward ||
+          (p->rstd.type == NORMFUSE_F32 && (p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64)));
+    HOLDS(p->scale.data == NULL && p->shift.data == NULL && g->sums_by_channel && g->sum_slots == g->parts);
+    check_packed(test, launch, p, pack);
+#undef HOLDS
+}
+
 /* What those of the whole grid take for granted. */
 static void check_grid(const struct plan_case *test, const struct fake_launch *launch,
                        const struct normfuse_cuda_arguments *a, int pack)
@@ -1284,7 +1349,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     /* One that computes what it then applies hears of all parts of its sets. */
     const bool applies = (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     if (gathers && applies && p->sets != NORMFUSE_SETS_NONE) {
-        HOLDS(g->parts == 1 || g->exchange != NORMFUSE_EXCHANGE_NONE);
+        HOLDS(g->parts == 1 || g->exchange != NORMFUSE_EXCHANGE_NONE || is_short(launch->name));
         HOLDS(g->passes == 1);
         HOLDS(!p->columns || p->sets != NORMFUSE_SETS_GROUP || g->group == p->c / p->groups);
     }
@@ -1318,6 +1383,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_grid(test, launch, &a, pack);
             grid_launches++;
         }
+        if (is_short(launch->name)) {
+            check_short(test, launch, &a, pack, kept);
+            short_launches++;
+        }
     }
     if (places <= (is_of_grid(kept) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
         unsigned char *seen = calloc((size_t)places, 1);
@@ -1333,7 +1402,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         CHECK(wrong == 0, "%s: %s: %lld of %lld places have no thread or several, the first is %lld (%d)", test->name,
               launch->name, (long long)wrong, (long long)places, (long long)first, first < 0 ? 0 : seen[first]);
         free(seen);
-    } else if (p->columns) {
+    } else if (p->columns && !is_short(launch->name)) {
         HOLDS(is_of_grid(kept) ||
               g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
                   (g->part_rows < g->rows ? g->part_rows : g->rows));
@@ -1341,12 +1410,12 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
         HOLDS(g->sets == (g->all_samples ? 1 : p->n) * g->blocks_wide);
         HOLDS(g->parts == (g->all_samples ? p->n : 1) * g->parts_a_sample);
-    } else if (g->sets_a_block == 1) {
+    } else if (!p->columns && g->sets_a_block == 1) {
         const int64_t of_tile = (int64_t)launch->threads / (backward ? 32 : 1) * g->segment_rows;
         HOLDS(g->passes * of_tile >= g->part_rows || g->passes * of_tile >= g->rows);
         HOLDS((int64_t)g->parts * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
-    } else {
+    } else if (!p->columns) {
         HOLDS((int64_t)launch->grid * g->sets_a_block >= g->sets &&
               (int64_t)g->sets_a_block * lanes <= (int64_t)launch->threads);
     }
@@ -1565,6 +1634,14 @@ static void test_plans(void)
                 test.sizes[0] = 1 + random_below(5);
                 test.sizes[1] = 8 * (1 + random_below(160));
                 test.sizes[2] = 1 + random_below(INT64_C(30000000) / (test.sizes[0] * test.sizes[1]));
+            } else if (i % 10 == 8) { /* the same, of many samples of few rows */
+                test.op = 0;
+                test.channels_last = true;
+                test.misaligned = test.sliced = false;
+                test.type = (normfuse_type)(1 + random_below(3));
+                test.sizes[0] = 1 + random_below(5000);
+                test.sizes[1] = 8 * (1 + random_below(64));
+                test.sizes[2] = 1 + random_below(i % 20 == 8 ? 64 : 1);
             }
             test.groups = 1;
             if (test.op == 0)
@@ -1579,6 +1656,7 @@ static void test_plans(void)
     }
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
+    CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);
     CHECK(grid_launches > 50, "kernels of the whole grid were launched %d times", grid_launches);
     CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)

@@ -104,7 +104,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_forwar
     known.ask(p, place.n, place.c);
     float slope[V], offset[V], about[V];
     known.tell(p, place.n, place.c, takes_half<fast, true>(p.activation) ? 0.5f : 1.0f, slope, offset, about);
-    choose_activation<true, true>(p.activation, [&](auto chosen) {
+    choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(kept, count, ask_pack, [&](const uint4 &pack) {
             float z[V];
             unpack<T, V>(pack, z);
@@ -149,7 +149,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_backwa
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
     known.tell(p, place.n, c, factor, slope, offset, about);
-    choose_activation<true, true>(p.activation, [&](auto chosen) {
+    choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(kept, count, ask_pack, [&](const both &packs) {
             uint4 out = make_uint4(0, 0, 0, 0);
 #pragma unroll
@@ -160,7 +160,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_backwa
 #pragma unroll
                 for (int i = 0; i < H; i++)
                     x[i] -= about[h * H + i];
-                if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
+                if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
                     float z[H];
 #pragma unroll
                     for (int i = 0; i < H; i++)

@@ -191,8 +191,10 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     const bool gives_pairs = gives_sums && p.sets == NORMFUSE_SETS_GROUP;
     const bool each = per_sample || gives_pairs || p.dscale.data || p.dshift.data; /* something for each sample */
     const int64_t samples = by_channel ? 1 : p.n;
+    /* Sums of all samples of group norm have each sample's rstd in them. */
+    const bool has_rstd = gives_sums || (by_channel && p.sets == NORMFUSE_SETS_GROUP);
     const auto normalized_of = [&](int64_t n, double centred) {
-        return gives_sums ? centred : centred * rstd_of(p, n, c);
+        return has_rstd ? centred : centred * rstd_of(p, n, c);
     };
     double weight = 0.0, bias = 0.0;
     if (!each) {

@@ -12,49 +12,49 @@
 /* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps, in registers or in its ring>.
  * Packs of 16 bytes need tensors that allow them; packs of one element take any strides. General kernels, those that
  * keep the least, for sets so small that several fit in a block, or few, do everything; the others are plain: no tensor
- * is added to x, before the activation or to dx. So are the last, whose packs are aligned in memory though the rows are not
- * (ragged): a row begins and ends inside of packs that it shares. Doubles have no plain ones: 28 of 112 kernels were
- * theirs, of which 16 took a sixth of the library for what is called to check gradients. */
-#define NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, direction, type, pack, least, few)                                          \
+ * is added to x, before the activation or to dx. So are the last, whose packs are aligned in memory though the rows are
+ * not (ragged): a row begins and ends inside of packs that it shares. Doubles have few of the general ones, since they
+ * are called to check gradients: all kernels for them took a sixth of the library, all general ones a twelfth. What they
+ * lack costs 2.3 to 3.2 times the time under runs, and is there, but 1.4 under columns. */
+#define NORMFUSE_CUDA_RUNS_NARROW(KERNEL, direction, type, least, few)                                                 \
     KERNEL(runs, direction, type, 1, least)                                                                            \
-    KERNEL(runs, direction, type, 1, few)                                                                              \
-    KERNEL(runs, direction, type, pack, least)                                                                         \
-    KERNEL(runs, direction, type, pack, few)
+    KERNEL(runs, direction, type, 1, few)
 #define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many, ragged)                  \
-    NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, direction, type, pack, least, few)                                              \
+    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, direction, type, least, few)                                                     \
+    KERNEL(runs, direction, type, pack, least)                                                                         \
+    KERNEL(runs, direction, type, pack, few)                                                                           \
     KERNEL(runs, direction, type, pack, whole)                                                                         \
     KERNEL(runs, direction, type, pack, some)                                                                          \
     KERNEL(runs, direction, type, pack, many)                                                                          \
     KERNEL(runs, direction, type, pack, ragged)
-#define NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, direction, type, pack, few)                                              \
+#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, some, many)                                     \
     KERNEL(columns, direction, type, 1, few)                                                                           \
-    KERNEL(columns, direction, type, pack, few)
-#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, whole, some, many)                              \
-    NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, direction, type, pack, few)                                                  \
-    KERNEL(columns, direction, type, pack, whole)                                                                      \
+    KERNEL(columns, direction, type, pack, few)                                                                        \
     KERNEL(columns, direction, type, pack, some)                                                                       \
     KERNEL(columns, direction, type, pack, many)
 
 #define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, forward, f64, 2, 4, 6)                                                          \
+    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, forward, f64, 4, 6)                                                              \
+    KERNEL(runs, forward, f64, 2, 6)                                                                                   \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 5, 22, 9)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 5, 22, 9)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 5, 22, 9)
 #define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_GENERAL(KERNEL, backward, f64, 2, 2, 3)                                                         \
+    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, backward, f64, 2, 3)                                                             \
+    KERNEL(runs, backward, f64, 2, 3)                                                                                  \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 9, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 9, 6)                                                \
     NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 9, 6)
 #define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, forward, f64, 2, 6)                                                          \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 4, 12, 16)                                                  \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 4, 12, 16)                                                  \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 4, 12, 16)
+    KERNEL(columns, forward, f64, 1, 6)                                                                                \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 12, 16)                                                     \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 12, 16)                                                     \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 12, 16)
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    NORMFUSE_CUDA_COLUMNS_GENERAL(KERNEL, backward, f64, 2, 3)                                                         \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 2, 8, 6)                                                   \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 2, 8, 6)                                                   \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 2, 8, 6)
+    KERNEL(columns, backward, f64, 1, 3)                                                                               \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 8, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 8, 6)                                                      \
+    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 8, 6)
 
 /* Kernels with a file of their own have packs of 16 bytes only, and no doubles. Those of the whole grid keep what they
  * keep in shared memory. */
@@ -69,6 +69,9 @@
 #define NORMFUSE_CUDA_COLUMNS_GRID(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_grid, 0, 0)
 #define NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_batch, 0, 0)
 #define NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_known, 4, 4)
+#define NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                            \
+    NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 1, 1)                                                              \
+    NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 4, 2)
 
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
@@ -79,7 +82,8 @@
     NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                              \
     NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                                 \
     NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)
+    NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                                \
+    NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)
 
 /* The small ones: what follows the tiles. */
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
@@ -164,6 +168,7 @@ struct normfuse_cuda_geometry {
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
     /* compact */
     int32_t rows_at_once, samples_a_cluster;
+    int32_t samples_a_block; /* short: beside one another */
     /* the whole grid: rows of a tile, tiles in the ring, after how many a thread joins what it summed, and how many of
      * those that are read again the L2 is to keep */
     int32_t tile_rows, stages, chunk_tiles, soon;

@@ -340,30 +340,6 @@ __device__ __forceinline__ void meet_blocks(uint32_t *ticket, int part, int part
     meet(MEETING_OF_CONSUMERS, consumers);
 }
 
-/* A saved statistic as it is in memory, f32 or f64, asked for without a branch, whose end would wait for it. */
-struct saved_statistic {
-    float single = 0.0f;
-    double twice = 0.0;
-
-    __device__ __forceinline__ void ask(const char *data, int64_t element, int type)
-    {
-        asm volatile("{\n"
-                     ".reg .pred is_single, is_double;\n"
-                     "setp.eq.s32 is_single, %4, %5;\n"
-                     "setp.eq.s32 is_double, %4, %6;\n"
-                     "@is_single ld.global.f32 %0, [%2];\n"
-                     "@is_double ld.global.f64 %1, [%3];\n"
-                     "}"
-                     : "+f"(single), "+d"(twice)
-                     : "l"(data + element * 4), "l"(data + element * 8), "r"(type), "n"((int)NORMFUSE_F32),
-                       "n"((int)NORMFUSE_F64));
-    }
-    __device__ __forceinline__ double tell(int type) const
-    {
-        return type == NORMFUSE_F64 ? twice : (double)single;
-    }
-};
-
 /* One block of 320 consumers and a warp on a processor. */
 constexpr int most_registers = 168;
 

@@ -73,12 +73,12 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED, RAGGED, COMPACT, GRID, GRID_BATCH, KNOWN };
+enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED, RAGGED, COMPACT, GRID, GRID_BATCH, KNOWN, SHORT, SHORT_ROWS };
 
 /* Packs that a thread of each kind keeps in registers, or has on their way, there or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][10] = {
-    {{4, 6, 7, 5, 22, 9, 0, 0, 0, 0}, {2, 3, 5, 4, 9, 6, 0, 0, 0, 0}},  /* runs: forward, backward */
-    {{0, 6, 4, 12, 16, 0, 8, 0, 0, 4}, {0, 3, 2, 8, 6, 0, 4, 0, 0, 4}}, /* columns */
+static const int packs_kept[2][2][12] = {
+    {{4, 6, 7, 5, 22, 9}, {2, 3, 5, 4, 9, 6}},                                      /* runs: forward, backward */
+    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -90,8 +90,10 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
     if (kept >= COMPACT) /* six of each kind, one kind after the other */
         return (enum normfuse_cuda_kernel)((int)NORMFUSE_CUDA_columns_compact_forward_f32_4x8 +
                                            6 * ((int)kept - (int)COMPACT) + 3 * direction + type - NORMFUSE_F32);
-    const int of_double = columns ? 2 : 4, of_type = columns ? 5 : 8;
-    const int within = !columns ? (wide ? 2 : 0) + (int)kept : wide ? (int)kept : 0;
+    const int of_double = columns ? 1 : 3, of_type = columns ? 4 : 8;
+    /* Under columns there is none for sets that a block has whole, nor for doubles one for many sets of whole packs. */
+    const bool lacks_one = columns ? kept > WHOLE : type == NORMFUSE_F64;
+    const int within = !wide ? (columns ? 0 : (int)kept) : (columns ? 0 : 2) + (int)kept - (lacks_one ? 1 : 0);
     const int before = type == NORMFUSE_F64 ? 0 : of_double + (type - 1) * of_type;
     return (enum normfuse_cuda_kernel)((int)first + before + within);
 }
@@ -106,6 +108,12 @@ static bool is_of_grid(enum normfuse_cuda_kernel kernel)
 {
     return kernel >= NORMFUSE_CUDA_columns_grid_forward_f32_4x0 &&
            kernel <= NORMFUSE_CUDA_columns_batch_backward_bf16_8x0;
+}
+
+static bool is_short(enum normfuse_cuda_kernel kernel)
+{
+    return kernel >= NORMFUSE_CUDA_columns_short_forward_f32_4x1 &&
+           kernel <= NORMFUSE_CUDA_columns_short_backward_bf16_8x2;
 }
 
 /* Derivatives that the plain kernels lack which keep packs, since they cost too many registers. */
@@ -123,15 +131,16 @@ struct task {
     const struct normfuse_cuda_policy *policy;
     bool has_tickets;
     int direction;
-    bool wide;            /* packs of 16 bytes, whole ones */
-    bool ragged;          /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
-    int pack;             /* elements of one */
-    int32_t abreast;      /* columns: rows that are walked as one, so that they are whole packs */
-    size_t value_bytes;   /* of what is computed in */
-    bool plain;           /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
-    bool compact;         /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
-    bool batch;           /* what columns_batch.cu does: batch norm, the same */
-    bool known;           /* what columns_known.cu does: evaluation and affine, the same */
+    bool wide;          /* packs of 16 bytes, whole ones */
+    bool ragged;        /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
+    int pack;           /* elements of one */
+    int32_t abreast;    /* columns: rows that are walked as one, so that they are whole packs */
+    size_t value_bytes; /* of what is computed in */
+    bool plain;         /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
+    bool compact;       /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
+    bool brief;         /* what columns_short.cu does, if samples have few rows: the same, of whole packs or the like */
+    bool batch;         /* what columns_batch.cu does: batch norm, the same */
+    bool known;         /* what columns_known.cu does: evaluation and affine, the same */
     bool wants_gradients; /* the parameters' */
     int tensors;          /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
@@ -420,13 +429,19 @@ static struct task narrowed(const struct task *task)
 static bool plan_many_sets(const struct task *task, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    if (task->ragged) {
-        const struct task narrow = narrowed(task);
-        const struct normfuse_cuda_geometry ragged = *g;
-        *g = runs_geometry(&narrow);
-        if (g->rows > 0 && normfuse_tune("RAGGED", 1) == 1 && plan_many_sets(&narrow, step))
+    if (task->ragged || (task->wide && task->problem->type == NORMFUSE_F64)) {
+        struct task general = narrowed(task);
+        /* Ragged for their derivative alone. */
+        general.wide = task->ragged && rows_abreast(task->problem, task->pack) == 1;
+        if (general.wide) {
+            general.pack = task->pack;
+            general.pack_bytes = task->pack_bytes;
+        }
+        const struct normfuse_cuda_geometry given = *g;
+        *g = runs_geometry(&general);
+        if (g->rows > 0 && normfuse_tune("RAGGED", 1) == 1 && plan_many_sets(&general, step))
             return true;
-        *g = ragged;
+        *g = given;
         return false;
     }
     const struct normfuse_problem *const p = task->problem;
@@ -839,6 +854,60 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
+/* Many samples of few rows, from one to the next; fails where a part of a warp does not hold a group. */
+static bool settle_short(const struct task *task, struct step *step)
+{
+    enum { THREADS = 256, MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    if (!task->brief || p->n > INT32_MAX / 8)
+        return false;
+    const int64_t d = p->c / p->groups, packs = most(1, d / task->pack);
+    const enum kept kept = p->s == 1 && d >= task->pack ? SHORT : SHORT_ROWS;
+    const int64_t most_rows = packs_kept[1][task->direction][kept];
+    const int64_t samples_at_a_time = packs_kept[1][task->direction][SHORT_ROWS] / most_rows;
+    int lane_bits = 0, row_bits = 0;
+    while (INT64_C(1) << lane_bits < packs)
+        lane_bits++;
+    while (most_rows << row_bits < p->s && row_bits <= 5)
+        row_bits++;
+    if (lane_bits + row_bits > (row_bits > 0 ? 4 : 5))
+        return false;
+    const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = THREADS / lanes;
+    const int64_t units = packs_of_row(task) / packs, blocks_wide = divide_up(units, segments);
+    const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
+    *g = columns_geometry(task, units_here * packs, d);
+    step->kernel = tile_kernel(true, task->direction, p->type, true, kept);
+    step->threads = THREADS;
+    step->shared = task->direction == BACKWARD && task->wants_gradients
+                       ? (size_t)(2 * samples * (1 << row_bits) * units_here * packs * task->pack * 4)
+                       : 0;
+    g->blocks_wide = (int32_t)blocks_wide;
+    g->lane_bits = lane_bits;
+    g->rows_at_once = 1 << row_bits;
+    g->samples_a_block = (int32_t)samples;
+    g->teams = (int32_t)units;
+    const int64_t resident =
+        (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared) *
+        task->device->processors;
+    const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
+    const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
+    int64_t parts = most(1, normfuse_tune("WAVES", 1) * resident / blocks_wide);
+    if (step->shared > 0)
+        parts = most(parts, divide_up(p->n * rows_of_thread, samples * MOST_SUMMED));
+    parts = least(parts, rounds);
+    /* Few samples: forward each has a block of its own before all processors have one, backward one cluster has all. */
+    if (task->direction == FORWARD ? rounds * blocks_wide < task->device->processors : p->n <= MOST_CLUSTER)
+        return false;
+    g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
+    g->sums_by_channel = 1;
+    g->by_pieces = g->by_set_channels = divisor(d);
+    step->by_ranks = divisor(units_here);
+    step->by_at_once = divisor(lanes);
+    step->blocks = blocks_wide * parts;
+    return resident > 0;
+}
+
 /* Group norm by the whole grid, a block a processor, `rounds` samples one after the other, or batch norm. */
 static bool settle_grid(const struct task *task, struct step *step, int64_t rounds)
 {
@@ -1055,6 +1124,11 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     double lowest = task->bytes * policy->twice[task->direction] * wide / policy->bytes_a_microsecond +
                     policy->twice_wait[task->direction];
     bool found = false;
+    struct step of_short = {.phases = best->phases, .source = best->source};
+    if (normfuse_tune("SHORT", 1) && settle_short(task, &of_short)) {
+        *best = of_short;
+        return true;
+    }
     const int64_t only_width = normfuse_tune("WIDTH", 0), only_parts = normfuse_tune("PARTS", 0);
     const int64_t only_exchange = normfuse_tune("EXCHANGE", -1);
     if (only_width || only_parts || only_exchange >= 0)
@@ -1108,7 +1182,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, at_most);
             const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : at_most;
             const uint32_t threads = whole_warps(width * at_once);
-            const enum kept kept = !task->plain ? ANY : !grid && parts == 1 ? WHOLE : SHARED;
+            const enum kept kept = task->plain ? SHARED : ANY;
             const struct step blank = step;
             /* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7.
              */
@@ -1281,7 +1355,7 @@ static bool lets_last_block_finish(const struct task *task, struct step *step)
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
-    if (rounds || g->sets_a_block > 1 || is_compact(step->kernel) ||
+    if (rounds || g->sets_a_block > 1 || is_compact(step->kernel) || is_short(step->kernel) ||
         samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
         (contributors > 1 && (!task->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
@@ -1298,7 +1372,7 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
     bool found;
     struct task general = *task;
     if (keeps && task->problem->columns && task->direction == BACKWARD && is_rare(task->problem->activation)) {
-        general.plain = general.compact = general.batch = false;
+        general.plain = general.compact = general.brief = general.batch = false;
         task = &general;
     }
     if (task->problem->columns)
@@ -1330,17 +1404,21 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.tensors = task.direction == FORWARD ? 1 : 2;
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
-    task.abreast = rows_abreast(p, task.pack);
+    /* Doubles have kernels with packs of one element only under columns. */
+    task.abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : rows_abreast(p, task.pack);
     if (task.abreast > 1 &&
         (normfuse_tune("ABREAST", 1) == 0 || most_at_once(task.direction, task.abreast, task.pack,
                                                           p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1) == 0))
         task.abreast = 0;
     task.wide = task.abreast > 0;
     task.plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
-                 p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p)) &&
-                 (p->columns || task.direction == FORWARD || !is_rare(p->activation));
-    task.ragged = !task.wide && task.plain && allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
-    task.plain = task.plain && (task.wide || task.ragged);
+                 p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
+    /* Under runs the plain kernels of whole packs lack derivatives that those of ragged ones have. */
+    const bool lacks_derivative = !p->columns && task.direction == BACKWARD && is_rare(p->activation);
+    task.ragged = (!task.wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && task.plain &&
+                  allows_ragged_packs(p, task.pack) && normfuse_tune("RAGGED", 1) != 0;
+    task.wide = task.wide && !task.ragged;
+    task.plain = task.plain && (task.ragged || (task.wide && !lacks_derivative));
     if (!task.wide)
         task.abreast = 1;
     if (!task.wide && !task.ragged)
@@ -1351,6 +1429,15 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                    is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
                    is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
                    normfuse_tune("COMPACT", 1);
+    const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    task.brief = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_GROUP &&
+                 !p->has_running_momentum && d > 0 && (d % task.pack == 0 || task.pack % d == 0) &&
+                 is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) && p->scale.data == NULL &&
+                 p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL &&
+                 is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
+                 (task.direction == FORWARD ||
+                  ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
+                 !is_rare(p->activation);
     task.batch =
         p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 &&
         is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) && p->scale.data == NULL &&
@@ -1360,7 +1447,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                  is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) &&
                  is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
                  (!p->evaluate || (is_packed(&p->running_mean, task.pack) && is_packed(&p->running_var, task.pack))) &&
-                 normfuse_tune("KNOWN", 1);
+                 !is_rare(p->activation) && normfuse_tune("KNOWN", 1);
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
@@ -1630,7 +1717,7 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
         .lane_bits = g->lane_bits,
         .parts = g->parts,
-        .samples = g->samples_a_cluster,
+        .samples = (int32_t)most(g->samples_a_block, g->samples_a_cluster),
         .by_ranks = step->by_ranks,
         .by_units = g->by_blocks_wide,
         .by_width = g->by_width,
@@ -1714,7 +1801,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             abreast = step->geometry.abreast;
         }
         arguments.geometry = step->geometry;
-        if (is_compact(step->kernel) || is_of_grid(step->kernel))
+        if (is_compact(step->kernel) || is_of_grid(step->kernel) || is_short(step->kernel))
             describe_compact(&arguments.problem, step, &arguments.compact);
         arguments.phases = step->phases;
         arguments.source = step->source;

@@ -91,7 +91,8 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, simple = tile >= TILE_WHOLE;
     constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED;
     using tensor = run_tensor<T, V, simple, ragged>;
-    constexpr bool fast = sizeof(T) == 2, all = !simple;
+    /* Of plain tiles ragged ones alone have the rare derivatives, by a call in each pack. */
+    constexpr bool fast = sizeof(T) == 2, all = !simple || ragged;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -277,7 +278,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         z[i] += added[i];
                 }
-                differentiate_by<fast, simple>(dy, z, chosen, p.activation, (R)p.act_param);
+                differentiate_by<fast, simple && !ragged>(dy, z, chosen, p.activation, (R)p.act_param);
             }
         };
 

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * columns_short.cu - group norm over adjacent channels (NHWC) of many samples that have few rows each, [N, C] among
+ * them: the lanes of a part of a warp hold a group, so nothing is told through memory, and a block goes from sample to
+ * sample with the parameters of its channels, whose gradients it sums, in registers. The packs of the next samples are
+ * on their way meanwhile. By a block for each sample 65536x512 bf16 took 163 us and backward 1259, most of it for sums
+ * of channels of every sample in memory.
+ *
+ * The lanes of a segment are the packs of a group, rounded up to a power of two, times the rows that are beside one
+ * another. Where groups are less than a pack a thread has several, each channel with the sums of its group. */
+#include "columns_parameters.cuh"
+#include "gradients.cuh"
+
+/* `S`: sums that a pack has: one, or one for each channel. */
+template <typename T, int V, int S> struct short_place {
+    int lanes, first_lane; /* of the segment, in its warp */
+    int beside, sample, unit;
+    int channel; /* the thread's first */
+    int left;    /* rows from the thread's first on; not above 0: the thread has none */
+    bool is_first;
+    unsigned at; /* bytes from a sample's beginning to the thread's first pack */
+
+    __device__ __forceinline__ explicit short_place(const normfuse_cuda_compact &a, int block_of_row)
+    {
+        const int packs = max(1, a.group / V);
+        lanes = a.at_once << a.lane_bits;
+        const int segment = divide((int)threadIdx.x, a.by_at_once), lane = (int)threadIdx.x - segment * lanes;
+        const int pack = lane & ((1 << a.lane_bits) - 1);
+        const int units = (int)a.by_ranks.divisor; /* that a block has beside one another */
+        first_lane = ((int)threadIdx.x - lane) % 32;
+        beside = lane >> a.lane_bits;
+        sample = divide(segment, a.by_ranks);
+        unit = block_of_row * units + segment - sample * units;
+        channel = (unit * packs + pack) * V;
+        left = pack < packs && unit < a.teams && sample < a.samples ? a.rows - beside : 0;
+        is_first = lane == 0 && left > 0;
+        unit = min(unit, a.teams - 1); /* whoever has none reads what is there */
+        at = (unsigned)beside * a.row_bytes + (unsigned)channel * (unsigned)sizeof(T);
+    }
+    /* What all lanes of each group have together. */
+    __device__ __forceinline__ void join(const normfuse_cuda_compact &a, float (&value)[S]) const
+    {
+        if constexpr (S > 1) {
+#pragma unroll
+            for (int span = 1; span < S; span *= 2) {
+                if (a.group > span) {
+#pragma unroll
+                    for (int i = 0; i < S; i += 2 * span)
+#pragma unroll
+                        for (int k = 0; k < span; k++)
+                            value[i + k] = value[i + k + span] = value[i + k] + value[i + k + span];
+                }
+            }
+        }
+        value[0] = sum_few(value[0], lanes);
+        const bool is_whole = a.group >= S;
+#pragma unroll
+        for (int i = 1; i < S; i++)
+            value[i] = is_whole ? value[0] : sum_few(value[i], lanes);
+    }
+    __device__ __forceinline__ int set_of(const normfuse_cuda_compact &a, int i) const
+    {
+        return S == 1 || a.group >= V ? unit : unit * (V / a.group) + (i >> (a.group >> 1));
+    }
+    /* The first value of each group. */
+    __device__ __forceinline__ void find_base(const normfuse_cuda_compact &a, const float (&x)[V],
+                                              float (&base)[S]) const
+    {
+#pragma unroll
+        for (int i = 0; i < S; i++)
+            base[i] = __shfl_sync(full_mask, x[i], first_lane);
+        if constexpr (S > 1) {
+#pragma unroll
+            for (int span = 1; span < S; span *= 2) {
+                if (a.group > span) {
+#pragma unroll
+                    for (int i = 0; i < S; i += 2 * span)
+#pragma unroll
+                        for (int k = 0; k < span; k++)
+                            base[i + k + span] = base[i + k];
+                }
+            }
+        }
+    }
+};
+
+/* Sums of a thread's values, of all its channels or of each. */
+template <int S, int V> __device__ __forceinline__ void add_to(float (&sums)[S], const float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        sums[S == 1 ? 0 : i] += values[i];
+}
+
+/* `M` samples at a time, of each `K` packs a thread. */
+template <typename T, int V, int M, int K>
+__device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    const normfuse_cuda_compact &a = all.compact;
+    constexpr bool fast = sizeof(T) == 2;
+    constexpr int S = K == 1 ? 1 : V;
+    const int part = divide((int)blockIdx.x, a.by_units);
+    const short_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_units.divisor);
+    const unsigned step = (unsigned)a.at_once * a.row_bytes;
+    const int samples_apart = a.parts * a.samples;
+    uint4 asked[M][K];
+    const auto ask = [&](int first) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const int n = first + m * samples_apart + place.sample;
+            const char *const from = a.x + n * a.batch_bytes + place.at;
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                load_pack_where<T, V>(n < a.n && place.left > k * a.at_once, asked[m][k], from + k * step);
+        }
+    };
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            asked[m][k] = make_uint4(0, 0, 0, 0);
+    ask(part * a.samples);
+    channel_parameters<V> parameters;
+    parameters.ask_weights(a, place.left > 0 ? place.channel : 0);
+    float weight[V], bias[V];
+    parameters.tell_weights(a, weight, bias);
+    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+
+#pragma unroll 1
+    for (int first = part * a.samples; first < a.n; first += M * samples_apart) {
+        uint4 here[M][K];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                here[m][k] = asked[m][k];
+        ask(first + M * samples_apart);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const int n = first + m * samples_apart + place.sample, left = n < a.n ? place.left : 0;
+            float x[V], base[S], sum[S] = {}, square[S] = {};
+            unpack<T, V>(here[m][0], x);
+            place.find_base(a, x, base);
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                if (left > k * a.at_once) {
+                    unpack<T, V>(here[m][k], x);
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        x[i] -= base[S == 1 ? 0 : i];
+                    add_to(sum, x);
+                }
+            place.join(a, sum);
+#pragma unroll
+            for (int i = 0; i < S; i++)
+                sum[i] *= a.share;
+            /* About the mean, which cannot cancel. */
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                if (left > k * a.at_once) {
+                    unpack<T, V>(here[m][k], x);
+#pragma unroll
+                    for (int i = 0; i < V; i++) {
+                        x[i] = (x[i] - base[S == 1 ? 0 : i]) - sum[S == 1 ? 0 : i];
+                        x[i] *= x[i];
+                    }
+                    add_to(square, x);
+                }
+            place.join(a, square);
+            float about[S], rest[S];
+#pragma unroll
+            for (int i = 0; i < S; i++) {
+                square[i] = inverse_root(square[i] * a.share + a.eps);
+                split_sum<T>(base[i], sum[i], about[i], rest[i]);
+            }
+            if (place.is_first && left > 0) {
+#pragma unroll
+                for (int i = 0; i < S; i++) {
+                    if (S > 1 && (a.group >= V ? i > 0 : (i & (a.group - 1)) != 0))
+                        continue;
+                    const int set = place.set_of(a, i);
+                    if (a.mean)
+                        store_value<double>(a.mean, n * a.mean_batch + set, type_of(a, COMPACT_MEAN),
+                                            (double)base[i] + (double)sum[i]);
+                    if (a.rstd)
+                        store_value<float>(a.rstd, n * a.rstd_batch + set, type_of(a, COMPACT_RSTD), square[i]);
+                }
+            }
+            float slope[V], offset[V];
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                slope[i] = weight[i] * square[S == 1 ? 0 : i] * factor;
+                offset[i] = bias[i] * factor - rest[S == 1 ? 0 : i] * slope[i];
+            }
+            char *const to = a.out + n * a.batch_bytes + place.at;
+            choose_activation<true, false>(a.activation, [&](auto chosen) {
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    if (left > k * a.at_once) {
+                        float z[V];
+                        unpack<T, V>(here[m][k], z);
+#pragma unroll
+                        for (int i = 0; i < V; i++)
+                            z[i] = fmaf(z[i] - about[S == 1 ? 0 : i], slope[i], offset[i]);
+                        activate<fast, true>(z, chosen, a.activation, a.act_param);
+                        store_pack<T, V>(to + k * step, 0, make_pack<T, V>(z));
+                    }
+            });
+        }
+    }
+}
+
+/* The block's sums of its channels, of what its threads have in registers, into its place in memory. */
+template <typename T, int V, int S>
+__device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &all, const short_place<T, V, S> &place,
+                                                 int part, const float (&plain)[V], const float (&normalized)[V])
+{
+    const normfuse_cuda_compact &a = all.compact;
+    extern __shared__ uint4 dynamic[];
+    const int channels = a.width * V, rows = a.samples * a.at_once;
+    const int first_channel = ((int)blockIdx.x - part * (int)a.by_units.divisor) * channels;
+    float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_normalized = of_plain + rows * channels;
+    if (place.left > 0) {
+        const int at = (place.sample * a.at_once + place.beside) * channels + place.channel - first_channel;
+        write_values<float, V>(of_plain + at, plain);
+        write_values<float, V>(of_normalized + at, normalized);
+    }
+    __syncthreads();
+    const int lasting = min(a.at_once, a.rows); /* rows of a sample whose threads have any */
+#pragma unroll 1
+    for (int c = (int)threadIdx.x; c < channels && first_channel + c < (int)all.problem.c; c += (int)blockDim.x) {
+        double sum = 0.0, product = 0.0;
+#pragma unroll 1
+        for (int sample = 0; sample < a.samples; sample++)
+#pragma unroll 4
+            for (int row = 0; row < lasting; row++) {
+                const int at = (sample * a.at_once + row) * channels + c;
+                sum += (double)of_plain[at];
+                product += (double)of_normalized[at];
+            }
+        reinterpret_cast<double2 *>(all.sums)[(int64_t)(first_channel + c) * all.geometry.sum_slots + part] =
+            make_double2(sum, product);
+    }
+}
+
+template <typename T, int V, int M, int K>
+__device__ __forceinline__ void short_backward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    const normfuse_cuda_compact &a = all.compact;
+    constexpr bool fast = sizeof(T) == 2;
+    constexpr int S = K == 1 ? 1 : V;
+    const int part = divide((int)blockIdx.x, a.by_units);
+    const short_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_units.divisor);
+    const unsigned step = (unsigned)a.at_once * a.row_bytes;
+    const int samples_apart = a.parts * a.samples;
+    const int mean_type = type_of(a, COMPACT_MEAN);
+    const float *const rstds = reinterpret_cast<const float *>(a.rstd);
+    uint4 asked_x[M][K], asked_dy[M][K];
+    saved_statistic asked_mean[M]; /* of the first channel's group */
+    float asked_rstd[M];
+    const auto ask = [&](int first) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const int n = first + m * samples_apart + place.sample, known = min(n, a.n - 1);
+            const int64_t at = n * a.batch_bytes + place.at;
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                const bool wanted = n < a.n && place.left > k * a.at_once;
+                load_pack_where<T, V>(wanted, asked_x[m][k], a.x + at + k * step);
+                load_pack_where<T, V>(wanted, asked_dy[m][k], a.dy + at + k * step);
+            }
+            asked_mean[m].ask(a.mean, known * a.mean_batch + place.set_of(a, 0), mean_type);
+            asked_rstd[m] = __ldcg(rstds + known * a.rstd_batch + place.set_of(a, 0));
+        }
+    };
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            asked_x[m][k] = asked_dy[m][k] = make_uint4(0, 0, 0, 0);
+    ask(part * a.samples);
+    channel_parameters<V> parameters;
+    parameters.ask_weights(a, place.left > 0 ? place.channel : 0);
+    float weight[V], bias[V], plain[V] = {}, normalized[V] = {};
+    parameters.tell_weights(a, weight, bias);
+    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+
+#pragma unroll 1
+    for (int first = part * a.samples; first < a.n; first += M * samples_apart) {
+        uint4 here_x[M][K], here_dy[M][K];
+        double mean[M];
+        float rstd[M][S];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                here_x[m][k] = asked_x[m][k];
+                here_dy[m][k] = asked_dy[m][k];
+            }
+            mean[m] = asked_mean[m].tell(mean_type);
+            rstd[m][0] = asked_rstd[m];
+        }
+        ask(first + M * samples_apart);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const int n = first + m * samples_apart + place.sample, left = n < a.n ? place.left : 0;
+            float about[S], rest[S], slope[V], offset[V];
+            split_mean<T>(mean[m], about[0], rest[0]);
+#pragma unroll
+            for (int i = 1; i < S; i++) {
+                about[i] = about[0];
+                rest[i] = rest[0];
+                rstd[m][i] = rstd[m][0];
+            }
+            if (S > 1 && a.group < V) {
+                const int known = min(n, a.n - 1);
+#pragma unroll
+                for (int i = 1; i < S; i++) {
+                    split_mean<T>(load_value<double>(a.mean, known * a.mean_batch + place.set_of(a, i), mean_type),
+                                  about[i], rest[i]);
+                    rstd[m][i] = rstds[known * a.rstd_batch + place.set_of(a, i)];
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                slope[i] = weight[i] * rstd[m][S == 1 ? 0 : i] * factor;
+                offset[i] = bias[i] * factor - rest[S == 1 ? 0 : i] * slope[i];
+            }
+            /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
+            const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
+                unpack<T, V>(here_x[m][k], x);
+                unpack<T, V>(here_dy[m][k], dy);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    x[i] -= about[S == 1 ? 0 : i];
+                if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+                    float z[V];
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        z[i] = fmaf(x[i], slope[i], offset[i]);
+                    differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
+                }
+            };
+            choose_activation<true, false>(a.activation, [&](auto chosen) {
+                float of_dy[V] = {}, of_both[V] = {}, sum[S] = {}, product[S] = {};
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    if (left > k * a.at_once) {
+                        float x[V], dy[V];
+                        differentiate(chosen, k, x, dy);
+#pragma unroll
+                        for (int i = 0; i < V; i++) {
+                            of_dy[i] += dy[i];
+                            of_both[i] += dy[i] * x[i];
+                        }
+                    }
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    const int s = S == 1 ? 0 : i;
+                    sum[s] += slope[i] * of_dy[i];
+                    product[s] += slope[i] * of_both[i];
+                    plain[i] += factor * of_dy[i];
+                    normalized[i] += (of_both[i] - rest[s] * of_dy[i]) * (rstd[m][s] * factor);
+                }
+                place.join(a, sum);
+                place.join(a, product);
+#pragma unroll
+                for (int i = 0; i < S; i++) {
+                    product[i] -= rest[i] * sum[i];
+                    product[i] = -(product[i] * rstd[m][i]) * (rstd[m][i] * a.share);
+                    sum[i] = -sum[i] * a.share - product[i] * rest[i];
+                }
+                char *const to = a.out + n * a.batch_bytes + place.at;
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    if (left > k * a.at_once) {
+                        float x[V], dy[V];
+                        differentiate(chosen, k, x, dy);
+#pragma unroll
+                        for (int i = 0; i < V; i++)
+                            x[i] = fmaf(slope[i], dy[i], fmaf(product[S == 1 ? 0 : i], x[i], sum[S == 1 ? 0 : i]));
+                        store_pack<T, V>(to + k * step, 0, make_pack<T, V>(x));
+                    }
+            });
+        }
+    }
+    if (all.sums)
+        put_channel_sums(all, place, part, plain, normalized);
+}
+
+/* Packs of each tensor that a thread has at a time. */
+constexpr int packs_forward = 4, packs_backward = 2;
+
+/* Two blocks of 256 threads on a processor. */
+#define SHORT(picture, direction, type, pack, kept)                                                                    \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
+        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+    {                                                                                                                  \
+        short_##direction<type, pack, packs_##direction / kept, kept>(a);                                              \
+    }
+NORMFUSE_CUDA_COLUMNS_SHORT(SHORT)
