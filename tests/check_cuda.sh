@@ -70,8 +70,8 @@ if [ -n "$sanitize" ]; then
     kinds="memcheck racecheck initcheck synccheck"
     # synccheck takes the barriers of one block of a cluster of 16 for another's: it reports "Missing wait" of a textbook
     # exchange by st.async, too, in clusters of 16 and not of 8.
-    cases=$logs/sanitize-cases.txt
-    cat tests/sanitize_cases.txt tests/sanitize_rounds.txt >"$cases"
+    cases=tests/sanitize_cases.txt
+    cat "$cases" tests/sanitize_rounds.txt >"$logs/all-cases.txt"
     : >"$logs/synccheck-cases.txt"
     grep -vE '^#|^$' "$cases" | while read -r line; do
         NORMFUSE_VERBOSE=dispatch "$build/test_operators" --case "$line device=cuda" 2>&1 | grep -q ' cluster=16 ' ||
@@ -89,9 +89,9 @@ if [ -n "$sanitize" ]; then
             continue
         fi
         options=
-        of_kind=$cases
+        of_kind=$logs/all-cases.txt
         [ "$kind" = synccheck ] && of_kind=$logs/synccheck-cases.txt
-        [ "$kind" = racecheck ] && of_kind=tests/sanitize_cases.txt
+        [ "$kind" = racecheck ] && of_kind=$cases
         [ "$kind" = memcheck ] && options="--padding 32 --report-api-errors no"
         (timeout 280 "$tool" --tool "$kind" $options --error-exitcode 9 --print-limit 20 "$build/test_operators" \
             --with device=cuda "$of_kind" >"$logs/$kind.txt" 2>&1
@@ -103,8 +103,8 @@ if [ -n "$sanitize" ]; then
         skipped=$((skipped + left_out))
     fi
     left_out=$(grep -cvE '^#|^$' tests/sanitize_rounds.txt)
-    echo "skipped: racecheck: the $left_out lines of tests/sanitize_rounds.txt, where it does not follow bulk copies and barriers"
-    skipped=$((skipped + left_out))
+    echo "skipped: racecheck, synccheck: $left_out lines of tests/sanitize_rounds.txt, whose barriers they do not follow"
+    skipped=$((skipped + 2 * left_out))
     for kind in $kinds; do
         [ -f "$logs/$kind.status" ] || continue
         status=$(cat "$logs/$kind.status")
