@@ -150,7 +150,8 @@ struct normfuse_cuda_geometry {
     int32_t exchange;    /* enum normfuse_cuda_exchange */
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
     /* runs */
-    int32_t lane_bits, spans, segment_rows, sets_a_block;
+    int32_t lane_bits, spans, segment_rows;
+    int32_t sets_a_block; /* and short: samples beside one another */
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the packs of a segment can touch */
     int32_t outer;
@@ -168,7 +169,6 @@ struct normfuse_cuda_geometry {
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
     /* compact */
     int32_t rows_at_once, samples_a_cluster;
-    int32_t samples_a_block; /* short: beside one another */
     /* the whole grid: rows of a tile, tiles in the ring, after how many a thread joins what it summed, and how many of
      * those that are read again the L2 is to keep */
     int32_t tile_rows, stages, chunk_tiles, soon;

@@ -885,7 +885,7 @@ static bool settle_short(const struct task *task, struct step *step)
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
     g->rows_at_once = 1 << row_bits;
-    g->samples_a_block = (int32_t)samples;
+    g->sets_a_block = (int32_t)samples;
     g->teams = (int32_t)units;
     const int64_t resident =
         (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared) *
@@ -1717,7 +1717,7 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
         .lane_bits = g->lane_bits,
         .parts = g->parts,
-        .samples = (int32_t)most(g->samples_a_block, g->samples_a_cluster),
+        .samples = is_short(step->kernel) ? g->sets_a_block : g->samples_a_cluster,
         .by_ranks = step->by_ranks,
         .by_units = g->by_blocks_wide,
         .by_width = g->by_width,
