@@ -60,7 +60,7 @@ template <typename T, int V, int S> struct short_place {
     }
     __device__ __forceinline__ int set_of(const normfuse_cuda_compact &a, int i) const
     {
-        return S == 1 || a.group >= V ? unit : unit * (V / a.group) + (i >> (a.group >> 1));
+        return S == 1 || a.group >= V ? unit : unit * (V >> (a.group >> 1)) + (i >> (a.group >> 1));
     }
     /* The first value of each group. */
     __device__ __forceinline__ void find_base(const normfuse_cuda_compact &a, const float (&x)[V],

@@ -871,7 +871,8 @@ static bool settle_short(const struct task *task, struct step *step)
         lane_bits++;
     while (most_rows << row_bits < p->s && row_bits <= 5)
         row_bits++;
-    if (lane_bits + row_bits > (row_bits > 0 ? 4 : 5))
+    /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 packs: 23.6 us, compact 20.5. */
+    if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
         return false;
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = THREADS / lanes;
     const int64_t units = packs_of_row(task) / packs, blocks_wide = divide_up(units, segments);
