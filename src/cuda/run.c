@@ -116,7 +116,8 @@ static bool is_short(enum normfuse_cuda_kernel kernel)
            kernel <= NORMFUSE_CUDA_columns_short_backward_bf16_8x2;
 }
 
-/* Derivatives that the plain kernels lack which keep packs, since they cost too many registers. */
+/* What few networks have: plain kernels that keep packs lack the derivatives, which cost too many registers, and
+ * columns_known.cu and columns_short.cu both directions. */
 static bool is_rare(int32_t activation)
 {
     return activation == NORMFUSE_GELU || activation == NORMFUSE_GELU_TANH || activation == NORMFUSE_ELU ||
@@ -138,9 +139,9 @@ struct task {
     size_t value_bytes; /* of what is computed in */
     bool plain;         /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
     bool compact;       /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
-    bool brief;         /* what columns_short.cu does, if samples have few rows: the same, of whole packs or the like */
-    bool batch;         /* what columns_batch.cu does: batch norm, the same */
-    bool known;         /* what columns_known.cu does: evaluation and affine, the same */
+    bool few_rows; /* what columns_short.cu does, if rows are few: groups of packs or in packs, plain, not modulated */
+    bool batch;    /* what columns_batch.cu does: batch norm, the same */
+    bool known;    /* what columns_known.cu does: evaluation and affine, the same */
     bool wants_gradients; /* the parameters' */
     int tensors;          /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
@@ -860,7 +861,7 @@ static bool settle_short(const struct task *task, struct step *step)
     enum { THREADS = 256, MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
-    if (!task->brief || p->n > INT32_MAX / 8)
+    if (!task->few_rows || p->n > INT32_MAX / 8)
         return false;
     const int64_t d = p->c / p->groups, packs = most(1, d / task->pack);
     const enum kept kept = p->s == 1 && d >= task->pack ? SHORT : SHORT_ROWS;
@@ -1373,7 +1374,7 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
     bool found;
     struct task general = *task;
     if (keeps && task->problem->columns && task->direction == BACKWARD && is_rare(task->problem->activation)) {
-        general.plain = general.compact = general.brief = general.batch = false;
+        general.plain = general.compact = general.few_rows = general.batch = false;
         task = &general;
     }
     if (task->problem->columns)
@@ -1407,9 +1408,9 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
     /* Doubles have kernels with packs of one element only under columns. */
     task.abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : rows_abreast(p, task.pack);
+    const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     if (task.abreast > 1 &&
-        (normfuse_tune("ABREAST", 1) == 0 || most_at_once(task.direction, task.abreast, task.pack,
-                                                          p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1) == 0))
+        (normfuse_tune("ABREAST", 1) == 0 || most_at_once(task.direction, task.abreast, task.pack, d) == 0))
         task.abreast = 0;
     task.wide = task.abreast > 0;
     task.plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
@@ -1424,21 +1425,19 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
         task.abreast = 1;
     if (!task.wide && !task.ragged)
         task.pack = 1;
-    task.compact = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_GROUP &&
-                   !p->has_running_momentum && has_at_most_two_groups_a_pack(p->c / p->groups, task.pack) &&
-                   is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) &&
-                   is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
-                   is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
-                   normfuse_tune("COMPACT", 1);
-    const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
-    task.brief = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_GROUP &&
-                 !p->has_running_momentum && d > 0 && (d % task.pack == 0 || task.pack % d == 0) &&
-                 is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) && p->scale.data == NULL &&
-                 p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL &&
-                 is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
-                 (task.direction == FORWARD ||
-                  ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
-                 !is_rare(p->activation);
+    task.compact =
+        p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_GROUP &&
+        !p->has_running_momentum && has_at_most_two_groups_a_pack(d, task.pack) && is_packed(&p->weight, task.pack) &&
+        is_packed(&p->bias, task.pack) && is_packed(&p->scale, task.pack) && is_packed(&p->shift, task.pack) &&
+        is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) && normfuse_tune("COMPACT", 1);
+    task.few_rows = p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_GROUP &&
+                    !p->has_running_momentum && d > 0 && (d % task.pack == 0 || task.pack % d == 0) &&
+                    is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) && p->scale.data == NULL &&
+                    p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL &&
+                    is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups) &&
+                    (task.direction == FORWARD || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) &&
+                                                   p->rstd.type == NORMFUSE_F32)) &&
+                    !is_rare(p->activation);
     task.batch =
         p->columns && task.wide && task.plain && task.abreast == 1 && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 &&
         is_packed(&p->weight, task.pack) && is_packed(&p->bias, task.pack) && p->scale.data == NULL &&
