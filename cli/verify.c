@@ -1426,7 +1426,11 @@ static bool compare_backward(struct share *share, int64_t set)
                 compare_stored(share, set, 0, DBIAS, n, c, 0, dbias[pair], dbias_error);
             continue;
         }
-        double samples = (double)work->n * double_unit;
+        double samples =
+            (double)work->n * double_unit +
+            (work->set_is_group ? tolerance_growth(tolerance_sample_additions(&view.arithmetic,
+                                                                              work->line->channels_last || work->s == 1,
+                                                                              work->n, work->s), unit) : 0);
         int64_t at = work->set_is_group ? n * work->c + c : c;
         work->dweight[at] += dweight[pair];
         work->dbias[at] += dbias[pair];

@@ -838,7 +838,7 @@ struct plan_case {
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches, grid_launches,
-    short_launches;
+    short_launches, spread_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -873,6 +873,12 @@ static bool is_short(const char *kernel)
     return strstr(kernel, "_columns_short_") != NULL;
 }
 
+/* One of columns_spread.cu, whose blocks are the whole grid and keep all packs. */
+static bool is_spread(const char *kernel)
+{
+    return strstr(kernel, "_columns_spread_") != NULL;
+}
+
 /* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
 static bool is_of_grid(int kept)
 {
@@ -882,8 +888,9 @@ static bool is_of_grid(int kept)
 /* Columns: rows that the threads of a block have at once. */
 static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
 {
-    return is_compact(kernel) || is_of_grid(kept) || is_short(kernel) ? a->compact.at_once
-                                                                      : (int64_t)threads / a->geometry.width;
+    return is_compact(kernel) || is_of_grid(kept) || is_short(kernel) || is_spread(kernel)
+               ? a->compact.at_once
+               : (int64_t)threads / a->geometry.width;
 }
 
 static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
@@ -911,8 +918,19 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
              * samples; threads are joined in double. */
             const int64_t in_sample = up(rows, at_once), samples = up(p->n, (int64_t)g->parts * a->compact.samples);
             const int64_t of_set = (kept == 1 ? pack : in_sample + levels(pack)) + 5 + 7;
-            return (double)(backward && a->sums != NULL && in_sample + samples + 6 > of_set ? in_sample + samples + 6
-                                                                                            : of_set);
+            const struct tolerance_arithmetic cuda = {.on_cuda = true};
+            const int64_t of_sums =
+                in_sample + samples + 6 - (int64_t)tolerance_sample_additions(&cuda, true, p->n, p->s);
+            return (double)(backward && a->sums != NULL && of_sums > of_set ? of_sums : of_set);
+        }
+        if (is_spread(kernel)) {
+            /* In a thread's channel; those of its pack; threads that a lane joins; eight lanes; blocks, nine of a lane
+             * at a time. Sums of channels: in a thread, then threads; blocks are joined in double. */
+            const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
+            const int64_t of_set = up(rows, at_once) + together - 1 + 5 + up(packs * at_once, 8) + 7 + up(g->parts, 8) +
+                                   up(g->parts, 72) + 7;
+            const int64_t of_sums = up(rows, at_once) + at_once + 8;
+            return (double)(of_set > of_sums ? of_set : of_sums);
         }
         if (is_of_grid(kept)) {
             /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
@@ -1207,6 +1225,37 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
 #undef HOLDS
 }
 
+static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
+                         const struct normfuse_cuda_arguments *a, int pack, int kept)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const struct normfuse_cuda_compact *const c = &a->compact;
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    HOLDS(p->dy.data != NULL && p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups);
+    HOLDS((int64_t)g->width * pack == p->c && c->width == g->width && c->groups == p->groups && c->group == g->group);
+    HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
+    HOLDS(p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL);
+    for (int64_t first = 0; first < p->c; first += pack)
+        HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
+    /* A ticket a sample, or one for all where blocks of all samples meet. */
+    HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
+    HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4 && g->teams == p->n && c->teams == p->n);
+    HOLDS(launch->grid == (uint32_t)(p->n * g->parts) && c->parts == g->parts && g->parts > 1);
+    HOLDS(c->rows == p->s && c->part_rows == g->part_rows && (int64_t)(g->parts - 1) * g->part_rows < g->rows);
+    HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * kept >= c->part_rows);
+    HOLDS((int32_t)c->by_width.divisor == c->width && (int32_t)c->by_parts.divisor == c->parts);
+    HOLDS((int32_t)c->by_group.divisor == c->group && divides(&c->by_width) && divides(&c->by_parts));
+    /* Sums of channels, one block's beside one another. */
+    HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == (int32_t)launch->grid));
+    HOLDS((int64_t)launch->shared >=
+          8 * (c->width + p->groups) * c->at_once + 16 * p->groups + (a->sums != NULL ? 8 * c->at_once * p->c : 0));
+    check_packed(test, launch, p, pack);
+#undef HOLDS
+}
+
 /* What those of the whole grid take for granted. */
 static void check_grid(const struct plan_case *test, const struct fake_launch *launch,
                        const struct normfuse_cuda_arguments *a, int pack)
@@ -1386,6 +1435,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         if (is_short(launch->name)) {
             check_short(test, launch, &a, pack, kept);
             short_launches++;
+        }
+        if (is_spread(launch->name)) {
+            check_spread(test, launch, &a, pack, kept);
+            spread_launches++;
         }
     }
     if (places <= (is_of_grid(kept) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
@@ -1608,7 +1661,7 @@ static void test_plans(void)
         const struct normfuse_cuda_device *const device = device_of(0);
         if (device == NULL)
             return;
-        for (int i = 0; i < 5000; i++) {
+        for (int i = 0; i < 6000; i++) {
             struct plan_case test = {.op = (int)random_below(5) % 3};
             test.type = (normfuse_type)random_below(4);
             test.channels_last = random_below(2) != 0;
@@ -1626,22 +1679,30 @@ static void test_plans(void)
             }
             if (random_below(2))
                 test.sizes[1] = up(test.sizes[1], 8) * 8;
-            if (i % 10 == 9) { /* over columns, of samples or tensors that a whole GPU keeps, or nearly */
-                test.op = i / 10 % 2;
+            if (i % 12 == 9) { /* over columns, of samples or tensors that a whole GPU keeps, or nearly */
+                test.op = i / 12 % 2;
                 test.channels_last = test.has_sync = true;
                 test.misaligned = test.sliced = false;
                 test.type = (normfuse_type)(1 + random_below(3));
                 test.sizes[0] = 1 + random_below(5);
                 test.sizes[1] = 8 * (1 + random_below(160));
                 test.sizes[2] = 1 + random_below(INT64_C(30000000) / (test.sizes[0] * test.sizes[1]));
-            } else if (i % 10 == 8) { /* the same, of many samples of few rows */
+            } else if (i % 12 == 7) { /* the same, backward, of what all registers hold */
+                test.op = 0;
+                test.backward = test.channels_last = test.has_sync = true;
+                test.misaligned = test.sliced = false;
+                test.type = (normfuse_type)(1 + random_below(3));
+                test.sizes[0] = 1 + random_below(16);
+                test.sizes[1] = 32 * (1 + random_below(40));
+                test.sizes[2] = 1 + random_below(INT64_C(3000000) / (test.sizes[0] * test.sizes[1]));
+            } else if (i % 12 == 8) { /* the same, of many samples of few rows */
                 test.op = 0;
                 test.channels_last = true;
                 test.misaligned = test.sliced = false;
                 test.type = (normfuse_type)(1 + random_below(3));
                 test.sizes[0] = 1 + random_below(5000);
                 test.sizes[1] = 8 * (1 + random_below(64));
-                test.sizes[2] = 1 + random_below(i % 20 == 8 ? 64 : 1);
+                test.sizes[2] = 1 + random_below(i % 24 == 8 ? 64 : 1);
             }
             test.groups = 1;
             if (test.op == 0)
@@ -1657,6 +1718,7 @@ static void test_plans(void)
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);
+    CHECK(spread_launches > 50, "kernels of samples spread over the grid were launched %d times", spread_launches);
     CHECK(grid_launches > 50, "kernels of the whole grid were launched %d times", grid_launches);
     CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)

@@ -72,17 +72,6 @@ struct compact_place {
     }
 };
 
-/* work(k) for the rows that the thread has: one jump at their end. */
-template <int k, int K, typename Work> __device__ __forceinline__ void walk_rows(int left, int at_once, Work &work)
-{
-    if constexpr (k < K) {
-        if (left > 0) {
-            work(k);
-            walk_rows<k + 1, K>(left - at_once, at_once, work);
-        }
-    }
-}
-
 template <typename T, int V, int K> __device__ __forceinline__ void compact_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();

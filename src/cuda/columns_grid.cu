@@ -7,77 +7,7 @@
  * since those are in L2. Copies by one thread leave the others nothing but the work on values: by a load or a copy a
  * pack, sums were bound by the unit that takes these. The first tiles of the next sample are on their way while results
  * of this one are written. */
-#include "gradients.cuh"
-#include "ring.cuh"
-
-struct grid_place : ring_place {
-    int groups[2], split; /* that of its first `split` channels, and of the others */
-
-    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_compact &a)
-    {
-        groups[0] = divide(column * V, a.by_group);
-        split = min(V, (groups[0] + 1) * a.group - column * V);
-        groups[1] = min(groups[0] + 1, a.groups - 1);
-    }
-    /* In shared memory each group has the sums of its packs beside one another. A pack of two groups has a place in
-     * both, so every group begins one pack further on than its first. */
-    __device__ __forceinline__ int entry(const normfuse_cuda_compact &a, int side) const
-    {
-        return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
-    }
-};
-
-/* What threads, then blocks found of a group is joined by eight lanes; a warp does four groups at a time, those of the
- * whole block as many as it has threads for. */
-constexpr int lanes_of_group = 8;
-
-struct joining_lane {
-    int group, lane;
-    bool is_needed; /* whether there is such a group: whole warps go on */
-
-    __device__ __forceinline__ joining_lane(const normfuse_cuda_compact &a, int round)
-    {
-        const int nth = round + (int)threadIdx.x / lanes_of_group;
-        is_needed = nth < a.groups;
-        group = is_needed ? nth : a.groups - 1;
-        lane = (int)threadIdx.x % lanes_of_group;
-    }
-    __device__ __forceinline__ bool is_first() const
-    {
-        return is_needed && lane == 0;
-    }
-    template <int V>
-    __device__ __forceinline__ void find_entries(const normfuse_cuda_compact &a, int &begin, int &count) const
-    {
-        const int channel = group * a.group, pack = channel / V;
-        begin = (pack + group) * a.at_once;
-        count = ((channel + a.group - 1) / V - pack + 1) * a.at_once;
-    }
-};
-
-/* What the blocks of a sample tell one another of a group, beside one another. Two such places take turns: a block may
- * write for the next sample while another still reads of this one, but not for the one after that. */
-__device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, const grid_part &own, int parity,
-                                                  int group)
-{
-    const normfuse_cuda_compact &a = all.compact;
-    return reinterpret_cast<float2 *>(all.partials) +
-           ((int64_t)(parity * a.teams + own.team) * a.groups + group) * a.parts;
-}
-
-/* Of what a lane joins, how much it asks for at once. */
-enum { held_parts = 9, held_sums = 4 };
-
-/* Every eighth of `left` pairs; zeros where there are no more. */
-__device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (&parts)[held_parts])
-{
-#pragma unroll
-    for (int k = 0; k < held_parts; k++) {
-        parts[k] = make_float2(0.0f, 0.0f);
-        if (k * lanes_of_group < left)
-            parts[k] = __ldcg(from + k * lanes_of_group);
-    }
-}
+#include "columns_grid.cuh"
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -122,14 +52,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 #pragma unroll 1
     for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
         parameters.ask_modulation(a, n, place.column * V);
-        /* A value of each group that all blocks know: its first. */
-        const auto ask_base = [&](int group) { return load_pack<T, 1>(a.x + n * a.batch_bytes, group * a.group); };
-        const auto tell_base = [&](raw<T, 1> asked) {
-            float value[1];
-            unpack<T, 1>(asked, value);
-            return value[0];
-        };
-        const raw<T, 1> asked_base = ask_base(joining_lane(a, 0).group);
+        const raw<T, 1> asked_base = ask_base<T>(a, n, joining_lane(a, 0).group);
         uint32_t before = 0;
         if (threadIdx.x == 0)
             before = look_at_ticket(all.tickets + own.team * ticket_stride);
@@ -193,107 +116,11 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         }
         meet(MEETING_OF_CONSUMERS, consumers);
 
-        /* ---- the statistics of the groups: means less `base`, then squares about them, which cannot cancel ---- */
-        /* The first blocks may have a tile more than the others; the last of these what is left of its last one, which
-         * is counted whole, then taken back. */
-        const float of_first_parts = (float)a.part_rows * (float)a.group;
-        const float of_other_parts = (float)a.small_part_rows * (float)a.group;
-        const float lacking = (float)a.lacking_rows * (float)a.group;
-        const float count_part = (own.part < a.first_parts ? of_first_parts : of_other_parts) -
-                                 (own.part == a.first_parts - 1 ? lacking : 0.0f);
-        const int groups_at_once = consumers / lanes_of_group;
-#pragma unroll 1
-        for (int round = 0; round < a.groups; round += groups_at_once) {
-            const joining_lane join(a, round);
-            const float base = tell_base(round == 0 ? asked_base : ask_base(join.group));
-            int begin, count;
-            join.find_entries<V>(a, begin, count);
-            float means[held_sums], found_squares[held_sums], counts[held_sums], mean = 0.0f, squares = 0.0f;
-#pragma unroll
-            for (int k = 0; k < held_sums; k++) {
-                const int i = join.lane + k * lanes_of_group;
-                float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
-                if (i < count)
-                    entry = entries[begin + i];
-                means[k] = (entry.x - base) + entry.y;
-                found_squares[k] = entry.z;
-                counts[k] = entry.w;
-                mean += counts[k] * means[k];
-            }
-            const int rest_of_lane = join.lane + held_sums * lanes_of_group;
-#pragma unroll 1
-            for (int i = rest_of_lane; i < count; i += lanes_of_group) {
-                const float4 entry = entries[begin + i];
-                mean += entry.w * ((entry.x - base) + entry.y);
-            }
-            mean = sum_few(mean, lanes_of_group) * reciprocal(count_part);
-#pragma unroll
-            for (int k = 0; k < held_sums; k++) {
-                const float distance = means[k] - mean;
-                squares += found_squares[k] + counts[k] * distance * distance;
-            }
-#pragma unroll 1
-            for (int i = rest_of_lane; i < count; i += lanes_of_group) {
-                const float4 entry = entries[begin + i];
-                const float distance = ((entry.x - base) + entry.y) - mean;
-                squares += entry.z + entry.w * distance * distance;
-            }
-            squares = sum_few(squares, lanes_of_group);
-            if (join.is_first()) {
-                __stcg(parts_of_group(all, own, parity, join.group) + own.part, make_float2(mean, squares));
-                of_groups[join.group].x = base;
-            }
-        }
+        /* ---- the statistics of the groups ---- */
+        const counts_of_parts counts_of(a);
+        put_moments<T, V>(all, counts_of, n, own.team, own.part, parity, entries, of_groups, asked_base, consumers);
         meet_blocks(all.tickets + own.team * ticket_stride, own.part, a.parts, before, consumers);
-
-#pragma unroll 1
-        for (int round = 0; round < a.groups; round += groups_at_once) {
-            const joining_lane join(a, round);
-            /* Not from x, in whose place another block may have put results by now. */
-            const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
-            const float2 *const of_parts = parts_of_group(all, own, parity, join.group);
-            const float2 last = __ldcg(of_parts + a.first_parts - 1);
-            moments<float> joined = {};
-            const auto number = [&](int left, int k) {
-                const int behind = left - k * lanes_of_group; /* parts from this one on */
-                return behind <= 0 ? 0.0f : behind > a.parts - a.first_parts ? of_first_parts : of_other_parts;
-            };
-#pragma unroll 1
-            for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
-                float2 part[held_parts];
-                ask_parts(of_parts + (a.parts - left), left, part);
-                moments<float> next = {};
-#pragma unroll
-                for (int k = 0; k < held_parts; k++) {
-                    next.count += number(left, k);
-                    next.mean += number(left, k) * part[k].x;
-                }
-                next.mean *= reciprocal(next.count);
-#pragma unroll
-                for (int k = 0; k < held_parts; k++) {
-                    const float distance = part[k].x - next.mean;
-                    next.squares += part[k].y + number(left, k) * distance * distance;
-                }
-                append_near(joined, next);
-            }
-            const float mean = (sum_few(joined.count * joined.mean, lanes_of_group) - lacking * last.x) * a.share;
-            const float distance = joined.mean - mean, of_last = last.x - mean;
-            const float squares = sum_few(joined.squares + joined.count * distance * distance, lanes_of_group) -
-                                  lacking * of_last * of_last;
-            const float rstd = inverse_root(squares * a.share + a.eps);
-            if (join.is_first()) {
-                float rounded, rest;
-                split_sum<T>(base, mean, rounded, rest);
-                of_groups[join.group] = make_float4(rounded, rest, rstd, 0.0f);
-                if (own.part == 0) {
-                    if (a.mean)
-                        store_value<double>(a.mean, n * a.mean_batch + join.group, type_of(a, COMPACT_MEAN),
-                                            (double)base + (double)mean);
-                    if (a.rstd)
-                        store_value<float>(a.rstd, n * a.rstd_batch + join.group, type_of(a, COMPACT_RSTD), rstd);
-                }
-            }
-        }
+        join_moments<T>(all, counts_of, n, own.team, own.part, parity, of_groups, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
@@ -369,30 +196,20 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
     }
 }
 
-/* What the parameters get, when all blocks have put their sums: two channels at a time for each block in turn. */
-__device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, int channels, int lane)
+/* Of the block's share of the channels two after two, the next asked for before these are added. By the producer's warp
+ * alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for 15, but these
+ * had their loops in another order, and 1x256x512x512 182 for 168. */
+__device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, int channels)
 {
-    const double2 *const from = reinterpret_cast<const double2 *>(all.sums);
+    const int step = 2 * (int)gridDim.x;
+    channel_gradients<double> now(all, channels);
+    now.ask(2 * (int)blockIdx.x);
 #pragma unroll 1
-    for (int c = 2 * (int)blockIdx.x; c < channels; c += 2 * (int)gridDim.x) {
-        double2 own[2] = {};
-#pragma unroll 4
-        for (int block = lane; block < (int)gridDim.x; block += 32) {
-            const double2 one = __ldcg(from + (int64_t)block * channels + c);
-            const double2 other = __ldcg(from + (int64_t)block * channels + c + 1);
-            own[0].x += one.x;
-            own[0].y += one.y;
-            own[1].x += other.x;
-            own[1].y += other.y;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const double bias = sum_lanes(own[i].x, 32), weight = sum_lanes(own[i].y, 32);
-            if (lane == 0) {
-                put_gradient(all.problem, all.problem.dweight, 0, c + i, weight);
-                put_gradient(all.problem, all.problem.dbias, 0, c + i, bias);
-            }
-        }
+    for (int c = 2 * (int)blockIdx.x; c < channels; c += step) {
+        channel_gradients<double> next(all, channels);
+        next.ask(c + step);
+        now.give(all, c);
+        now = next;
     }
 }
 
@@ -457,7 +274,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                 await_ticket(ticket, before);
             }
             __syncwarp();
-            give_channels(all, channels, lane);
+            give_channels(all, channels);
         }
         return;
     }
@@ -559,50 +376,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the totals of the groups ---- */
-        const int groups_at_once = consumers / lanes_of_group;
-#pragma unroll 1
-        for (int round = 0; round < a.groups; round += groups_at_once) {
-            const joining_lane join(a, round);
-            int begin, count;
-            join.find_entries<V>(a, begin, count);
-            float sum = 0.0f, product = 0.0f;
-#pragma unroll 4
-            for (int i = join.lane; i < count; i += lanes_of_group) {
-                sum += entries[begin + i].x;
-                product += entries[begin + i].y;
-            }
-            sum = sum_few(sum, lanes_of_group);
-            product = sum_few(product, lanes_of_group);
-            if (join.is_first())
-                __stcg(parts_of_group(all, own, parity, join.group) + own.part, make_float2(sum, product));
-        }
+        put_totals<V>(all, own.team, own.part, parity, entries, consumers);
         meet_blocks(all.tickets + own.team * ticket_stride, own.part, a.parts, before, consumers);
-#pragma unroll 1
-        for (int round = 0; round < a.groups; round += groups_at_once) {
-            const joining_lane join(a, round);
-            const float2 *const of_parts = parts_of_group(all, own, parity, join.group);
-            float sum = 0.0f, product = 0.0f;
-#pragma unroll 1
-            for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
-                float2 part[held_parts], of_round = make_float2(0.0f, 0.0f);
-                ask_parts(of_parts + (a.parts - left), left, part);
-#pragma unroll
-                for (int k = 0; k < held_parts; k++) {
-                    of_round.x += part[k].x;
-                    of_round.y += part[k].y;
-                }
-                sum += of_round.x;
-                product += of_round.y;
-            }
-            sum = sum_few(sum, lanes_of_group);
-            product = sum_few(product, lanes_of_group);
-            if (join.is_first()) {
-                const float2 of_group = of_groups[join.group];
-                product -= of_group.x * sum;
-                const float centred = -(product * of_group.y) * (of_group.y * a.share);
-                of_totals[join.group] = make_float2(centred, -sum * a.share - centred * of_group.x);
-            }
-        }
+        join_totals(all, own.team, parity, of_groups, of_totals, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */

@@ -131,6 +131,17 @@ template <int V> struct channel_parameters {
     }
 };
 
+/* work(k) for the rows that the thread has: one jump at their end. */
+template <int k, int K, typename Work> __device__ __forceinline__ void walk_rows(int left, int at_once, Work &work)
+{
+    if constexpr (k < K) {
+        if (left > 0) {
+            work(k);
+            walk_rows<k + 1, K>(left - at_once, at_once, work);
+        }
+    }
+}
+
 /* A saved statistic as it is in memory, f32 or f64, asked for without a branch, whose end would wait for it. */
 struct saved_statistic {
     float single = 0.0f;

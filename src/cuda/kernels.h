@@ -72,6 +72,10 @@
 #define NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                            \
     NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 1, 1)                                                              \
     NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 4, 2)
+#define NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)                                                                           \
+    KERNEL(columns_spread, backward, f32, 4, 8)                                                                        \
+    KERNEL(columns_spread, backward, f16, 8, 8)                                                                        \
+    KERNEL(columns_spread, backward, bf16, 8, 8)
 
 /* In the order that tile_kernel in run.c counts on. */
 #define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
@@ -83,7 +87,8 @@
     NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                                 \
     NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)
+    NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                                \
+    NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)
 
 /* The small ones: what follows the tiles. */
 #define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \

@@ -45,14 +45,18 @@ struct normfuse_cuda_policy {
     double cluster_gap[2]; /* for each block of a cluster, where more than one wave of them runs */
     double grid_rounds;    /* the whole grid, more than once */
     double cluster_wait, cluster_block, grid_wait[2]; /* microseconds; cluster_block: for each block of a cluster */
-    double compact_wait[2]; /* of compact kernels: that a cluster takes, and the square of its blocks */
-    double not_compact[2];  /* that other kernels take longer than these */
-    double gradients_wait;  /* a kernel after this one */
+    double compact_wait[2];    /* of compact kernels: that a cluster takes, and the square of its blocks */
+    double compact_wave;       /* each further wave of their clusters */
+    double columns_stretch[2]; /* of other kernels: times the memory's time */
+    double columns_start[2], not_compact[2]; /* what all kernels take beside the memory's time; others than these */
+    double gradients_wait;                   /* a kernel after this one */
     /* By the whole grid from a ring: threads that sum, packs of a tile for each; how many times the memory's time it
      * takes, of what is read again beside that, and microseconds that blocks wait for one another, once, for batch
      * norm once more, where no kernel for gradients follows, and for each further round of one sample. */
     int32_t grid_threads, grid_tile[2];
-    double grid_stretch[2], grid_again[2], grid_meeting[2], grid_batch[2], grid_round;
+    double grid_stretch[2], grid_again[2], grid_meeting[2], grid_round[2];
+    double grid_channel[2], grid_batch[2], grid_batch_channel[2]; /* for each channel; for batch norm; and there */
+    double spread_stretch, spread_meeting;                        /* the same where threads keep all packs */
     int64_t l2_again_bytes;         /* that is read again, above which the L2 is not told what to keep */
     double twice[2], twice_wait[2]; /* what reading twice takes: times the floor, and microseconds */
     double twice_wide; /* the same of channels that are sets of their own, where a block has not all of them */
@@ -103,11 +107,11 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         /* Copies of column blocks beside whole rows. */
         .widths = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
         .bytes_a_microsecond = 4.2e6,
-        .l2_bytes_a_microsecond = 5.0e6,
+        .l2_bytes_a_microsecond = 1.2e6,
         .alone = 1.15,               /* 256x512x56x56 bf16 NHWC: clusters of 512 threads 499 us, of 256 454 */
         .cluster_gap = {0.016, 0.1}, /* 256x512x56x56 bf16 NHWC: clusters of 8 450 us, of 16 487, twice 635 */
         .grid_rounds = 1.8,          /* the same: 941 us */
-        .cluster_wait = 2.0,
+        .cluster_wait = 3.5,
         .cluster_block = 0.05, /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
         /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; 2x320x64x64 backward 20.6, clusters 19.2 */
         .grid_wait = {2.5, 7.5},
@@ -115,6 +119,9 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
          * and 6.3, backward 6.2 and 10.8; 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7 */
         .compact_wait = {1.0, 0.006},
         .gradients_wait = 2.0,
+        .compact_wave = 2.8,
+        .columns_stretch = {1.2, 1.4},
+        .columns_start = {1.3, 2.6},
         .not_compact = {2.2, 4.3},
         /* f16 NHWC with SiLU: 2x320x64x64 backward, one block of 320 threads a processor, 13.6 us, of 256 13.9, of 160
          * 14.6, two of 160 15.2; tiles of 4 packs 13.6, of 2 14.1, of 8 13.5; 1x256x512x512 of 4 110.3, of 8 109.3 */
@@ -125,9 +132,16 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
          * backward 41 (twice 60), 32x64x56x56 29 (registers over the grid 22.4), backward 26 (39) */
         .grid_stretch = {1.22, 1.15},
         .grid_again = {0.85, 0.85},
-        .grid_meeting = {5.5, 10.0},
-        .grid_batch = {2.0, -4.0},
-        .grid_round = 8.5, /* 8x128x512x512 bf16: 402 and 637 us, twice 409 and 640; 256x512x56x56 488, clusters 440 */
+        .grid_meeting = {5.5, 8.0},
+        .grid_channel = {0.0, 0.0013},
+        .grid_batch = {2.0, 0.5},
+        .grid_batch_channel = {0.0022, 0.0007},
+        /* f16 NHWC with SiLU, backward: 2x640x32x32 9.4 us, clusters 12.1; 2x320x64x64 12.8, from rings 13.4;
+         * 1x256x32x32 7.5, a cluster 5.1 */
+        .spread_stretch = 1.4,
+        .spread_meeting = 6.9,
+        .grid_round =
+            {8.5, 5.5}, /* 8x128x512x512 bf16: 402 and 637 us, twice 409 and 640; 256x512x56x56 488, clusters 440 */
         /* f16 NHWC: batch norm 256x2048x7x7 50 us, 46.7 with 32 MB kept, backward 73.0 and 70.3; 1x256x512x512 108.1
          * and 104.4; backward 1x128x1024x1024 322 and 336, batch norm 256x64x112x112 483 and 495 */
         .l2_again_bytes = 200 << 20,
@@ -162,7 +176,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .resident_bytes = 150 << 10,
         .widths = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
         .bytes_a_microsecond = 1.5e6,
-        .l2_bytes_a_microsecond = 3.0e6,
+        .l2_bytes_a_microsecond = 0.7e6,
         .alone = 1.08,
         .cluster_gap = {0.1, 0.2},
         .grid_rounds = 1.8,
@@ -171,14 +185,21 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .grid_wait = {4.0, 6.0},
         .compact_wait = {1.0, 0.006},
         .gradients_wait = 2.0,
+        .compact_wave = 2.8,
+        .columns_stretch = {1.2, 1.4},
+        .columns_start = {1.3, 2.6},
         .not_compact = {2.2, 4.3},
         .grid_threads = 320,
         .grid_tile = {8, 4},
         .grid_stretch = {1.2, 1.15},
         .grid_again = {0.85, 0.85},
-        .grid_meeting = {5.5, 10.0},
-        .grid_batch = {2.0, -4.0},
-        .grid_round = 10.0,
+        .grid_meeting = {5.5, 8.0},
+        .grid_channel = {0.0, 0.0013},
+        .grid_batch = {2.0, 0.5},
+        .grid_batch_channel = {0.0022, 0.0007},
+        .spread_stretch = 1.4,
+        .spread_meeting = 6.9,
+        .grid_round = {10.0, 10.0},
         .l2_again_bytes = 0,
         .twice = {1.62, 1.85},
         .twice_wide = 1.15,

@@ -73,12 +73,26 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept { MANY_SETS, ANY, WHOLE, PASSING, SHARED, RAGGED, COMPACT, GRID, GRID_BATCH, KNOWN, SHORT, SHORT_ROWS };
+enum kept {
+    MANY_SETS,
+    ANY,
+    WHOLE,
+    PASSING,
+    SHARED,
+    RAGGED,
+    COMPACT,
+    GRID,
+    GRID_BATCH,
+    KNOWN,
+    SHORT,
+    SHORT_ROWS,
+    SPREAD
+};
 
 /* Packs that a thread of each kind keeps in registers, or has on their way, there or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][12] = {
-    {{4, 6, 7, 5, 22, 9}, {2, 3, 5, 4, 9, 6}},                                      /* runs: forward, backward */
-    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2}}, /* columns */
+static const int packs_kept[2][2][13] = {
+    {{4, 6, 7, 5, 22, 9}, {2, 3, 5, 4, 9, 6}},                                            /* runs: forward, backward */
+    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4, 0}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2, 8}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -87,9 +101,10 @@ static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_
         columns
             ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
             : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    if (kept >= COMPACT) /* six of each kind, one kind after the other */
+    if (kept >= COMPACT) /* six of each kind, one kind after the other; of the last backward ones only */
         return (enum normfuse_cuda_kernel)((int)NORMFUSE_CUDA_columns_compact_forward_f32_4x8 +
-                                           6 * ((int)kept - (int)COMPACT) + 3 * direction + type - NORMFUSE_F32);
+                                           6 * ((int)kept - (int)COMPACT) + (kept == SPREAD ? 0 : 3 * direction) +
+                                           type - NORMFUSE_F32);
     const int of_double = columns ? 1 : 3, of_type = columns ? 4 : 8;
     /* Under columns there is none for sets that a block has whole, nor for doubles one for many sets of whole packs. */
     const bool lacks_one = columns ? kept > WHOLE : type == NORMFUSE_F64;
@@ -106,8 +121,10 @@ static bool is_compact(enum normfuse_cuda_kernel kernel)
 
 static bool is_of_grid(enum normfuse_cuda_kernel kernel)
 {
-    return kernel >= NORMFUSE_CUDA_columns_grid_forward_f32_4x0 &&
-           kernel <= NORMFUSE_CUDA_columns_batch_backward_bf16_8x0;
+    return (kernel >= NORMFUSE_CUDA_columns_grid_forward_f32_4x0 &&
+            kernel <= NORMFUSE_CUDA_columns_batch_backward_bf16_8x0) ||
+           (kernel >= NORMFUSE_CUDA_columns_spread_backward_f32_4x8 &&
+            kernel <= NORMFUSE_CUDA_columns_spread_backward_bf16_8x8);
 }
 
 static bool is_short(enum normfuse_cuda_kernel kernel)
@@ -797,6 +814,15 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     return step->shared + 1024 <= task->device->shared_per_block;
 }
 
+/* The packs of a row that have channels of one group, at most. */
+static int64_t most_packs_of_group(const struct task *task, int64_t groups, int64_t group)
+{
+    int64_t packs = 0;
+    for (int64_t i = 0; i < groups; i++)
+        packs = most(packs, ((i + 1) * group - 1) / task->pack - i * group / task->pack + 1);
+    return packs;
+}
+
 /* The same for a compact kernel, with threads for as few rows each as a block has room for, or as `few` as can be: more
  * blocks then share a processor. False where it is not made for this. */
 static bool settle_compact(const struct task *task, struct step *step, int64_t parts, bool few)
@@ -811,9 +837,7 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     g->lane_bits = 5;
     while (groups << g->lane_bits > 32)
         g->lane_bits--;
-    int64_t packs = 0; /* that have channels of one group, at most */
-    for (int64_t i = 0; i < groups; i++)
-        packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
+    const int64_t packs = most_packs_of_group(task, groups, g->group);
     const bool gives = task->direction == BACKWARD && task->wants_gradients;
     const int64_t most_threads = normfuse_tune("THREADS", task->policy->column_threads) - (gives ? 32 : 0);
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / packs);
@@ -941,11 +965,8 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
         beside_ring = 8 * channels * (at_once | 1) +
                       (task->direction == FORWARD ? 16 * channels + 16 * divide_up(at_once, 4) : 8 * channels);
     } else {
-        int64_t packs = 0; /* that have channels of one group, at most */
-        for (int64_t i = 0; i < groups; i++)
-            packs = most(packs, ((i + 1) * g->group - 1) / task->pack - i * g->group / task->pack + 1);
         const int64_t entries = (g->width + groups) * at_once;
-        joined = divide_up(packs * at_once, LANES);
+        joined = divide_up(most_packs_of_group(task, groups, g->group) * at_once, LANES);
         beside_ring = task->direction == FORWARD ? 16 * entries + 16 * groups
                                                  : 8 * entries + 24 * groups + (gives ? 8 * at_once * channels : 0);
     }
@@ -1006,7 +1027,55 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
            step->blocks;
 }
 
+/* The backward of group norm of all samples at once, a block a processor, whose threads keep all packs in registers. */
+static bool settle_spread(const struct task *task, struct step *step)
+{
+    enum { MOST_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = task->problem;
+    const bool gives = task->wants_gradients;
+    const bool modulates =
+        p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
+    const int64_t most_threads = normfuse_tune("SPREAD_THREADS", task->policy->grid_threads);
+    const int64_t channels = (int64_t)g->width * task->pack, groups = p->groups;
+    if (task->direction == FORWARD || !task->compact || !task->has_tickets || !task->device->clusters || modulates ||
+        p->n >= MOST_TEAMS || 2 * p->n > task->device->processors || g->width > most_threads)
+        return false;
+    const int64_t part_rows = divide_up(g->rows, task->device->processors / p->n);
+    const int64_t slots = divide_up(part_rows, least(most_threads / g->width, part_rows));
+    const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
+    if (parts < 2 || slots > packs_kept[1][BACKWARD][SPREAD] ||
+        divide_up(most_packs_of_group(task, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
+        return false;
+    step->kernel = tile_kernel(true, BACKWARD, p->type, true, SPREAD);
+    step->threads = whole_warps(at_once * g->width);
+    step->shared = (size_t)(8 * (g->width + groups) * at_once + 16 * groups + (gives ? 8 * at_once * channels : 0));
+    g->part_rows = (int32_t)part_rows;
+    g->parts = g->parts_a_sample = (int32_t)parts;
+    g->teams = (int32_t)p->n;
+    g->rows_at_once = (int32_t)at_once;
+    g->by_pieces = g->by_set_channels = divisor(g->group);
+    step->by_at_once = divisor(at_once);
+    step->by_ranks = divisor(1);
+    step->blocks = p->n * parts;
+    g->exchange = NORMFUSE_EXCHANGE_GRID;
+    step->cooperative = step->needs_tickets = true;
+    g->sums_by_channel = gives;
+    g->sum_slots = (int32_t)step->blocks;
+    g->contributors = gives ? (int32_t)step->blocks : 0;
+    return (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared) *
+               task->device->processors >=
+           step->blocks;
+}
+
 /* Microseconds that it takes. */
+static double cost_of_spread(const struct task *task)
+{
+    return task->bytes * task->policy->spread_stretch / task->policy->bytes_a_microsecond +
+           task->policy->spread_meeting;
+}
+
+/* The same. */
 static double cost_of_grid(const struct task *task, const struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
@@ -1017,10 +1086,13 @@ static double cost_of_grid(const struct task *task, const struct step *step)
     const double reads = task->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
     const double busy =
         (double)step->blocks / task->device->processors * (double)task->problem->n / (rounds * g->teams);
+    const double channels = (double)g->width * task->pack;
     return task->bytes * (policy->grid_stretch[task->direction] + reads * policy->grid_again[task->direction] * again) /
                (policy->bytes_a_microsecond * busy) +
-           policy->grid_meeting[task->direction] + (task->batch ? policy->grid_batch[task->direction] : 0.0) +
-           policy->grid_round * (rounds - 1.0) / g->teams;
+           policy->grid_meeting[task->direction] + channels * policy->grid_channel[task->direction] +
+           (task->batch ? policy->grid_batch[task->direction] + channels * policy->grid_batch_channel[task->direction]
+                        : 0.0) +
+           policy->grid_round[task->direction] * (rounds - 1.0) / g->teams;
 }
 
 /* The fewest rounds in which the ring holds the samples' parts; if none does, a sample at a time. */
@@ -1046,6 +1118,21 @@ static bool plan_grid(const struct task *task, struct step *best)
     return false;
 }
 
+/* Of a step, those that run at the same time. */
+static int64_t resident_blocks(const struct task *task, const struct step *step)
+{
+    if (step->cluster > 1) {
+        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
+                                                    .grid = step->cluster,
+                                                    .threads = step->threads,
+                                                    .cluster = step->cluster,
+                                                    .shared = step->shared};
+        return (int64_t)normfuse_cuda_resident_clusters(task->device, &launch) * step->cluster;
+    }
+    return (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared) *
+           task->device->processors;
+}
+
 /* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,
  * and what the blocks wait for one another. */
 static double cost_of_columns(const struct task *task, const struct step *step)
@@ -1054,19 +1141,9 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int32_t a_processor =
         normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared);
-    if (a_processor == 0)
+    const int64_t slots = resident_blocks(task, step);
+    if (slots == 0)
         return INFINITY;
-    int64_t slots = (int64_t)a_processor * task->device->processors;
-    if (step->cluster > 1) {
-        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
-                                                    .grid = step->cluster,
-                                                    .threads = step->threads,
-                                                    .cluster = step->cluster,
-                                                    .shared = step->shared};
-        slots = (int64_t)normfuse_cuda_resident_clusters(task->device, &launch) * step->cluster;
-        if (slots == 0)
-            return INFINITY;
-    }
     const double width_bytes = (double)g->width * (double)task->pack_bytes;
     double stretch = 1.0;
     for (int i = 0; i < NORMFUSE_CUDA_WIDTHS; i++)
@@ -1080,6 +1157,8 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / task->device->processors);
     const double filled = waves < 4.0 ? fmax(busy, a_processor > 1 ? 0.8 : busy) : 1.0;
     double time = task->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
+    if (!is_compact(step->kernel))
+        time *= policy->columns_stretch[task->direction];
     if (a_processor == 1 && waves > 1.0)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
@@ -1090,9 +1169,11 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     if (task->wants_gradients && g->samples_a_cluster == 0 &&
         (is_compact(step->kernel) || parts_of_channel > policy->most_parts_of_last[1]))
         time += policy->gradients_wait;
+    time += policy->columns_start[task->direction];
     if (is_compact(step->kernel))
         return time + (step->cluster > 1
-                           ? policy->compact_wait[0] + policy->compact_wait[1] * step->cluster * step->cluster
+                           ? policy->compact_wait[0] + policy->compact_wait[1] * step->cluster * step->cluster +
+                                 policy->compact_wave * (waves - 1.0)
                            : 0.0);
     time += policy->not_compact[task->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
@@ -1222,8 +1303,22 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             }
         }
     }
-    if (has_ring && (grid_wanted == 2 || cost_of_grid(task, &from_ring) < lowest)) {
+    /* What clusters do at once, with the gradients, waits less than the whole grid: 1x256x64x64 f16 backward 7.9 us for
+     * 9.1, 2x2560x8x8 5.2 for 8.0; in two waves 2x640x32x32 12.1 for 9.4. */
+    const bool at_once = task->direction == BACKWARD && found && is_compact(best->kernel) &&
+                         best->blocks <= resident_blocks(task, best) &&
+                         (!task->wants_gradients || best->geometry.samples_a_cluster > 0);
+    const double of_ring = has_ring && !at_once ? cost_of_grid(task, &from_ring) : INFINITY;
+    if (has_ring && (grid_wanted == 2 || of_ring < lowest)) {
+        lowest = of_ring;
         *best = from_ring;
+        found = true;
+    }
+    struct step spread = {.phases = best->phases, .source = best->source, .geometry = columns_geometry(task, packs, d)};
+    const int64_t spread_wanted = normfuse_tune("SPREAD", 1);
+    if (spread_wanted && settle_spread(task, &spread) &&
+        (spread_wanted == 2 || (!at_once && cost_of_spread(task) < lowest))) {
+        *best = spread;
         found = true;
     }
     return found;

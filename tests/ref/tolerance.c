@@ -140,6 +140,14 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
     return arithmetic;
 }
 
+double tolerance_sample_additions(const struct tolerance_arithmetic *arithmetic, bool columns, int64_t samples,
+                                  int64_t positions)
+{
+    enum { FEW_POSITIONS = 128, MOST_ROWS = 128 };
+    const bool go_on = arithmetic->on_cuda && columns && positions <= FEW_POSITIONS;
+    return go_on ? fmin((double)samples, MOST_ROWS) : 0;
+}
+
 struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
                                                  int64_t rows, int64_t channels, int64_t positions)
 {

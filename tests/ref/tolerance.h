@@ -36,6 +36,11 @@ struct tolerance_arithmetic {
 struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
                                                  int64_t rows, int64_t channels, int64_t positions);
 
+/* Roundings that sums over all samples have beside `additions`: on CUDA those of a channel go on in a thread from one
+ * sample of few positions to the next. */
+double tolerance_sample_additions(const struct tolerance_arithmetic *arithmetic, bool columns, int64_t samples,
+                                  int64_t positions);
+
 /* The data's own drift: how far the mean of shift_values or more adjacent values may be from the mean of all. u is
  * [rows, channels, positions]; in columns a channel's values are adjacent to each other only. */
 double tolerance_drift(const struct tolerance_arithmetic *arithmetic, bool columns, const double *u, int64_t rows,

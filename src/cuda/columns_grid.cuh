@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * columns_grid.cuh - group norm over adjacent channels (NHWC) by the whole grid at once: what the threads of a block,
+ * then the blocks of a sample tell one another of each group. */
+#ifndef NORMFUSE_CUDA_COLUMNS_GRID_CUH
+#define NORMFUSE_CUDA_COLUMNS_GRID_CUH
+
+#include "gradients.cuh"
+#include "ring.cuh"
+
+struct grid_place : ring_place {
+    int groups[2], split; /* that of its first `split` channels, and of the others */
+
+    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_compact &a)
+    {
+        groups[0] = divide(column * V, a.by_group);
+        split = min(V, (groups[0] + 1) * a.group - column * V);
+        groups[1] = min(groups[0] + 1, a.groups - 1);
+    }
+    /* In shared memory each group has the sums of its packs beside one another. A pack of two groups has a place in
+     * both, so every group begins one pack further on than its first. */
+    __device__ __forceinline__ int entry(const normfuse_cuda_compact &a, int side) const
+    {
+        return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
+    }
+};
+
+/* What threads, then blocks found of a group is joined by eight lanes; a warp does four groups at a time, those of the
+ * whole block as many as it has threads for. */
+constexpr int lanes_of_group = 8;
+
+struct joining_lane {
+    int group, lane;
+    bool is_needed; /* whether there is such a group: whole warps go on */
+
+    __device__ __forceinline__ joining_lane(const normfuse_cuda_compact &a, int round)
+    {
+        const int nth = round + (int)threadIdx.x / lanes_of_group;
+        is_needed = nth < a.groups;
+        group = is_needed ? nth : a.groups - 1;
+        lane = (int)threadIdx.x % lanes_of_group;
+    }
+    __device__ __forceinline__ bool is_first() const
+    {
+        return is_needed && lane == 0;
+    }
+    template <int V>
+    __device__ __forceinline__ void find_entries(const normfuse_cuda_compact &a, int &begin, int &count) const
+    {
+        const int channel = group * a.group, pack = channel / V;
+        begin = (pack + group) * a.at_once;
+        count = ((channel + a.group - 1) / V - pack + 1) * a.at_once;
+    }
+};
+
+/* What the blocks of a sample tell one another of a group, beside one another. Two such places take turns: a block may
+ * write for the next sample while another still reads of this one, but not for the one after that. */
+__device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int team, int parity, int group)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    return reinterpret_cast<float2 *>(all.partials) + ((int64_t)(parity * a.teams + team) * a.groups + group) * a.parts;
+}
+
+/* Of what a lane joins, how much it asks for at once. */
+enum { held_parts = 9, held_sums = 4 };
+
+/* Every eighth of `left` pairs; zeros where there are no more. */
+__device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (&parts)[held_parts])
+{
+#pragma unroll
+    for (int k = 0; k < held_parts; k++) {
+        parts[k] = make_float2(0.0f, 0.0f);
+        if (k * lanes_of_group < left)
+            parts[k] = __ldcg(from + k * lanes_of_group);
+    }
+}
+
+/* ---- forward: statistics ----------------------------------------------------------------------------------------- */
+
+/* A value of each group that all blocks know: its first. */
+template <typename T> __device__ __forceinline__ raw<T, 1> ask_base(const normfuse_cuda_compact &a, int n, int group)
+{
+    return load_pack<T, 1>(a.x + n * a.batch_bytes, group * a.group);
+}
+template <typename T> __device__ __forceinline__ float told_base(raw<T, 1> asked)
+{
+    float value[1];
+    unpack<T, 1>(asked, value);
+    return value[0];
+}
+
+/* How many values of a group a part has. The first blocks may have a tile more than the others; the last of these what
+ * is left of its last one, which is counted whole, then taken back. */
+struct counts_of_parts {
+    float first, other, lacking;
+
+    __device__ __forceinline__ explicit counts_of_parts(const normfuse_cuda_compact &a)
+    {
+        first = (float)a.part_rows * (float)a.group;
+        other = (float)a.small_part_rows * (float)a.group;
+        lacking = (float)a.lacking_rows * (float)a.group;
+    }
+    __device__ __forceinline__ float of_part(const normfuse_cuda_compact &a, int part) const
+    {
+        return (part < a.first_parts ? first : other) - (part == a.first_parts - 1 ? lacking : 0.0f);
+    }
+};
+
+/* What the block's threads found, of each group, into memory: means less the group's base, which is kept, then squares
+ * about them, which cannot cancel. */
+template <typename T, int V>
+__device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of, int n,
+                                            int team, int part, int parity, const float4 *entries, float4 *of_groups,
+                                            raw<T, 1> asked_base, int consumers)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    const int groups_at_once = consumers / lanes_of_group;
+#pragma unroll 1
+    for (int round = 0; round < a.groups; round += groups_at_once) {
+        const joining_lane join(a, round);
+        const float base = told_base<T>(round == 0 ? asked_base : ask_base<T>(a, n, join.group));
+        int begin, count;
+        join.find_entries<V>(a, begin, count);
+        float means[held_sums], found_squares[held_sums], counts[held_sums], mean = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int k = 0; k < held_sums; k++) {
+            const int i = join.lane + k * lanes_of_group;
+            float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
+            if (i < count)
+                entry = entries[begin + i];
+            means[k] = (entry.x - base) + entry.y;
+            found_squares[k] = entry.z;
+            counts[k] = entry.w;
+            mean += counts[k] * means[k];
+        }
+        const int rest_of_lane = join.lane + held_sums * lanes_of_group;
+#pragma unroll 1
+        for (int i = rest_of_lane; i < count; i += lanes_of_group) {
+            const float4 entry = entries[begin + i];
+            mean += entry.w * ((entry.x - base) + entry.y);
+        }
+        mean = sum_few(mean, lanes_of_group) * reciprocal(counts_of.of_part(a, part));
+#pragma unroll
+        for (int k = 0; k < held_sums; k++) {
+            const float distance = means[k] - mean;
+            squares += found_squares[k] + counts[k] * distance * distance;
+        }
+#pragma unroll 1
+        for (int i = rest_of_lane; i < count; i += lanes_of_group) {
+            const float4 entry = entries[begin + i];
+            const float distance = ((entry.x - base) + entry.y) - mean;
+            squares += entry.z + entry.w * distance * distance;
+        }
+        squares = sum_few(squares, lanes_of_group);
+        if (join.is_first()) {
+            __stcg(parts_of_group(all, team, parity, join.group) + part, make_float2(mean, squares));
+            of_groups[join.group].x = base;
+        }
+    }
+}
+
+/* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
+template <typename T>
+__device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of,
+                                             int n, int team, int part, int parity, float4 *of_groups, int consumers)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    const int groups_at_once = consumers / lanes_of_group;
+#pragma unroll 1
+    for (int round = 0; round < a.groups; round += groups_at_once) {
+        const joining_lane join(a, round);
+        /* Not from x, in whose place another block may have put results by now. */
+        const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
+        const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
+        const float2 last = __ldcg(of_parts + a.first_parts - 1);
+        moments<float> joined = {};
+        const auto number = [&](int left, int k) {
+            const int behind = left - k * lanes_of_group; /* parts from this one on */
+            return behind <= 0 ? 0.0f : behind > a.parts - a.first_parts ? counts_of.first : counts_of.other;
+        };
+#pragma unroll 1
+        for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
+            float2 found[held_parts];
+            ask_parts(of_parts + (a.parts - left), left, found);
+            moments<float> next = {};
+#pragma unroll
+            for (int k = 0; k < held_parts; k++) {
+                next.count += number(left, k);
+                next.mean += number(left, k) * found[k].x;
+            }
+            next.mean *= reciprocal(next.count);
+#pragma unroll
+            for (int k = 0; k < held_parts; k++) {
+                const float distance = found[k].x - next.mean;
+                next.squares += found[k].y + number(left, k) * distance * distance;
+            }
+            append_near(joined, next);
+        }
+        const float mean = (sum_few(joined.count * joined.mean, lanes_of_group) - counts_of.lacking * last.x) * a.share;
+        const float distance = joined.mean - mean, of_last = last.x - mean;
+        const float squares = sum_few(joined.squares + joined.count * distance * distance, lanes_of_group) -
+                              counts_of.lacking * of_last * of_last;
+        const float rstd = inverse_root(squares * a.share + a.eps);
+        if (join.is_first()) {
+            float rounded, rest;
+            split_sum<T>(base, mean, rounded, rest);
+            of_groups[join.group] = make_float4(rounded, rest, rstd, 0.0f);
+            if (part == 0) {
+                if (a.mean)
+                    store_value<double>(a.mean, n * a.mean_batch + join.group, type_of(a, COMPACT_MEAN),
+                                        (double)base + (double)mean);
+                if (a.rstd)
+                    store_value<float>(a.rstd, n * a.rstd_batch + join.group, type_of(a, COMPACT_RSTD), rstd);
+            }
+        }
+    }
+}
+
+/* ---- backward: totals -------------------------------------------------------------------------------------------- */
+
+/* What the block's threads found, of each group, into memory. */
+template <int V>
+__device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int team, int part, int parity,
+                                           const float2 *entries, int consumers)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    const int groups_at_once = consumers / lanes_of_group;
+#pragma unroll 1
+    for (int round = 0; round < a.groups; round += groups_at_once) {
+        const joining_lane join(a, round);
+        int begin, count;
+        join.find_entries<V>(a, begin, count);
+        float sum = 0.0f, product = 0.0f;
+#pragma unroll 4
+        for (int i = join.lane; i < count; i += lanes_of_group) {
+            sum += entries[begin + i].x;
+            product += entries[begin + i].y;
+        }
+        sum = sum_few(sum, lanes_of_group);
+        product = sum_few(product, lanes_of_group);
+        if (join.is_first())
+            __stcg(parts_of_group(all, team, parity, join.group) + part, make_float2(sum, product));
+    }
+}
+
+/* What all blocks of the sample found, into what dx takes of x - mean, and what else. `of_groups`: what each mean
+ * leaves out, and rstd. */
+__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, int team, int parity,
+                                            const float2 *of_groups, float2 *of_totals, int consumers)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    const int groups_at_once = consumers / lanes_of_group;
+#pragma unroll 1
+    for (int round = 0; round < a.groups; round += groups_at_once) {
+        const joining_lane join(a, round);
+        const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
+        float sum = 0.0f, product = 0.0f;
+#pragma unroll 1
+        for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
+            float2 found[held_parts], of_round = make_float2(0.0f, 0.0f);
+            ask_parts(of_parts + (a.parts - left), left, found);
+#pragma unroll
+            for (int k = 0; k < held_parts; k++) {
+                of_round.x += found[k].x;
+                of_round.y += found[k].y;
+            }
+            sum += of_round.x;
+            product += of_round.y;
+        }
+        sum = sum_few(sum, lanes_of_group);
+        product = sum_few(product, lanes_of_group);
+        if (join.is_first()) {
+            const float2 of_group = of_groups[join.group];
+            product -= of_group.x * sum;
+            const float centred = -(product * of_group.y) * (of_group.y * a.share);
+            of_totals[join.group] = make_float2(centred, -sum * a.share - centred * of_group.x);
+        }
+    }
+}
+
+/* ---- backward: what parameters get --------------------------------------------------------------------------------
+ */
+
+/* Two channels' pairs of one block, as they are in memory. */
+template <typename Number> struct channel_pairs;
+template <> struct channel_pairs<float> {
+    float4 of = {};
+
+    __device__ __forceinline__ void ask(const char *from, bool wanted)
+    {
+        asm volatile("{\n"
+                     ".reg .pred wanted;\n"
+                     "setp.ne.s32 wanted, %5, 0;\n"
+                     "@wanted ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                     "}"
+                     : "+f"(of.x), "+f"(of.y), "+f"(of.z), "+f"(of.w)
+                     : "l"(from), "r"((int)wanted)
+                     : "memory");
+    }
+    __device__ __forceinline__ void add_to(double (&sums)[4]) const
+    {
+        sums[0] += (double)of.x;
+        sums[1] += (double)of.y;
+        sums[2] += (double)of.z;
+        sums[3] += (double)of.w;
+    }
+};
+template <> struct channel_pairs<double> {
+    double2 of[2] = {};
+
+    __device__ __forceinline__ void ask(const char *from, bool wanted)
+    {
+        if (wanted) {
+            of[0] = __ldcg(reinterpret_cast<const double2 *>(from));
+            of[1] = __ldcg(reinterpret_cast<const double2 *>(from) + 1);
+        }
+    }
+    __device__ __forceinline__ void add_to(double (&sums)[4]) const
+    {
+        sums[0] += of[0].x;
+        sums[1] += of[0].y;
+        sums[2] += of[1].x;
+        sums[3] += of[1].y;
+    }
+};
+
+/* What parameters get when all blocks have put their sums of channels, pairs of `Number`: of two channels at a time, a
+ * warp's, whose lanes have every 32nd block each. */
+template <typename Number> struct channel_gradients {
+    enum { asked_blocks = 5 };
+    channel_pairs<Number> asked[asked_blocks];
+    const char *from;
+    int channels;
+
+    __device__ __forceinline__ channel_gradients(const normfuse_cuda_arguments &all, int channels)
+        : from(reinterpret_cast<const char *>(all.sums)), channels(channels)
+    {
+    }
+    __device__ __forceinline__ const char *place(int block, int c) const
+    {
+        return from + ((int64_t)block * channels + c) * (int)(2 * sizeof(Number));
+    }
+    __device__ __forceinline__ void ask(int c)
+    {
+#pragma unroll
+        for (int i = 0; i < asked_blocks; i++) {
+            const int block = (int)threadIdx.x % 32 + 32 * i;
+            asked[i].ask(place(block, c), c < channels && block < (int)gridDim.x);
+        }
+    }
+    /* What was asked for. */
+    __device__ __forceinline__ void give(const normfuse_cuda_arguments &all, int c)
+    {
+        const int lane = (int)threadIdx.x % 32;
+        double sums[4] = {};
+#pragma unroll
+        for (int i = 0; i < asked_blocks; i++)
+            asked[i].add_to(sums);
+#pragma unroll 1
+        for (int block = lane + 32 * asked_blocks; block < (int)gridDim.x; block += 32) {
+            channel_pairs<Number> more;
+            more.ask(place(block, c), true);
+            more.add_to(sums);
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[i] += __shfl_xor_sync(full_mask, sums[i], distance);
+        /* A lane each, so that what they need of the arguments is waited for once. */
+        if (lane < 4)
+            put_gradient(all.problem, lane % 2 == 0 ? all.problem.dbias : all.problem.dweight, 0, c + lane / 2,
+                         lane == 0   ? sums[0]
+                         : lane == 1 ? sums[1]
+                         : lane == 2 ? sums[2]
+                                     : sums[3]);
+    }
+};
+
+#endif

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * columns_spread.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread over as
+ * many blocks as have a processor: a block has whole rows, and its threads keep them in registers while all blocks tell
+ * one another their sums. A cluster's blocks are narrow, which memory is slow at, and a ring that one thread fills
+ * takes longer to begin. */
+#include "columns_grid.cuh"
+
+struct spread_place : grid_place {
+    int n, part;
+    int left;      /* rows of the part from the thread's first on; not above 0: the thread has none */
+    int64_t at;    /* bytes to the thread's first pack */
+    unsigned step; /* from one row of the thread to the next */
+
+    __device__ __forceinline__ explicit spread_place(const normfuse_cuda_compact &a)
+    {
+        n = divide((int)blockIdx.x, a.by_parts);
+        part = (int)blockIdx.x - n * a.parts;
+        find_column(a);
+        const int first_row = part * a.part_rows;
+        left = has_rows() ? min(a.part_rows, a.rows - first_row) - beside : 0;
+        at = n * a.batch_bytes + (unsigned)(first_row + beside) * a.row_bytes + (unsigned)column * 16u;
+        step = (unsigned)a.at_once * a.row_bytes;
+    }
+};
+
+/* The block's sums of channels, of this sample, into memory, one block's beside one another. Four channels a thread. */
+__device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all, const float4 *plain,
+                                             const float4 *centred, const float2 *of_groups, int channels)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    const int quads = channels / 4;
+    float4 *const to = reinterpret_cast<float4 *>(all.sums) + (int64_t)blockIdx.x * (channels / 2);
+#pragma unroll 1
+    for (int quad = (int)threadIdx.x; quad < quads; quad += (int)blockDim.x) {
+        float sum[4] = {}, product[4] = {};
+#pragma unroll 4
+        for (int row = 0; row < a.at_once; row++) {
+            const float4 one = plain[row * quads + quad], other = centred[row * quads + quad];
+            sum[0] += one.x;
+            sum[1] += one.y;
+            sum[2] += one.z;
+            sum[3] += one.w;
+            product[0] += other.x;
+            product[1] += other.y;
+            product[2] += other.z;
+            product[3] += other.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 known = of_groups[divide(4 * quad + i, a.by_group)];
+            product[i] = (product[i] - known.x * sum[i]) * known.y;
+        }
+        __stcg(to + 2 * quad, make_float4(sum[0], product[0], sum[1], product[1]));
+        __stcg(to + 2 * quad + 1, make_float4(sum[2], product[2], sum[3], product[3]));
+    }
+}
+
+template <typename T, int V, int K> __device__ __forceinline__ void spread_backward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    const normfuse_cuda_compact &a = all.compact;
+    constexpr bool fast = sizeof(T) == 2;
+    extern __shared__ uint4 dynamic[];
+    const int threads = (int)blockDim.x, channels = a.width * V;
+    const bool gives = all.sums != nullptr;
+    /* Of each row and channel two sums, one after the other; two sums of each thread in a group; of each group what its
+     * mean leaves out and rstd, and what dx takes of x - mean and what else. */
+    float *const of_plain = reinterpret_cast<float *>(dynamic);
+    float *const of_centred = of_plain + (gives ? a.at_once * channels : 0);
+    float2 *const entries = reinterpret_cast<float2 *>(of_centred + (gives ? a.at_once * channels : 0));
+    float2 *const of_groups = entries + (a.width + a.groups) * a.at_once, *const of_totals = of_groups + a.groups;
+
+    spread_place place(a);
+    /* What is needed of the parameters comes first, so that packs are summed as they come. */
+    place.find_groups<V>(a);
+    const int mean_type = type_of(a, COMPACT_MEAN), rstd_type = type_of(a, COMPACT_RSTD);
+    const bool are_wide = mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
+    saved_statistic asked_means[2], asked_rstds[2];
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+        asked_means[side].ask(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
+        asked_rstds[side].ask(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
+    }
+    channel_parameters<V> parameters;
+    parameters.ask_weights(a, place.column * V);
+    const char *x_from = a.x + place.at, *dy_from = a.dy + place.at;
+    uint4 kept_x[K], kept_dy[K];
+    const auto load = [&](int k) {
+        kept_x[k] = load_pack<T, V>(x_from, 0);
+        kept_dy[k] = load_pack<T, V>(dy_from, 0);
+        x_from += place.step;
+        dy_from += place.step;
+    };
+    walk_rows<0, K>(place.left, a.at_once, load);
+    /* Where parameters want gradients, blocks of all samples meet. */
+    uint32_t *const ticket = all.tickets + (gives ? 0 : place.n) * ticket_stride;
+    uint32_t before = 0;
+    if (threadIdx.x == 0)
+        before = look_at_ticket(ticket);
+    float rests[2], rstds[2], about[2];
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+        double mean = asked_means[side].tell(mean_type);
+        rstds[side] = (float)asked_rstds[side].tell(rstd_type);
+        if (!are_wide) {
+            mean = load_value<double>(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
+            rstds[side] = load_value<float>(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
+        }
+        split_mean<T>(mean, about[side], rests[side]);
+    }
+    if (place.has_rows() && place.beside == 0) {
+        of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
+        of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
+    }
+    float slope[V], offset[V];
+    parameters.tell_weights(a, slope, offset);
+    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const bool is_first = i < place.split;
+        slope[i] *= (is_first ? rstds[0] : rstds[1]) * factor;
+        offset[i] = offset[i] * factor - (is_first ? rests[0] : rests[1]) * slope[i];
+    }
+    /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
+    const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            x[i] -= i < place.split ? about[0] : about[1];
+        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+            float z[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = fmaf(x[i], slope[i], offset[i]);
+            differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
+        }
+    };
+
+    /* ---- sums ---- */
+    float first[V] = {}, second[V] = {};
+    choose_activation<true, false>(a.activation, [&](auto chosen) {
+        const auto sum_up = [&](int k) {
+            float x[V], dy[V];
+            unpack<T, V>(kept_x[k], x);
+            unpack<T, V>(kept_dy[k], dy);
+            differentiate(chosen, x, dy);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                first[i] += dy[i];
+                second[i] += dy[i] * x[i];
+            }
+        };
+        walk_rows<0, K>(place.left, a.at_once, sum_up);
+    });
+    if (place.has_rows()) {
+        float2 found[2] = {};
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const bool is_first = i < place.split;
+            found[0].x += is_first ? slope[i] * first[i] : 0.0f;
+            found[0].y += is_first ? slope[i] * second[i] : 0.0f;
+            found[1].x += is_first ? 0.0f : slope[i] * first[i];
+            found[1].y += is_first ? 0.0f : slope[i] * second[i];
+        }
+        entries[place.entry(a, 0)] = found[0];
+        if (place.split < V)
+            entries[place.entry(a, 1)] = found[1];
+        if (gives) {
+            const int at = place.beside * channels + place.column * V;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                first[i] *= factor;
+                second[i] *= factor;
+            }
+            write_values<float, V>(of_plain + at, first);
+            write_values<float, V>(of_centred + at, second);
+        }
+    }
+    meet(MEETING_OF_CONSUMERS, threads);
+
+    /* ---- the totals of the groups ---- */
+    put_totals<V>(all, place.n, place.part, 0, entries, threads);
+    if (gives)
+        put_channels(all, reinterpret_cast<const float4 *>(of_plain), reinterpret_cast<const float4 *>(of_centred),
+                     of_groups, channels);
+    meet_blocks(ticket, gives ? (int)blockIdx.x : place.part, gives ? (int)gridDim.x : a.parts, before, threads);
+    join_totals(all, place.n, 0, of_groups, of_totals, threads);
+    /* Each warp of the grid has two channels; their sums arrive while results are written. */
+    channel_gradients<float> gradients(all, channels);
+    const int first_channel = 2 * ((int)threadIdx.x / 32 * (int)gridDim.x + (int)blockIdx.x);
+    if (gives)
+        gradients.ask(first_channel);
+    meet(MEETING_OF_CONSUMERS, threads);
+
+    /* ---- results ---- */
+    const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        forget(kept_x[k]);
+        forget(kept_dy[k]);
+    }
+    char *to = a.out + place.at;
+    choose_activation<true, false>(a.activation, [&](auto chosen) {
+        const auto give = [&](int k) {
+            float x[V], dy[V];
+            unpack<T, V>(kept_x[k], x);
+            unpack<T, V>(kept_dy[k], dy);
+            differentiate(chosen, x, dy);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const bool is_first = i < place.split;
+                x[i] = fmaf(slope[i], dy[i],
+                            fmaf(is_first ? of_first.x : of_second.x, x[i], is_first ? of_first.y : of_second.y));
+            }
+            store_pack<T, V>(to, 0, make_pack<T, V>(x));
+            to += place.step;
+        };
+        walk_rows<0, K>(place.left, a.at_once, give);
+    });
+    if (gives) {
+#pragma unroll 1
+        for (int c = first_channel; c < channels; c += 2 * (threads / 32) * (int)gridDim.x) {
+            if (c != first_channel)
+                gradients.ask(c);
+            gradients.give(all, c);
+        }
+    }
+}
+
+/* One block of 320 threads on a processor. */
+#define SPREAD(picture, direction, type, pack, kept)                                                                   \
+    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
+        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+    {                                                                                                                  \
+        NORMFUSE_RING_BODY((spread_##direction<type, pack, kept>(a)));                                                 \
+    }
+NORMFUSE_CUDA_COLUMNS_SPREAD(SPREAD)
