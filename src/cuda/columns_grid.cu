@@ -254,13 +254,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                 producer.fill_all(own);
             __syncwarp();
             if (gives) {
-                if (n != own.team)
-                    meet(CHANNELS_ARE_PUT, (int)blockDim.x);
-                meet(MEETING_OF_ALL, (int)blockDim.x);
+                meet(SUMS_ARE_THERE, (int)blockDim.x);
                 put_channels(all, reinterpret_cast<const float4 *>(of_plain),
                              reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels, lane,
                              n != own.team);
                 __syncwarp();
+                if (n + a.teams < a.n)
+                    announce(CHANNELS_ARE_PUT, (int)blockDim.x);
             }
             if (lane == 0)
                 producer.fill_again(own);
@@ -371,9 +371,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             }
         }
         if (gives)
-            meet(MEETING_OF_ALL, (int)blockDim.x);
-        else
-            meet(MEETING_OF_CONSUMERS, consumers);
+            announce(SUMS_ARE_THERE, (int)blockDim.x);
+        meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the totals of the groups ---- */
         put_totals<V>(all, own.team, own.part, parity, entries, consumers);

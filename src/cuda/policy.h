@@ -47,7 +47,7 @@ struct normfuse_cuda_policy {
     double cluster_wait, cluster_block, grid_wait[2]; /* microseconds; cluster_block: for each block of a cluster */
     double compact_wait[2];    /* of compact kernels: that a cluster takes, and the square of its blocks */
     double compact_wave;       /* each further wave of their clusters */
-    double columns_stretch[2]; /* of other kernels: times the memory's time */
+    double columns_stretch[2]; /* of other kernels, in few waves of blocks: times the memory's time */
     double columns_start[2], not_compact[2]; /* what all kernels take beside the memory's time; others than these */
     double gradients_wait;                   /* a kernel after this one */
     /* By the whole grid from a ring: threads that sum, packs of a tile for each; how many times the memory's time it

@@ -77,7 +77,7 @@ __device__ __forceinline__ void announce(int which, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
-enum { MEETING_OF_ALL = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
+enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
 
 /* The block's part of each of its samples: tiles of tile_packs packs, of which the sample's last may be shorter, that
  * are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks are

@@ -1157,7 +1157,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / task->device->processors);
     const double filled = waves < 4.0 ? fmax(busy, a_processor > 1 ? 0.8 : busy) : 1.0;
     double time = task->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
-    if (!is_compact(step->kernel))
+    if (!is_compact(step->kernel) && waves < 4.0)
         time *= policy->columns_stretch[task->direction];
     if (a_processor == 1 && waves > 1.0)
         time *= policy->alone;
@@ -1177,7 +1177,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
                            : 0.0);
     time += policy->not_compact[task->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.3 * waves);
+        time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * task->pack / g->row_values;
