@@ -56,6 +56,16 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
     }
 }
 
+/* As choose_activation: two loops, since each is a third of the kernel. None is leaky_relu of slope 1 here, and
+ * hardswish is left to other kernels. */
+template <typename Work> __device__ __forceinline__ void choose_derivative(int activation, Work work)
+{
+    if (activation == NORMFUSE_SILU)
+        work(constant<NORMFUSE_SILU>());
+    else
+        work(constant<NORMFUSE_LEAKY_RELU>());
+}
+
 template <typename T, int V, int K> __device__ __forceinline__ void spread_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -75,7 +85,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
     /* What is needed of the parameters comes first, so that packs are summed as they come. */
     place.find_groups<V>(a);
     const int mean_type = type_of(a, COMPACT_MEAN), rstd_type = type_of(a, COMPACT_RSTD);
-    const bool are_wide = mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
     saved_statistic asked_means[2], asked_rstds[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
@@ -103,10 +112,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
     for (int side = 0; side < 2; side++) {
         double mean = asked_means[side].tell(mean_type);
         rstds[side] = (float)asked_rstds[side].tell(rstd_type);
-        if (!are_wide) {
-            mean = load_value<double>(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
-            rstds[side] = load_value<float>(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
-        }
         split_mean<T>(mean, about[side], rests[side]);
     }
     if (place.has_rows() && place.beside == 0) {
@@ -122,23 +127,22 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
         slope[i] *= (is_first ? rstds[0] : rstds[1]) * factor;
         offset[i] = offset[i] * factor - (is_first ? rests[0] : rests[1]) * slope[i];
     }
+    const float below = a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
     /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
     const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
 #pragma unroll
         for (int i = 0; i < V; i++)
             x[i] -= i < place.split ? about[0] : about[1];
-        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
-            float z[V];
+        float z[V];
 #pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fmaf(x[i], slope[i], offset[i]);
-            differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
-        }
+        for (int i = 0; i < V; i++)
+            z[i] = fmaf(x[i], slope[i], offset[i]);
+        differentiate_by<fast, true>(dy, z, chosen, a.activation, below);
     };
 
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
+    choose_derivative(a.activation, [&](auto chosen) {
         const auto sum_up = [&](int k) {
             float x[V], dy[V];
             unpack<T, V>(kept_x[k], x);
@@ -200,7 +204,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
         forget(kept_dy[k]);
     }
     char *to = a.out + place.at;
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
+    choose_derivative(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float x[V], dy[V];
             unpack<T, V>(kept_x[k], x);

@@ -645,7 +645,7 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
             }
         }
     } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
-        if (activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
+        if (Chosen::known == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
             const R slope = activation == NORMFUSE_RELU ? R(0) : p;
 #pragma unroll
             for (int i = 0; i < V; i++)

@@ -1039,6 +1039,7 @@ static bool settle_spread(const struct task *task, struct step *step)
     const int64_t most_threads = normfuse_tune("SPREAD_THREADS", task->policy->grid_threads);
     const int64_t channels = (int64_t)g->width * task->pack, groups = p->groups;
     if (task->direction == FORWARD || !task->compact || !task->has_tickets || !task->device->clusters || modulates ||
+        p->activation == NORMFUSE_HARDSWISH || p->mean.type > NORMFUSE_F32 || p->rstd.type > NORMFUSE_F32 ||
         p->n >= MOST_TEAMS || 2 * p->n > task->device->processors || g->width > most_threads)
         return false;
     const int64_t part_rows = divide_up(g->rows, task->device->processors / p->n);
