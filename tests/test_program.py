@@ -1038,7 +1038,7 @@ def test_cuda_is_refused_without_a_gpu(folder):
     assert os.listdir() == ["x.npy"]
 
 
-@pytest.mark.parametrize("name", ["bars-cuda.txt", "heldout-cuda.txt"])
+@pytest.mark.parametrize("name", ["bars-cuda.txt", "heldout-cuda.txt", "training-cuda.txt"])
 def test_cuda_problem_files(folder, name):
     """Every line is a problem, and none is there twice."""
     path = os.path.join(ROOT, "bench", name)
