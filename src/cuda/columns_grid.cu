@@ -346,30 +346,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         /* What the producer's warp reads of the sample before is not written over. */
         if (gives && n != own.team)
             meet(CHANNELS_ARE_PUT, (int)blockDim.x);
-        if (place.has_rows()) {
-            float2 found[2] = {};
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                const bool is_first = i < place.split;
-                found[0].x += is_first ? slope[i] * first[i] : 0.0f;
-                found[0].y += is_first ? slope[i] * second[i] : 0.0f;
-                found[1].x += is_first ? 0.0f : slope[i] * first[i];
-                found[1].y += is_first ? 0.0f : slope[i] * second[i];
-            }
-            entries[place.entry(a, 0)] = found[0];
-            if (place.split < V)
-                entries[place.entry(a, 1)] = found[1];
-            if (gives) {
-                const int at = place.beside * channels + place.column * V;
-#pragma unroll
-                for (int i = 0; i < V; i++) {
-                    first[i] *= factor;
-                    second[i] *= factor;
-                }
-                write_values<float, V>(of_plain + at, first);
-                write_values<float, V>(of_centred + at, second);
-            }
-        }
+        put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
         if (gives)
             announce(SUMS_ARE_THERE, (int)blockDim.x);
         meet(MEETING_OF_CONSUMERS, consumers);

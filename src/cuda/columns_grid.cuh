@@ -218,6 +218,39 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
 
 /* ---- backward: totals -------------------------------------------------------------------------------------------- */
 
+/* What the thread found, for the block: of each of its groups by the slopes, and where parameters want gradients
+ * (`gives`) of its channels, `factor` times. */
+template <int V>
+__device__ __forceinline__ void put_sums(const normfuse_cuda_compact &a, const grid_place &place,
+                                         const float (&slope)[V], float (&first)[V], float (&second)[V], float factor,
+                                         bool gives, int channels, float2 *entries, float *of_plain, float *of_centred)
+{
+    if (place.has_rows()) {
+        float2 found[2] = {};
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const bool is_first = i < place.split;
+            found[0].x += is_first ? slope[i] * first[i] : 0.0f;
+            found[0].y += is_first ? slope[i] * second[i] : 0.0f;
+            found[1].x += is_first ? 0.0f : slope[i] * first[i];
+            found[1].y += is_first ? 0.0f : slope[i] * second[i];
+        }
+        entries[place.entry(a, 0)] = found[0];
+        if (place.split < V)
+            entries[place.entry(a, 1)] = found[1];
+        if (gives) {
+            const int at = place.beside * channels + place.column * V;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                first[i] *= factor;
+                second[i] *= factor;
+            }
+            write_values<float, V>(of_plain + at, first);
+            write_values<float, V>(of_centred + at, second);
+        }
+    }
+}
+
 /* What the block's threads found, of each group, into memory. */
 template <int V>
 __device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int team, int part, int parity,
@@ -278,8 +311,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
     }
 }
 
-/* ---- backward: what parameters get --------------------------------------------------------------------------------
- */
+/* ---- backward: what parameters get ------------------------------------------------------------------------------- */
 
 /* Two channels' pairs of one block, as they are in memory. */
 template <typename Number> struct channel_pairs;
