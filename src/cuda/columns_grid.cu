@@ -11,6 +11,145 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
+/* A value of each group that all blocks know: its first. */
+template <typename T> __device__ __forceinline__ raw<T, 1> ask_base(const normfuse_cuda_compact &a, int n, int group)
+{
+    return load_pack<T, 1>(a.x + n * a.batch_bytes, group * a.group);
+}
+template <typename T> __device__ __forceinline__ float told_base(raw<T, 1> asked)
+{
+    float value[1];
+    unpack<T, 1>(asked, value);
+    return value[0];
+}
+
+/* How many values of a group a part has. The first blocks may have a tile more than the others; the last of these what
+ * is left of its last one, which is counted whole, then taken back. */
+struct counts_of_parts {
+    float first, other, lacking;
+
+    __device__ __forceinline__ explicit counts_of_parts(const normfuse_cuda_compact &a)
+    {
+        first = (float)a.part_rows * (float)a.group;
+        other = (float)a.small_part_rows * (float)a.group;
+        lacking = (float)a.lacking_rows * (float)a.group;
+    }
+    __device__ __forceinline__ float of_part(const normfuse_cuda_compact &a, int part) const
+    {
+        return (part < a.first_parts ? first : other) - (part == a.first_parts - 1 ? lacking : 0.0f);
+    }
+};
+
+/* What the block's threads found, of each group, into memory: means less the group's base, which is kept, then squares
+ * about them, which cannot cancel. */
+template <typename T, int V>
+__device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of, int n,
+                                            int team, int part, int parity, const float4 *entries, float4 *of_groups,
+                                            raw<T, 1> asked_base, int consumers)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    const int groups_at_once = consumers / lanes_of_group;
+#pragma unroll 1
+    for (int round = 0; round < a.groups; round += groups_at_once) {
+        const joining_lane join(a, round);
+        const float base = told_base<T>(round == 0 ? asked_base : ask_base<T>(a, n, join.group));
+        int begin, count;
+        join.find_entries<V>(a, begin, count);
+        float means[held_sums], found_squares[held_sums], counts[held_sums], mean = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int k = 0; k < held_sums; k++) {
+            const int i = join.lane + k * lanes_of_group;
+            float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
+            if (i < count)
+                entry = entries[begin + i];
+            means[k] = (entry.x - base) + entry.y;
+            found_squares[k] = entry.z;
+            counts[k] = entry.w;
+            mean += counts[k] * means[k];
+        }
+        const int rest_of_lane = join.lane + held_sums * lanes_of_group;
+#pragma unroll 1
+        for (int i = rest_of_lane; i < count; i += lanes_of_group) {
+            const float4 entry = entries[begin + i];
+            mean += entry.w * ((entry.x - base) + entry.y);
+        }
+        mean = sum_few(mean, lanes_of_group) * reciprocal(counts_of.of_part(a, part));
+#pragma unroll
+        for (int k = 0; k < held_sums; k++) {
+            const float distance = means[k] - mean;
+            squares += found_squares[k] + counts[k] * distance * distance;
+        }
+#pragma unroll 1
+        for (int i = rest_of_lane; i < count; i += lanes_of_group) {
+            const float4 entry = entries[begin + i];
+            const float distance = ((entry.x - base) + entry.y) - mean;
+            squares += entry.z + entry.w * distance * distance;
+        }
+        squares = sum_few(squares, lanes_of_group);
+        if (join.is_first()) {
+            __stcg(parts_of_group(all, team, parity, join.group) + part, make_float2(mean, squares));
+            of_groups[join.group].x = base;
+        }
+    }
+}
+
+/* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
+template <typename T>
+__device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of,
+                                             int n, int team, int part, int parity, float4 *of_groups, int consumers)
+{
+    const normfuse_cuda_compact &a = all.compact;
+    const int groups_at_once = consumers / lanes_of_group;
+#pragma unroll 1
+    for (int round = 0; round < a.groups; round += groups_at_once) {
+        const joining_lane join(a, round);
+        /* Not from x, in whose place another block may have put results by now. */
+        const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
+        const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
+        const float2 last = __ldcg(of_parts + a.first_parts - 1);
+        moments<float> joined = {};
+        const auto number = [&](int left, int k) {
+            const int behind = left - k * lanes_of_group; /* parts from this one on */
+            return behind <= 0 ? 0.0f : behind > a.parts - a.first_parts ? counts_of.first : counts_of.other;
+        };
+#pragma unroll 1
+        for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
+            float2 found[held_parts];
+            ask_parts(of_parts + (a.parts - left), left, found);
+            moments<float> next = {};
+#pragma unroll
+            for (int k = 0; k < held_parts; k++) {
+                next.count += number(left, k);
+                next.mean += number(left, k) * found[k].x;
+            }
+            next.mean *= reciprocal(next.count);
+#pragma unroll
+            for (int k = 0; k < held_parts; k++) {
+                const float distance = found[k].x - next.mean;
+                next.squares += found[k].y + number(left, k) * distance * distance;
+            }
+            append_near(joined, next);
+        }
+        const float mean = (sum_few(joined.count * joined.mean, lanes_of_group) - counts_of.lacking * last.x) * a.share;
+        const float distance = joined.mean - mean, of_last = last.x - mean;
+        const float squares = sum_few(joined.squares + joined.count * distance * distance, lanes_of_group) -
+                              counts_of.lacking * of_last * of_last;
+        const float rstd = inverse_root(squares * a.share + a.eps);
+        if (join.is_first()) {
+            float rounded, rest;
+            split_sum<T>(base, mean, rounded, rest);
+            of_groups[join.group] = make_float4(rounded, rest, rstd, 0.0f);
+            if (part == 0) {
+                if (a.mean)
+                    store_value<double>(a.mean, n * a.mean_batch + join.group, type_of(a, COMPACT_MEAN),
+                                        (double)base + (double)mean);
+                if (a.rstd)
+                    store_value<float>(a.rstd, n * a.rstd_batch + join.group, type_of(a, COMPACT_RSTD), rstd);
+            }
+        }
+    }
+}
+
 template <typename T, int V> __device__ __forceinline__ void grid_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
