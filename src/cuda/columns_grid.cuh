@@ -170,6 +170,24 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
     }
 }
 
+/* Of four channels what all rows of the block found, one row after the other. */
+__device__ __forceinline__ void sum_rows(const float4 *plain, const float4 *centred, int quad, int quads, int rows,
+                                         float (&sum)[4], float (&product)[4])
+{
+#pragma unroll 4
+    for (int row = 0; row < rows; row++) {
+        const float4 one = plain[row * quads + quad], other = centred[row * quads + quad];
+        sum[0] += one.x;
+        sum[1] += one.y;
+        sum[2] += one.z;
+        sum[3] += one.w;
+        product[0] += other.x;
+        product[1] += other.y;
+        product[2] += other.z;
+        product[3] += other.w;
+    }
+}
+
 /* ---- backward: what parameters get ------------------------------------------------------------------------------- */
 
 /* Two channels' pairs of one block, as they are in memory. */

@@ -34,18 +34,7 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
 #pragma unroll 1
     for (int quad = (int)threadIdx.x; quad < quads; quad += (int)blockDim.x) {
         float sum[4] = {}, product[4] = {};
-#pragma unroll 4
-        for (int row = 0; row < a.at_once; row++) {
-            const float4 one = plain[row * quads + quad], other = centred[row * quads + quad];
-            sum[0] += one.x;
-            sum[1] += one.y;
-            sum[2] += one.z;
-            sum[3] += one.w;
-            product[0] += other.x;
-            product[1] += other.y;
-            product[2] += other.z;
-            product[3] += other.w;
-        }
+        sum_rows(plain, centred, quad, quads, a.at_once, sum, product);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float2 known = of_groups[divide(4 * quad + i, a.by_group)];
