@@ -117,8 +117,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
         offset[i] = offset[i] * factor - (is_first ? rests[0] : rests[1]) * slope[i];
     }
     const float below = a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
-    /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
-    const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
+    /* Of the k-th packs x - mean, and what of dy came through the activation, for SiLU twice that. */
+    const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
+        unpack<T, V>(kept_x[k], x);
+        unpack<T, V>(kept_dy[k], dy);
 #pragma unroll
         for (int i = 0; i < V; i++)
             x[i] -= i < place.split ? about[0] : about[1];
@@ -134,9 +136,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
     choose_derivative(a.activation, [&](auto chosen) {
         const auto sum_up = [&](int k) {
             float x[V], dy[V];
-            unpack<T, V>(kept_x[k], x);
-            unpack<T, V>(kept_dy[k], dy);
-            differentiate(chosen, x, dy);
+            differentiate(chosen, k, x, dy);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 first[i] += dy[i];
@@ -173,9 +173,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
     choose_derivative(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float x[V], dy[V];
-            unpack<T, V>(kept_x[k], x);
-            unpack<T, V>(kept_dy[k], dy);
-            differentiate(chosen, x, dy);
+            differentiate(chosen, k, x, dy);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const bool is_first = i < place.split;
