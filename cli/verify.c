@@ -1406,6 +1406,12 @@ static bool compare_backward(struct share *share, int64_t set)
                 }
             }
     }
+    /* of sums over all samples: in double, and in a thread that goes on from one to the next */
+    double samples = (double)work->n * double_unit;
+    if (work->set_is_group) {
+        bool columns = work->line->channels_last || work->s == 1;
+        samples += tolerance_growth(tolerance_sample_additions(&view.arithmetic, columns, work->n, work->s), unit);
+    }
     for (int64_t pair = 0; pair < extent->rows * extent->channels; pair++) {
         int64_t n = extent->n + pair / extent->channels, c = extent->c + pair % extent->channels;
         double factor = fabs(1 + reference->scale[pair]), weight = fabs(reference->weight[pair]);
@@ -1426,11 +1432,6 @@ static bool compare_backward(struct share *share, int64_t set)
                 compare_stored(share, set, 0, DBIAS, n, c, 0, dbias[pair], dbias_error);
             continue;
         }
-        double samples =
-            (double)work->n * double_unit +
-            (work->set_is_group ? tolerance_growth(tolerance_sample_additions(&view.arithmetic,
-                                                                              work->line->channels_last || work->s == 1,
-                                                                              work->n, work->s), unit) : 0);
         int64_t at = work->set_is_group ? n * work->c + c : c;
         work->dweight[at] += dweight[pair];
         work->dbias[at] += dbias[pair];
