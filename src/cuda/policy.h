@@ -48,8 +48,9 @@ struct normfuse_cuda_policy {
     double compact_wait[2];    /* of compact kernels: that a cluster takes, and the square of its blocks */
     double compact_wave;       /* each further wave of their clusters */
     double columns_stretch[2]; /* of other kernels, in few waves of blocks: times the memory's time */
-    double columns_start[2], not_compact[2]; /* what all kernels take beside the memory's time; others than these */
-    double gradients_wait;                   /* a kernel after this one */
+    double columns_start[2];   /* what every kernel takes beside the memory's time, */
+    double not_compact[2];     /* and what others than the compact ones take longer */
+    double gradients_wait;     /* a kernel after this one */
     /* By the whole grid from a ring: threads that sum, packs of a tile for each; how many times the memory's time it
      * takes, of what is read again beside that, and microseconds that blocks wait for one another, once, for batch
      * norm once more, where no kernel for gradients follows, and for each further round of one sample. */
@@ -107,21 +108,23 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         /* Copies of column blocks beside whole rows. */
         .widths = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}},
         .bytes_a_microsecond = 4.2e6,
-        .l2_bytes_a_microsecond = 1.2e6,
-        .alone = 1.15,               /* 256x512x56x56 bf16 NHWC: clusters of 512 threads 499 us, of 256 454 */
-        .cluster_gap = {0.016, 0.1}, /* 256x512x56x56 bf16 NHWC: clusters of 8 450 us, of 16 487, twice 635 */
-        .grid_rounds = 1.8,          /* the same: 941 us */
-        .cluster_wait = 3.5,
-        .cluster_block = 0.05, /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
+        .l2_bytes_a_microsecond = 1.2e6, /* batch norm 4x512x28x28 f16 NHWC: 16 parts 10.2 us, 33 parts 13.7 */
+        .alone = 1.15,                   /* 256x512x56x56 bf16 NHWC: clusters of 512 threads 499 us, of 256 454 */
+        .cluster_gap = {0.016, 0.1},     /* 256x512x56x56 bf16 NHWC: clusters of 8 450 us, of 16 487, twice 635 */
+        .grid_rounds = 1.8,              /* the same: 941 us */
+        .cluster_wait = 3.5,             /* batch norm 32x2048x7x7 f16 NHWC: clusters of 8 14.4 us, the grid 12.2 */
+        .cluster_block = 0.05,           /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1 */
         /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; 2x320x64x64 backward 20.6, clusters 19.2 */
         .grid_wait = {2.5, 7.5},
         /* f16 NHWC with SiLU: 2x1280x8x8 3.0 us, clusters 3.8, not compact 5.0; backward 4.7 and 8.7; 2x1280x16x16 4.0
          * and 6.3, backward 6.2 and 10.8; 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7 */
         .compact_wait = {1.0, 0.006},
         .gradients_wait = 2.0,
-        .compact_wave = 2.8,
+        .compact_wave = 2.8, /* 8x320x32x32 f16, one wave, 7.6 us; 8x640x32x32, five, 21.7 */
+        /* f16 NHWC: 8x1920x32x32 32.0 us, the ring 27.7; backward 4x960x32x32 27.2 and 15.2, 8x1920x16x16 19.2 and 17.8
+         */
         .columns_stretch = {1.2, 1.4},
-        .columns_start = {1.3, 2.6},
+        .columns_start = {1.3, 2.6}, /* 2x1280x16x16 f16: 4.0 us, of bytes and clusters 1.8; backward 6.3 and 2.8 */
         .not_compact = {2.2, 4.3},
         /* f16 NHWC with SiLU: 2x320x64x64 backward, one block of 320 threads a processor, 13.6 us, of 256 13.9, of 160
          * 14.6, two of 160 15.2; tiles of 4 packs 13.6, of 2 14.1, of 8 13.5; 1x256x512x512 of 4 110.3, of 8 109.3 */
@@ -129,19 +132,20 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .grid_tile = {8, 4},
         /* 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and
          * 630), 256x512x56x56 bf16 backward 800. Batch norm f16 NHWC: 256x2048x7x7 50.5 (clusters 58.3), 32x512x28x28
-         * backward 41 (twice 60), 32x64x56x56 29 (registers over the grid 22.4), backward 26 (39) */
+         * backward 41 (twice 60), 32x64x56x56 17.5 (registers over the grid 22.4), backward 24 (39) */
         .grid_stretch = {1.22, 1.15},
         .grid_again = {0.85, 0.85},
         .grid_meeting = {5.5, 8.0},
-        .grid_channel = {0.0, 0.0013},
-        .grid_batch = {2.0, 0.5},
+        .grid_channel = {0.0, 0.0013}, /* f16 backward: 1x320x32x32 8.8 us, 1x2560x16x16 14.3 */
+        .grid_batch = {2.0, 0.5},      /* f16 NHWC: 4x64x56x56 9.8 us, 4x2048x7x7 14.0; backward 13.0 and 13.6 */
         .grid_batch_channel = {0.0022, 0.0007},
         /* f16 NHWC with SiLU, backward: 2x640x32x32 9.4 us, clusters 12.1; 2x320x64x64 12.8, from rings 13.4;
          * 1x256x32x32 7.5, a cluster 5.1 */
         .spread_stretch = 1.4,
         .spread_meeting = 6.9,
-        .grid_round =
-            {8.5, 5.5}, /* 8x128x512x512 bf16: 402 and 637 us, twice 409 and 640; 256x512x56x56 488, clusters 440 */
+        /* 8x128x512x512 bf16: 402 and 637 us, twice 409 and 640; 256x512x56x56 488, clusters 440; backward 8x960x64x64
+         * f16 97, twice 129 */
+        .grid_round = {8.5, 5.5},
         /* f16 NHWC: batch norm 256x2048x7x7 50 us, 46.7 with 32 MB kept, backward 73.0 and 70.3; 1x256x512x512 108.1
          * and 104.4; backward 1x128x1024x1024 322 and 336, batch norm 256x64x112x112 483 and 495 */
         .l2_again_bytes = 200 << 20,

@@ -1036,7 +1036,7 @@ static bool settle_spread(const struct task *task, struct step *step)
     const bool gives = task->wants_gradients;
     const bool modulates =
         p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
-    const int64_t most_threads = normfuse_tune("SPREAD_THREADS", task->policy->grid_threads);
+    const int64_t most_threads = task->policy->grid_threads;
     const int64_t channels = (int64_t)g->width * task->pack, groups = p->groups;
     if (task->direction == FORWARD || !task->compact || !task->has_tickets || !task->device->clusters || modulates ||
         p->activation == NORMFUSE_HARDSWISH || p->mean.type > NORMFUSE_F32 || p->rstd.type > NORMFUSE_F32 ||
