@@ -838,7 +838,7 @@ struct plan_case {
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches, grid_launches,
-    short_launches, spread_launches;
+    short_launches, spread_launches, uneven_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -877,6 +877,12 @@ static bool is_short(const char *kernel)
 static bool is_spread(const char *kernel)
 {
     return strstr(kernel, "_columns_spread_") != NULL;
+}
+
+/* One of columns_uneven.cu, whose samples begin and end inside of packs. */
+static bool is_uneven(const char *kernel)
+{
+    return strstr(kernel, "_columns_uneven_") != NULL;
 }
 
 /* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
@@ -1321,8 +1327,11 @@ static void check_abreast(const struct plan_case *test, const struct fake_launch
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    CHECK(g->abreast >= 1 && (int64_t)g->rows * g->abreast == p->s && g->row_channels == p->c * g->abreast &&
-              g->row_values == (int64_t)g->group * g->abreast,
+    const bool uneven = is_uneven(launch->name);
+    /* Uneven: rows enough wherever a sample begins in its first pack. */
+    const int64_t rows = uneven ? up(p->s * p->c + pack - 1, p->c * g->abreast) : p->s / g->abreast;
+    CHECK(g->abreast >= 1 && g->rows == rows && (uneven || p->s % g->abreast == 0) &&
+              g->row_channels == p->c * g->abreast && g->row_values == (int64_t)g->group * g->abreast,
           "%s: %s: %d rows of %d abreast, %d channels", test->name, launch->name, (int)g->rows, (int)g->abreast,
           (int)g->row_channels);
     CHECK(pack > 1 || g->abreast == 1, "%s: %s: %d rows abreast", test->name, launch->name, (int)g->abreast);
@@ -1331,11 +1340,12 @@ static void check_abreast(const struct plan_case *test, const struct fake_launch
     abreast_launches++;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
-        CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch % pack == 0 &&
-                                         views[i]->channel == 1 && views[i]->position == p->c * g->abreast),
+        CHECK(views[i]->data == NULL ||
+                  ((uintptr_t)views[i]->data % 16 == 0 && (views[i]->batch % pack == 0 || uneven) &&
+                   views[i]->channel == 1 && views[i]->position == p->c * g->abreast),
               "%s: %s: tensor %zu does not allow %d rows abreast", test->name, launch->name, i, (int)g->abreast);
     CHECK(g->blocks_wide == 1 && (int64_t)g->width * pack == p->c * g->abreast && g->abreast <= pack &&
-              p->c * (g->abreast / 2) % pack != 0,
+              p->c * (g->abreast / 2) % pack != 0 && (!uneven || g->piece_bits == 0),
           "%s: %s: %d rows abreast in %d packs", test->name, launch->name, (int)g->abreast, (int)g->width);
     const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
     const int64_t pieces = (g->group >> g->piece_bits) * at_once;
@@ -1346,6 +1356,28 @@ static void check_abreast(const struct plan_case *test, const struct fake_launch
           "%s: %s: a lane joins %lld sums one after the other", test->name, launch->name, (long long)in_lane);
     CHECK(p->c % g->group == 0 || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 || p->sets == NORMFUSE_SETS_NONE,
           "%s: %s: groups of %d channels", test->name, launch->name, (int)g->group);
+}
+
+/* Samples that begin and end inside of packs: of tensors that are alike, and no wide row too few. */
+static void check_uneven(const struct plan_case *test, const struct fake_launch *launch,
+                         const struct normfuse_cuda_arguments *a, int pack)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        CHECK(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->position == p->x.position),
+              "%s: %s: tensor %zu is not like x", test->name, launch->name, i);
+    CHECK(p->pre_add.data == NULL && p->post_add.data == NULL && p->u.data == NULL && p->du.data == NULL &&
+              p->dpost_add.data == NULL,
+          "%s: %s: more than a plain kernel does", test->name, launch->name);
+    CHECK(g->kept_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: keeps what it reads", test->name,
+          launch->name);
+    for (int64_t n = 0; n < p->n && n < 64; n++) {
+        const int64_t last = (n * p->x.batch % pack + p->s * p->c - 1) / pack;
+        CHECK(last < (int64_t)g->rows * g->width, "%s: %s: %d rows of %d packs end before sample %lld", test->name,
+              launch->name, (int)g->rows, (int)g->width, (long long)n);
+    }
 }
 
 static size_t end_of(const void *part, size_t bytes)
@@ -1428,6 +1460,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         if (is_compact(launch->name)) {
             check_compact(test, launch, &a, pack);
             compact_launches++;
+        }
+        if (is_uneven(launch->name)) {
+            check_uneven(test, launch, &a, pack);
+            uneven_launches++;
         }
         if (is_of_grid(kept)) {
             check_grid(test, launch, &a, pack);
@@ -1717,6 +1753,7 @@ static void test_plans(void)
         }
     }
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
+    CHECK(uneven_launches > 300, "samples began inside of packs %d times", uneven_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);
     CHECK(spread_launches > 50, "kernels of samples spread over the grid were launched %d times", spread_launches);

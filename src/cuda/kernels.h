@@ -72,6 +72,7 @@
 #define NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                            \
     NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 1, 1)                                                              \
     NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 4, 2)
+#define NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_uneven, 12, 8)
 #define NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)                                                                           \
     KERNEL(columns_spread, backward, f32, 4, 8)                                                                        \
     KERNEL(columns_spread, backward, f16, 8, 8)                                                                        \
@@ -88,6 +89,7 @@
     NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                                \
+    NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL)                                                                               \
     NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)
 
 /* The small ones: what follows the tiles. */
@@ -143,7 +145,8 @@ struct normfuse_cuda_divisor {
  * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole packs, `abreast` rows
  * that are adjacent in memory are walked as one of abreast C channels, which are: each pack then has the same channels
  * in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that the kernel
- * is given, then counts wide ones, and a block has all packs of one. */
+ * is given, then counts wide ones, and a block has all packs of one. Where samples begin and end inside of packs
+ * (columns_uneven.cu) the first wide row begins with the pack that a sample begins in. */
 struct normfuse_cuda_geometry {
     int32_t sets;        /* runs: sets; columns: teams */
     int32_t rows;        /* of a set or team */

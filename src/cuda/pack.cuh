@@ -156,6 +156,45 @@ template <typename T, int V> __device__ __forceinline__ void store_pack(char *da
     __stcs(reinterpret_cast<raw<T, V> *>(address), value);
 }
 
+/* Of a pack that is shared with others, or that the tensor's end cuts, elements [begin, end); the others of `fill`. */
+template <typename T> __device__ __forceinline__ uint4 load_range(const char *data, int begin, int end, uint4 fill)
+{
+    constexpr int V = 16 / (int)sizeof(T);
+    /* From the last to the first, each pushing the others along: a pack in registers has no places to count through. */
+#pragma unroll 1
+    for (int i = V - 1; i >= 0; i--) {
+        const bool own = i >= begin && i < end;
+        if constexpr (sizeof(T) == 2) {
+            const unsigned value = own ? load_pack<T, 1>(data, i) : fill.w >> 16;
+            fill = make_uint4(fill.x << 16 | value, __funnelshift_l(fill.x, fill.y, 16),
+                              __funnelshift_l(fill.y, fill.z, 16), __funnelshift_l(fill.z, fill.w, 16));
+        } else {
+            const unsigned value = own ? __float_as_uint(load_pack<T, 1>(data, i)) : fill.w;
+            fill = make_uint4(value, fill.x, fill.y, fill.z);
+        }
+    }
+    return fill;
+}
+
+/* Never an element of others: someone else may be writing it. */
+template <typename T> __device__ __forceinline__ void store_range(char *data, uint4 pack, int begin, int end)
+{
+    constexpr int V = 16 / (int)sizeof(T);
+#pragma unroll 1
+    for (int i = 0; i < V; i++) {
+        if constexpr (sizeof(T) == 2) {
+            if (i >= begin && i < end)
+                store_pack<T, 1>(data, i, (unsigned short)pack.x);
+            pack = make_uint4(__funnelshift_r(pack.x, pack.y, 16), __funnelshift_r(pack.y, pack.z, 16),
+                              __funnelshift_r(pack.z, pack.w, 16), pack.w >> 16);
+        } else {
+            if (i >= begin && i < end)
+                store_pack<T, 1>(data, i, __uint_as_float(pack.x));
+            pack = make_uint4(pack.y, pack.z, pack.w, 0);
+        }
+    }
+}
+
 /* Keeps the compiler from holding values that can be had again from what it holds anyway: without it unpacked copies of
  * all packs of a thread live from the sums to the stores and spill. */
 __device__ __forceinline__ void forget(uint4 &pack)
@@ -214,38 +253,9 @@ template <int behind> __device__ __forceinline__ void wait_for_older_copies()
     asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
 }
 
-/* A thread's own ring in shared memory, for what it reads once: copy(slot, nth) asks for the nth of `count`, read(slot)
- * makes values of it, work(values) is what they are for. As many are on their way as the ring has slots. Where
- * blocks begin with more than a load or two, as under columns, registers did worse: 1x64x2039x1021 bf16 NHWC 221 us for
- * 210, backward 338 for 328; a warp has six counters for what it waits for, and two loads on one are waited for
- * together. */
-template <int slots, typename Copy> __device__ __forceinline__ void open_ring(int count, Copy &copy)
-{
-#pragma unroll
-    for (int slot = 0; slot < slots; slot++) {
-        if (slot < count)
-            copy(slot);
-        commit_copies();
-    }
-}
-template <int slots, typename Copy, typename Read, typename Work>
-__device__ __forceinline__ void walk_ring(int count, Copy &copy, Read read, Work work)
-{
-    int slot = 0;
-#pragma unroll 1
-    for (int left = count; left > 0; left--) {
-        wait_for_older_copies<slots - 1>();
-        auto values = read(slot);
-        if (left > slots)
-            copy(slot);
-        commit_copies();
-        work(values);
-        slot = slot + 1 == slots ? 0 : slot + 1;
-    }
-}
-
-/* The same in registers, K packs on their way at a time: ask(pack, wanted) asks for the next one, work(pack) is what it
- * is for. Of short blocks that begin quickly: affine 64x256x64x64 131 us, by rings 137. */
+/* What a thread reads once, in registers, K packs on their way at a time: ask(pack, wanted) asks for the next one,
+ * work(pack) is what it is for. Of short blocks that begin quickly: affine 64x256x64x64 131 us, by rings in shared
+ * memory 137. */
 template <int K, typename Pack, typename Ask>
 __device__ __forceinline__ void ask_first(Pack (&packs)[K], int count, Ask &ask)
 {
@@ -557,16 +567,16 @@ template <int value> struct constant {
 };
 
 /* work(constant): in plain tiles with a loop of its own for those that networks have most; leaky_relu and hardswish are
- * in relu's. `all`: of the others, too. */
-template <bool plain, bool all, typename Work>
+ * in relu's. `all`: of the others, too. `few`, where not plain: identity is in relu's, too. */
+template <bool plain, bool all, bool few = plain, typename Work>
 __device__ __forceinline__ void choose_activation(int activation, Work work)
 {
     if (plain && activation == NORMFUSE_IDENTITY)
         work(constant<NORMFUSE_IDENTITY>());
-    else if (plain && activation == NORMFUSE_SILU)
+    else if (few && activation == NORMFUSE_SILU)
         work(constant<NORMFUSE_SILU>());
-    else if (plain && (!all || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
-                       activation == NORMFUSE_HARDSWISH))
+    else if (few && (!all || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
+                     activation == NORMFUSE_HARDSWISH || activation == NORMFUSE_IDENTITY))
         work(constant<NORMFUSE_RELU>());
     else
         work(constant<-1>());

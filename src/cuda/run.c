@@ -86,13 +86,14 @@ enum kept {
     KNOWN,
     SHORT,
     SHORT_ROWS,
+    UNEVEN,
     SPREAD
 };
 
 /* Packs that a thread of each kind keeps in registers, or has on their way, there or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][13] = {
-    {{4, 6, 7, 5, 22, 9}, {2, 3, 5, 4, 9, 6}},                                            /* runs: forward, backward */
-    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4, 0}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2, 8}}, /* columns */
+static const int packs_kept[2][2][14] = {
+    {{4, 6, 7, 5, 22, 9}, {2, 3, 5, 4, 9, 6}}, /* runs: forward, backward */
+    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4, 12, 0}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2, 8, 8}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -153,6 +154,8 @@ struct task {
     bool ragged;        /* packs of 16 bytes that rows begin and end inside of: where the tensors allow no others */
     int pack;           /* elements of one */
     int32_t abreast;    /* columns: rows that are walked as one, so that they are whole packs */
+    bool uneven;        /* these and samples do not end together, which tiles that keep nothing can bear */
+    bool narrowed;      /* element by element, where those go by packs */
     size_t value_bytes; /* of what is computed in */
     bool plain;         /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
     bool compact;       /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
@@ -188,23 +191,24 @@ static int64_t common_multiple(int64_t a, int64_t b)
 }
 
 /* How many rows have to be walked as one so that every tensor can be read and written in packs of 16 bytes: one, or
- * under columns the fewest adjacent ones that are whole packs; 0 where that is impossible. */
-static int32_t rows_abreast(const struct normfuse_problem *p, int pack)
+ * under columns the fewest adjacent ones that are whole packs; 0 where that is impossible. `uneven`: though samples
+ * begin and end inside of packs. */
+static int32_t rows_abreast(const struct normfuse_problem *p, int pack, bool uneven)
 {
     enum { MOST_PACKS = 512 }; /* of rows abreast, which a block has whole */
     int64_t abreast = 1;
     if (p->columns && p->c % pack != 0) {
         abreast = common_multiple(p->c, pack) / p->c;
-        if (p->s % abreast != 0 || p->c * abreast / pack > MOST_PACKS)
+        if ((p->s % abreast != 0 && !uneven) || p->c * abreast / pack > MOST_PACKS)
             return 0;
-    } else if (!p->columns && p->s % pack != 0) {
+    } else if (uneven || (!p->columns && p->s % pack != 0)) {
         return 0;
     }
     const struct normfuse_view *views[9];
     const int count = views_of(p, views);
     for (int i = 0; i < count; i++) {
         const struct normfuse_view *const view = views[i];
-        if ((uintptr_t)view->data % 16 != 0 || view->batch % pack != 0 ||
+        if ((uintptr_t)view->data % 16 != 0 || (view->batch % pack != 0 && !uneven) ||
             (!p->columns    ? view->position != 1 || view->channel % pack != 0
              : abreast == 1 ? view->channel != 1 || view->position % pack != 0
                             : view->channel != 1 || view->position != p->c))
@@ -213,15 +217,17 @@ static int32_t rows_abreast(const struct normfuse_problem *p, int pack)
     return (int32_t)abreast;
 }
 
-/* Of `abreast` rows at once, so that a lane that joins what threads found has no more of it one after the other than
- * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each pack holds pieces of several. */
-static int64_t most_at_once(int direction, int32_t abreast, int pack, int64_t group)
+/* Of rows abreast at once, so that a lane that joins what threads found has no more of it one after the other than
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each pack holds pieces of several,
+ * and single channels where rows begin inside of packs. */
+static int64_t most_at_once(const struct task *task, int64_t group)
 {
-    if (abreast <= 1)
+    const bool forward = task->direction == FORWARD;
+    if (task->abreast <= 1)
         return INT64_MAX;
-    const int64_t in_lane = direction == FORWARD ? 16 + least(group, 16) : 16;
-    const int64_t pieces = direction == FORWARD ? common_multiple(group, pack) / pack : 1;
-    return in_lane / abreast * 32 / pieces;
+    const int64_t in_lane = forward ? 16 + least(group, 16) : 16;
+    const int64_t pieces = !forward ? 1 : task->uneven ? group : common_multiple(group, task->pack) / task->pack;
+    return in_lane / task->abreast * 32 / pieces;
 }
 
 /* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
@@ -395,13 +401,14 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
 /* A kernel that keeps nothing: a thread walks any number of packs. */
 static bool streams(const struct task *task, enum kept kept)
 {
-    return kept == KNOWN || (kept == PASSING && (task->problem->columns || task->direction == FORWARD));
+    return kept == KNOWN || kept == UNEVEN ||
+           (kept == PASSING && (task->problem->columns || task->direction == FORWARD));
 }
 
 /* What passes goes through a ring of each thread in shared memory. */
 static bool has_rings(const struct task *task, enum kept kept)
 {
-    return kept == PASSING && task->problem->columns;
+    return kept == UNEVEN || (kept == PASSING && task->problem->columns);
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
@@ -436,7 +443,7 @@ static bool settle_runs(const struct task *task, struct step *step, enum kept ke
 static struct task narrowed(const struct task *task)
 {
     struct task narrow = *task;
-    narrow.wide = narrow.ragged = narrow.plain = false;
+    narrow.wide = narrow.ragged = narrow.plain = narrow.uneven = false;
     narrow.pack = narrow.abreast = 1;
     narrow.pack_bytes = normfuse_type_bytes(task->problem->type);
     return narrow;
@@ -450,7 +457,7 @@ static bool plan_many_sets(const struct task *task, struct step *step)
     if (task->ragged || (task->wide && task->problem->type == NORMFUSE_F64)) {
         struct task general = narrowed(task);
         /* Ragged for their derivative alone. */
-        general.wide = task->ragged && rows_abreast(task->problem, task->pack) == 1;
+        general.wide = task->ragged && rows_abreast(task->problem, task->pack, false) == 1;
         if (general.wide) {
             general.pack = task->pack;
             general.pack_bytes = task->pack_bytes;
@@ -755,7 +762,9 @@ static struct normfuse_cuda_geometry columns_geometry(const struct task *task, i
     g.abreast = task->abreast;
     g.row_channels = (int32_t)(p->c * task->abreast);
     g.row_values = (int32_t)(group * task->abreast);
-    g.rows = (int32_t)(p->s / task->abreast);
+    /* A sample begins up to all but one elements into its first pack. */
+    g.rows =
+        (int32_t)(task->uneven ? divide_up(p->s * p->c + task->pack - 1, p->c * task->abreast) : p->s / task->abreast);
     g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
     g.group = (int32_t)group;
     g.sums_by_channel = g.all_samples;
@@ -779,15 +788,18 @@ static bool settle_columns(const struct task *task, struct step *step, enum kept
     g->kept_shared = streams(task, kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     if (g->kept_shared > 0 && !task->wide)
         return false;
-    const int64_t channels = (int64_t)g->width * task->pack, groups = channels / g->group;
+    const int64_t channels = (int64_t)g->width * task->pack;
+    int64_t groups = channels / g->group;
     g->group_bits = g->channel_bits = g->piece_bits = 0;
     while (g->group_bits < 5 && groups / g->abreast << (g->group_bits + 1) <= threads)
         g->group_bits++;
     while (g->channel_bits < 5 && channels / g->abreast << (g->channel_bits + 1) <= threads)
         g->channel_bits++;
-    while (g->group >> g->piece_bits << g->piece_bits == g->group && 1 << g->piece_bits <= task->pack)
+    while (!task->uneven && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= task->pack)
         g->piece_bits++;
-    g->piece_bits--;
+    /* Once more, for rows that begin inside of packs. */
+    if (task->uneven)
+        groups += groups / g->abreast;
     g->by_pieces = divisor(g->group >> g->piece_bits);
     g->by_set_channels = divisor(p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1);
     g->sum_slots = g->parts;
@@ -1231,8 +1243,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0, 1, 2, 4, 8, 16, 0, 0, 0};
             const bool grid = way % 8 >= 5;
             const int64_t most_threads = normfuse_tune("THREADS", policy->column_threads << way / 8);
-            const int64_t at_most =
-                least(most(1, most_threads / width), most_at_once(task->direction, task->abreast, task->pack, d));
+            const int64_t at_most = least(most(1, most_threads / width), most_at_once(task, d));
             if ((grid && (!task->has_tickets || (has_ring && !task->batch))) ||
                 (!grid && clusters[way] > 1 && !task->device->clusters))
                 continue;
@@ -1296,7 +1307,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
                 g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
                 step.cluster = (uint32_t)parts;
             }
-            const double time = cost_of_columns(task, &step);
+            const double time = cost_of_columns(task, &step) * (task->narrowed ? policy->narrow[task->direction] : 1.0);
             if (time < lowest) {
                 lowest = time;
                 *best = step;
@@ -1331,13 +1342,11 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
 {
     const struct normfuse_problem *const p = task->problem;
     const struct normfuse_cuda_policy *const policy = task->policy;
-    const enum kept small = task->known ? KNOWN : task->plain ? PASSING : ANY;
+    const enum kept small = task->known ? KNOWN : task->uneven ? UNEVEN : task->plain ? PASSING : ANY;
     const int64_t slots = packs_kept[1][task->direction][small] + (task->plain ? 0 : more);
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t at_most = sums || task->direction == BACKWARD
-                                ? most_at_once(task->direction, task->abreast, task->pack, group)
-                                : INT64_MAX;
+    const int64_t at_most = sums || task->direction == BACKWARD ? most_at_once(task, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their rings find room. */
     const bool parted = g->blocks_wide > 1 && task->plain;
     int64_t most_threads = normfuse_tune("PASSING", task->known   ? policy->known_threads[task->direction]
@@ -1395,7 +1404,8 @@ static bool plan_passing_columns(const struct task *task, struct step *step, boo
     if (packs > widest && unit <= 512)
         width = most(1, widest / unit) * unit;
     if (unit <= 512 || packs <= widest) {
-        const int64_t group = joins ? d : width * task->pack;
+        /* Of rows that begin inside of packs a lane would have too much of a large group: a later kernel joins it. */
+        const int64_t group = !joins ? width * task->pack : most_at_once(task, d) > 0 ? d : 1;
         if (plan_passing_width(task, step, sums, width, group, more) ||
             plan_passing_width(task, step, sums, width, group, 0))
             return true;
@@ -1469,7 +1479,11 @@ static bool plan_tile(const struct task *task, struct plan *plan, int32_t phases
     const bool sums = (phases & first) != 0;
     bool found;
     struct task general = *task;
-    if (keeps && task->problem->columns && task->direction == BACKWARD && is_rare(task->problem->activation)) {
+    if (keeps && task->uneven) {
+        general = narrowed(task);
+        general.narrowed = true;
+        task = &general;
+    } else if (keeps && task->problem->columns && task->direction == BACKWARD && is_rare(task->problem->activation)) {
         general.plain = general.compact = general.few_rows = general.batch = false;
         task = &general;
     }
@@ -1503,14 +1517,17 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     task.value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     task.pack = (int)(16 / normfuse_type_bytes(p->type));
     /* Doubles have kernels with packs of one element only under columns. */
-    task.abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : rows_abreast(p, task.pack);
-    const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
-    if (task.abreast > 1 &&
-        (normfuse_tune("ABREAST", 1) == 0 || most_at_once(task.direction, task.abreast, task.pack, d) == 0))
-        task.abreast = 0;
-    task.wide = task.abreast > 0;
     task.plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL &&
                  p->dpost_add.data == NULL && are_alike(p, takes_all_samples(p));
+    task.abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : rows_abreast(p, task.pack, false);
+    const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    if (task.abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 || most_at_once(&task, d) == 0))
+        task.abreast = 0;
+    if (task.abreast == 0 && task.plain && normfuse_tune("UNEVEN", 1)) {
+        task.abreast = rows_abreast(p, task.pack, true);
+        task.uneven = task.abreast > 0;
+    }
+    task.wide = task.abreast > 0;
     /* Under runs the plain kernels of whole packs lack derivatives that those of ragged ones have. */
     const bool lacks_derivative = !p->columns && task.direction == BACKWARD && is_rare(p->activation);
     task.ragged = (!task.wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && task.plain &&
