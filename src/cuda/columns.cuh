@@ -10,8 +10,7 @@
 /* The kernels of a type, as in the lists of kernels.h. */
 enum column_tile {
     COLUMNS_ANY,     /* every way, with everything that is added */
-    COLUMNS_WHOLE,   /* a block has its sets to itself; here and below: plain */
-    COLUMNS_PASSING, /* nothing is kept: sums alone, or results from statistics that are known */
+    COLUMNS_PASSING, /* nothing is kept: sums alone, or results from statistics that are known; here and below: plain */
     COLUMNS_UNEVEN,  /* the same, of samples that begin and end inside of packs */
     COLUMNS_SHARED   /* the blocks of a set keep it and tell one another what they found */
 };

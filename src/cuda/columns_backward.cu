@@ -5,11 +5,11 @@
 
 __host__ __device__ constexpr int most_registers(column_tile tile, int bytes)
 {
-    return tile == COLUMNS_PASSING && bytes < 8 ? 80 : tile == COLUMNS_WHOLE && bytes < 8 ? 96 : 128;
+    return tile == COLUMNS_PASSING && bytes < 8 ? 80 : 128;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 3 ? COLUMNS_ANY : kept == 2 ? COLUMNS_WHOLE : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 3 ? COLUMNS_ANY : kept == 8 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_BACKWARD(picture, direction, type, pack, kept)                                                         \

@@ -13,7 +13,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_WHOLE || tile == COLUMNS_SHARED;
+    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_SHARED;
     constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED, uneven = tile == COLUMNS_UNEVEN;
     constexpr bool streams = tile == COLUMNS_PASSING || uneven, loops = plain && !uneven;
     using cursor = column_cursor<T, V, plain>;
@@ -33,8 +33,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const bool backwards = !keeps && g.backwards, half = takes_half<fast, plain>(p.activation);
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
-    const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
+    const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
 
     struct both {
         raw<T, V> x, dy;

@@ -4,17 +4,13 @@
  */
 #include "columns_forward.cuh"
 
-/* Blocks of 320 threads that hold a set of 20 KB: two on a processor. */
 __host__ __device__ constexpr int most_registers(column_tile tile, int pack, int bytes)
 {
-    return tile == COLUMNS_PASSING && bytes < 8 ? 64
-           : tile == COLUMNS_WHOLE && bytes < 8 ? 96
-           : pack > 1 || bytes == 8             ? 128
-                                                : 96;
+    return tile == COLUMNS_PASSING && bytes < 8 ? 64 : pack > 1 || bytes == 8 ? 128 : 96;
 }
 __host__ __device__ constexpr column_tile tile_of(int kept)
 {
-    return kept == 6 ? COLUMNS_ANY : kept == 4 ? COLUMNS_WHOLE : kept == 12 ? COLUMNS_PASSING : COLUMNS_SHARED;
+    return kept == 6 ? COLUMNS_ANY : kept == 12 ? COLUMNS_PASSING : COLUMNS_SHARED;
 }
 
 #define COLUMNS_FORWARD(picture, direction, type, pack, kept)                                                          \

@@ -13,7 +13,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_WHOLE || tile == COLUMNS_SHARED;
+    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_SHARED;
     constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED, uneven = tile == COLUMNS_UNEVEN;
     constexpr bool streams = tile == COLUMNS_PASSING || uneven, loops = plain && !uneven;
     using cursor = column_cursor<T, V, plain>;
@@ -31,8 +31,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, backwards = !keeps && g.backwards;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first_team = tile == COLUMNS_WHOLE ? block : divide(block, g.by_parts);
-    const int part = tile == COLUMNS_WHOLE ? 0 : block - first_team * g.parts;
+    const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
 
     raw<T, V> kept[streams ? 1 : K];
     const auto read = [&](int slot, R(&value)[V]) {
