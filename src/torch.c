@@ -376,7 +376,30 @@ static bool describe(struct call *call, int slot, tensor_handle handle, bool is_
     return get_shape(call, &shape, handle) && describe_as(call, slot, handle, is_output, &shape);
 }
 
-/* An input of x's kind, copied where the library does not walk it. */
+/* Of a tensor of x's shape without gaps: x's strides where x is contiguous, else channels-last where x's channels are
+ * adjacent, and contiguous otherwise. */
+static void strides_like_x(const struct call *call, int64_t *strides)
+{
+    const int64_t axes = call->x.axes, *sizes = call->x.sizes;
+    if (is_contiguous(axes, sizes, call->x.strides)) {
+        memcpy(strides, call->x.strides, (size_t)axes * sizeof *strides);
+    } else if (!call->is_reshaped && axes > 2 && sizes[1] > 1 && call->x.strides[1] == 1 &&
+               is_walkable(axes, sizes, call->x.strides)) {
+        int64_t step = sizes[1];
+        for (int64_t a = axes - 1; a >= 2; a--) {
+            strides[a] = step;
+            step *= sizes[a];
+        }
+        strides[1] = 1;
+        strides[0] = step;
+    } else {
+        contiguous_strides(axes, sizes, strides);
+    }
+}
+
+/* An input of x's kind, copied where the library does not walk it: to x's layout, which the kernels want of all tensors
+ * (the expanded gradient of an average over positions: 256x2048x7x7 bf16 channels-last 1.2 ms on an H200, copied to
+ * channels-first). */
 static bool take_big(struct call *call, int slot)
 {
     tensor_handle handle = call->handles[slot];
@@ -397,9 +420,15 @@ static bool take_big(struct call *call, int slot)
     if (call->is_reshaped ? !is_contiguous(shape.axes, shape.sizes, shape.strides)
                           : !is_walkable(shape.axes, shape.sizes, shape.strides)) {
         int32_t dtype;
+        int64_t strides[MOST_AXES];
         if (torch.aoti_torch_get_dtype(handle, &dtype))
             return fail(call, "");
-        if (!empty_contiguous(call, &call->copies[slot], shape.axes, shape.sizes, dtype) ||
+        if (shape.axes == call->x.axes &&
+            memcmp(shape.sizes, call->x.sizes, (size_t)shape.axes * sizeof *shape.sizes) == 0)
+            strides_like_x(call, strides);
+        else
+            contiguous_strides(shape.axes, shape.sizes, strides);
+        if (!empty(call, &call->copies[slot], shape.axes, shape.sizes, strides, dtype) ||
             !copy_to(call, call->copies[slot], handle) || !get_shape(call, &shape, call->copies[slot]))
             return false;
         handle = call->copies[slot];
@@ -409,26 +438,12 @@ static bool take_big(struct call *call, int slot)
     return describe_as(call, slot, handle, false, &shape);
 }
 
-/* An output of x's shape and dtype: x's strides where x is contiguous, else channels-last where x's channels are
- * adjacent, and contiguous otherwise. */
+/* An output of x's shape and dtype. */
 static bool make_like_x(struct call *call, int slot, tensor_handle *handle)
 {
     const int64_t axes = call->x.axes, *sizes = call->x.sizes;
     int64_t strides[MOST_AXES];
-    if (is_contiguous(axes, sizes, call->x.strides)) {
-        memcpy(strides, call->x.strides, (size_t)axes * sizeof *strides);
-    } else if (!call->is_reshaped && axes > 2 && sizes[1] > 1 && call->x.strides[1] == 1 &&
-               is_walkable(axes, sizes, call->x.strides)) {
-        int64_t step = sizes[1];
-        for (int64_t a = axes - 1; a >= 2; a--) {
-            strides[a] = step;
-            step *= sizes[a];
-        }
-        strides[1] = 1;
-        strides[0] = step;
-    } else {
-        contiguous_strides(axes, sizes, strides);
-    }
+    strides_like_x(call, strides);
     if (!empty(call, handle, axes, sizes, strides, call->dtype))
         return false;
     if (memcmp(strides, call->walked.strides, (size_t)axes * sizeof *strides) != 0)
