@@ -1766,6 +1766,91 @@ static void test_plans(void)
         harness_skip("%d problems with sets of 2^31 packs or more were refused", too_large);
 }
 
+/* More problems than are remembered, so that some are asked for again after they were given up. */
+enum { REMEMBERED = 3000, LATELY = 60, ASKING = 4 };
+static size_t scratch_of_problem[REMEMBERED];
+
+static size_t ask_scratch(int i)
+{
+    void *const address = (void *)0x100000000000, *const elsewhere = (void *)0x200000000000;
+    const bool backward = i % 3 == 0;
+    const int64_t sizes[] = {1 + i % 7, 64, 8 + i, 16 + i % 5};
+    const normfuse_type type = (normfuse_type)(1 + i % 2);
+    normfuse_axes axes[3];
+    normfuse_tensor x = normfuse_tensor_channels_last(address, type, 4, sizes, &axes[0]);
+    x.device = (normfuse_device){NORMFUSE_CUDA, 0};
+    normfuse_tensor y = x;
+    const int64_t sets[] = {sizes[0], 8};
+    normfuse_tensor mean = normfuse_tensor_contiguous(elsewhere, NORMFUSE_F32, 2, sets, &axes[1]);
+    mean.device = x.device;
+    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
+                                      .x = &x,
+                                      .y = backward ? NULL : &y,
+                                      .dy = backward ? &y : NULL,
+                                      .dx = backward ? &y : NULL,
+                                      .mean = backward ? &mean : NULL,
+                                      .rstd = backward ? &mean : NULL};
+    size_t bytes = SIZE_MAX;
+    const normfuse_status status =
+        (backward ? normfuse_group_norm_backward_scratch_bytes
+                  : normfuse_group_norm_forward_scratch_bytes)(&options, &tensors, NULL, &bytes);
+    return status == NORMFUSE_OK ? bytes : SIZE_MAX;
+}
+
+static void *ask_in_thread(void *argument)
+{
+    int *const wrong = argument;
+    int seed = *wrong;
+    *wrong = 0;
+    pthread_barrier_wait(&barrier);
+    for (int round = 0; round < 2 * REMEMBERED; round++) {
+        seed = (int)((seed * INT64_C(48271) + 11) % INT32_MAX);
+        /* Mostly few problems, as a network has. */
+        const int i = seed % (round % 8 == 0 ? REMEMBERED : 60);
+        *wrong += ask_scratch(i) != scratch_of_problem[i];
+    }
+    return NULL;
+}
+
+static void test_plans_remembered(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    int different = 0;
+    for (int i = 0; i < REMEMBERED; i++) {
+        scratch_of_problem[i] = ask_scratch(i);
+        CHECK(scratch_of_problem[i] != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
+        different += i >= 3 && scratch_of_problem[i] != scratch_of_problem[i - 3];
+    }
+    CHECK(different > REMEMBERED / 4, "only %d problems need other scratch than the one before them", different);
+    pthread_t threads[ASKING];
+    int wrong[ASKING];
+    pthread_barrier_init(&barrier, NULL, ASKING);
+    for (int i = 0; i < ASKING; i++) {
+        wrong[i] = i + 1;
+        pthread_create(&threads[i], NULL, ask_in_thread, &wrong[i]);
+    }
+    for (int i = 0; i < ASKING; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(wrong[i] == 0, "thread %d: %d answers differ from the first ones", i, wrong[i]);
+    }
+    pthread_barrier_destroy(&barrier);
+    /* Another driver is another device, whatever its number: of what was asked for last all is still remembered. */
+    for (int i = REMEMBERED - LATELY; i < REMEMBERED; i++)
+        CHECK(ask_scratch(i) == scratch_of_problem[i], "problem %d has another answer than before", i);
+    fake_driver_reset();
+    fake_driver.device[0].processors = 40;
+    fake_driver_use();
+    int same = 0;
+    for (int i = REMEMBERED - LATELY; i < REMEMBERED; i++) {
+        const size_t bytes = ask_scratch(i);
+        CHECK(bytes != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
+        same += bytes == scratch_of_problem[i];
+    }
+    CHECK(same < LATELY / 2, "%d of %d answers are those of a device with more processors", same, (int)LATELY);
+}
+
 int main(void)
 {
     test_no_driver();
@@ -1785,6 +1870,7 @@ int main(void)
     test_interface();
     test_scratch();
     test_plans();
+    test_plans_remembered();
     normfuse_cuda_use_driver(NULL);
     return harness_close();
 }

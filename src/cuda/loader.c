@@ -190,7 +190,9 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
                  error_text(loaded, result));
         return NORMFUSE_DEVICE_ERROR;
     }
-    device->facts = (struct normfuse_cuda_device){.ordinal = ordinal,
+    static _Atomic(uint64_t) readings;
+    device->facts = (struct normfuse_cuda_device){.serial = atomic_fetch_add(&readings, 1) + 1,
+                                                  .ordinal = ordinal,
                                                   .capability = 10 * major + minor,
                                                   .processors = processors,
                                                   .threads_per_processor = threads,

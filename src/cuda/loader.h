@@ -15,6 +15,7 @@
 
 /* What a device has, read once. */
 struct normfuse_cuda_device {
+    uint64_t serial; /* of this reading, from 1 on: what is remembered of a device is of one */
     int32_t ordinal;
     int32_t capability; /* 10 * major + minor: 90 */
     int32_t processors; /* streaming multiprocessors */

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1674,15 +1675,25 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
     return true;
 }
 
-/* A call is planned twice, for its scratch and to run, and calls of a network come again and again: each thread keeps
- * its last plans. Of a pointer only what the plan depends on is compared. */
-enum { PLANS_KEPT = 8 };
+/* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
+ * 20 us, which a network of more layers than are remembered pays at every layer. So all threads together remember the
+ * last plans, and each its own last one, which it need not lock. Of a pointer only what the plan depends on is
+ * compared.
+ */
+enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 
 struct known_plan {
     struct normfuse_problem key;
+    uint64_t device; /* its serial number; 0: nothing is known here */
+    bool has_tickets, found;
     struct plan plan;
-    bool has_tickets, found, used;
 };
+
+static struct {
+    pthread_mutex_t mutex;
+    struct known_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
+    unsigned next;                        /* of these, the one that is given up where all are taken */
+} remembered = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static struct normfuse_problem key_of(const struct normfuse_problem *problem)
 {
@@ -1729,21 +1740,74 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
     return key;
 }
 
+static uint64_t hash_of(const struct normfuse_problem *key)
+{
+    const char *const bytes = (const char *)key;
+    uint64_t hash = 0, word;
+    for (size_t i = 0; i + sizeof word <= sizeof *key; i += sizeof word) {
+        memcpy(&word, bytes + i, sizeof word);
+        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+static bool is_of(const struct known_plan *known, const struct normfuse_problem *key, uint64_t device, bool has_tickets)
+{
+    return known->device == device && known->has_tickets == has_tickets && memcmp(&known->key, key, sizeof *key) == 0;
+}
+
+static bool recall(struct known_plan *known, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
+                   bool has_tickets)
+{
+    bool found = false;
+    pthread_mutex_lock(&remembered.mutex);
+    for (unsigned i = 0; i < PLACES_OF_A_PLAN && !found; i++) {
+        const struct known_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
+        found = here != NULL && is_of(here, key, device, has_tickets);
+        if (found)
+            *known = *here;
+    }
+    pthread_mutex_unlock(&remembered.mutex);
+    return found;
+}
+
+/* Nothing is remembered where there is no memory. */
+static void remember(const struct known_plan *known, uint64_t hash)
+{
+    struct known_plan *mine = malloc(sizeof *mine);
+    if (mine == NULL)
+        return;
+    *mine = *known;
+    pthread_mutex_lock(&remembered.mutex);
+    struct known_plan **place = NULL;
+    for (unsigned i = 0; i < PLACES_OF_A_PLAN && place == NULL; i++)
+        if (remembered.plans[(hash + i) % PLANS_KEPT] == NULL)
+            place = &remembered.plans[(hash + i) % PLANS_KEPT];
+    if (place == NULL)
+        place = &remembered.plans[(hash + remembered.next++ % PLACES_OF_A_PLAN) % PLANS_KEPT];
+    struct known_plan *const before = *place;
+    *place = mine;
+    pthread_mutex_unlock(&remembered.mutex);
+    free(before);
+}
+
 static const struct plan *plan_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                                   bool has_tickets)
 {
-    static _Thread_local struct known_plan known[PLANS_KEPT];
-    static _Thread_local unsigned next;
+    static _Thread_local struct known_plan last;
     const struct normfuse_problem key = key_of(problem);
-    for (unsigned i = 0; i < PLANS_KEPT; i++)
-        if (known[i].used && known[i].has_tickets == has_tickets && memcmp(&known[i].key, &key, sizeof key) == 0)
-            return known[i].found ? &known[i].plan : NULL;
-    struct known_plan *const slot = &known[next++ % PLANS_KEPT];
-    slot->used = true;
-    slot->has_tickets = has_tickets;
-    slot->key = key;
-    slot->found = make_plan(problem, device, has_tickets, &slot->plan);
-    return slot->found ? &slot->plan : NULL;
+    if (!is_of(&last, &key, device->serial, has_tickets)) {
+        const uint64_t hash = hash_of(&key);
+        if (!recall(&last, hash, &key, device->serial, has_tickets)) {
+            last.key = key;
+            last.device = device->serial;
+            last.has_tickets = has_tickets;
+            last.found = make_plan(problem, device, has_tickets, &last.plan);
+            remember(&last, hash);
+        }
+    }
+    return last.found ? &last.plan : NULL;
 }
 
 static size_t scratch_of(const struct plan *plan)
