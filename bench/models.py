@@ -38,6 +38,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import signal
 import statistics
 import subprocess
@@ -324,13 +325,15 @@ class Clock:
 
 
 def take_turns(calls: dict[str, Callable[[], Any]], clock: Clock, seconds: float) -> dict[str, list[float]]:
-    """`seconds` for each call, in rounds of about a tenth of a second of each."""
+    """`seconds` for each call, in rounds of about a tenth of a second of each, in another order each time: what a call
+    finds in the caches and in the allocator is the one before it's."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     each = {name: max(1, min(50, int(100 / max(clock.ms(call), 1e-3)))) for name, call in calls.items()}
-    start, rounds = time.perf_counter(), 0
+    start, rounds, order, shuffled = time.perf_counter(), 0, list(calls), random.Random(0)
     while rounds < 3 or time.perf_counter() - start < seconds * len(calls):
-        for name, call in calls.items():
-            times[name] += [clock.ms(call) for _ in range(each[name])]
+        shuffled.shuffle(order)
+        for name in order:
+            times[name] += [clock.ms(calls[name]) for _ in range(each[name])]
         rounds += 1
     return times
 
