@@ -833,12 +833,13 @@ struct plan_case {
     normfuse_type type;
     bool channels_last, backward, has_sync, misaligned,
         sliced; /* sliced: of channels-last tensors with more channels */
+    bool added; /* before the activation */
     int32_t activation;
 };
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches, grid_launches,
-    short_launches, spread_launches, uneven_launches;
+    short_launches, spread_launches, uneven_launches, added_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -886,6 +887,11 @@ static bool is_uneven(const char *kernel)
 }
 
 /* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
+static bool is_added(const char *kernel)
+{
+    return strstr(kernel, "added") != NULL;
+}
+
 static bool is_of_grid(int kept)
 {
     return kept == 0;
@@ -953,7 +959,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         }
         if (backward)
             return (double)(up(rows, at_once) + up(beside * g->abreast, INT64_C(1) << g->channel_bits) +
-                            (centred ? up(g->group, lanes) : 0) + 10);
+                            (centred && !is_added(kernel) ? up(g->group, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
         const int64_t pieces = (g->group >> g->piece_bits) * beside;
         return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + g->abreast * up(pieces, lanes) + 7) +
@@ -1469,6 +1475,11 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_grid(test, launch, &a, pack);
             grid_launches++;
         }
+        if (is_added(launch->name)) {
+            HOLDS(test->added && p->post_add.data != NULL && !test->misaligned);
+            HOLDS(!backward || !gathers || p->sets == NORMFUSE_SETS_NONE || p->dpost_add.data != NULL);
+            added_launches++;
+        }
         if (is_short(launch->name)) {
             check_short(test, launch, &a, pack, kept);
             short_launches++;
@@ -1568,20 +1579,21 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     static const char *const types[] = {"f64", "f32", "f16", "bf16"};
     static const char *const operators[] = {"group_norm", "batch_norm", "affine"};
     const int64_t *const sizes = test->sizes;
-    snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s on %s",
+    snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s%s on %s",
              operators[test->op], (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
              (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
              test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "",
              test->misaligned ? " misaligned"
              : test->sliced   ? " sliced"
                               : "",
-             device->clusters ? "9.0" : "8.0");
+             test->added ? " post_add" : "", device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
-    normfuse_axes axes[8];
-    normfuse_tensor big[3], small[5];
-    for (int i = 0; i < 3; i++) {
-        void *const data = (void *)(base + (uintptr_t)i * gap + (test->misaligned ? value : 0));
+    enum { BIG = 5 };
+    normfuse_axes axes[BIG + 5];
+    normfuse_tensor big[BIG], small[5];
+    for (int i = 0; i < BIG; i++) {
+        void *const data = (void *)(base + (uintptr_t)(i < 3 ? i : 7 + i) * gap + (test->misaligned ? value : 0));
         big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
                                      : normfuse_tensor_contiguous(data, test->type, 3, sizes, &axes[i]);
         big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
@@ -1596,7 +1608,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         const bool is_saved = i == 1 || i == 2;
         const normfuse_type saved = test->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
         small[i] = normfuse_tensor_contiguous(data, is_saved ? saved : test->type, 1, is_saved ? &sets : &sizes[1],
-                                              &axes[3 + i]);
+                                              &axes[BIG + i]);
         small[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
     }
     normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[0]};
@@ -1611,6 +1623,11 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         tensors.dbias = NULL;
     } else {
         tensors.y = &big[1];
+    }
+    if (test->added) {
+        tensors.post_add = &big[3];
+        if (test->backward)
+            tensors.dpost_add = &big[4];
     }
     normfuse_exec exec = {.struct_bytes = sizeof exec};
     if (test->has_sync) {
@@ -1749,9 +1766,11 @@ static void test_plans(void)
             if (test.op == 1 && test.sizes[0] * test.sizes[2] == 1)
                 test.sizes[2] = 2; /* training refuses one value a channel */
             test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(9);
+            test.added = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
             run_plan_case(&test, device);
         }
     }
+    CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
     CHECK(uneven_launches > 300, "samples began inside of packs %d times", uneven_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);

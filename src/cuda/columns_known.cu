@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_known.cu - evaluation and affine over adjacent channels (NHWC). Nothing waits for a sum, so memory is the
- * limit as long as enough is on its way: blocks are many and short, and each thread asks for its own channels'
- * parameters along with its packs. Where a block prepared them in shared memory, to meet before the first result,
- * affine 64x256x64x64 bf16 took 69.6 us for 67.6 and its backward 120 for 109. */
+ * columns_known.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine, and of norms with an
+ * addition before the activation the second half, results from statistics that are known, and the first half of their
+ * gradient. Nothing waits for a sum, so memory is the limit as long as enough is on its way: blocks are many and short,
+ * and each thread asks for its own channels' parameters along with its packs. Where a block prepared them in shared
+ * memory, to meet before the first result, affine 64x256x64x64 bf16 took 69.6 us for 67.6 and its backward 120 for 109.
+ *
+ * With an addition, z = normalized(x) + post_add, a gradient has three tensors to read. Here they are read once: dz,
+ * which is the gradient of post_add anyway, goes to memory along with the channels' sums, and a plain tile makes dx of
+ * x and dz. Where dz would be rounded on the way (16 bits, and an activation that does more than pass or drop dy) the
+ * general tiles read all three twice, or keep them. */
 #include "columns_parameters.cuh"
 #include "gradients.cuh"
 
@@ -24,9 +30,46 @@ template <typename T, int V> struct known_channels {
         weight = ask_of(p, p.weight, n, c);
         bias = ask_of(p, p.bias, n, c);
     }
-    __device__ __forceinline__ void tell(const normfuse_problem &p, int n, int c, float factor, float (&slope)[V],
-                                         float (&offset)[V], float (&about)[V]) const
+    /* The statistics of the sets that the channels are of; a pack of one group asks once. */
+    __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
+                                                  float (&offset)[V], float (&about)[V])
     {
+        const normfuse_problem &p = a.problem;
+        const int first = divide(c, a.geometry.by_set_channels);
+        const bool several = divide(c + V - 1, a.geometry.by_set_channels) != first;
+        float rest = 0.0f, rstd = 0.0f;
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            if (i == 0 || several) {
+                const set_statistics of =
+                    statistics_of(a, n, i == 0 ? first : divide(c + i, a.geometry.by_set_channels));
+                ::split_mean<T>(of.mean, about[i], rest);
+                rstd = of.rstd;
+            } else {
+                about[i] = about[0];
+            }
+            slope[i] *= rstd;
+            offset[i] -= rest * slope[i];
+        }
+    }
+    struct set_statistics {
+        double mean;
+        float rstd;
+    };
+    __device__ __forceinline__ static set_statistics statistics_of(const normfuse_cuda_arguments &a, int n, int set)
+    {
+        const normfuse_problem &p = a.problem;
+        if (a.source == NORMFUSE_SOURCE_SAVED)
+            return {parameter<double>(p.mean, n, set, 0.0), parameter<float>(p.rstd, n, set, 1.0f)};
+        const normfuse_cuda_statistics *const of =
+            a.statistics + ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set);
+        return {of->mean, (float)of->rstd};
+    }
+    template <bool added>
+    __device__ __forceinline__ void tell(const normfuse_cuda_arguments &a, int n, int c, float factor,
+                                         float (&slope)[V], float (&offset)[V], float (&about)[V]) const
+    {
+        const normfuse_problem &p = a.problem;
         float of[V];
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -64,6 +107,8 @@ template <typename T, int V> struct known_channels {
                 split_mean(of[i], about[i], rest);
                 offset[i] -= rest * slope[i];
             }
+        } else if (added && p.sets != NORMFUSE_SETS_NONE) {
+            centre(a, n, c, slope, offset, about);
         }
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -82,35 +127,57 @@ template <typename T, int V> struct known_channels {
     }
 };
 
-template <typename T, int V, int K> __device__ __forceinline__ void known_forward(const normfuse_cuda_arguments &a)
+/* What a thread asks for together. */
+template <bool added> struct known_packs {
+    uint4 x;
+};
+template <> struct known_packs<true> {
+    uint4 x, added;
+};
+
+template <typename T, int V, int K, bool added>
+__device__ __forceinline__ void known_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using cursor = column_cursor<T, V, true>;
+    using packs = known_packs<added>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
-    const int team = divide((int)blockIdx.x, a.geometry.by_parts), part = (int)blockIdx.x - team * a.geometry.parts;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int block = (int)(added && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int team = divide(block, g.by_parts), part = block - team * g.parts;
     const column_place place = place_of<T, V>(a, team, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     if (count == 0)
         return;
-    uint4 kept[K];
-    cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row);
-    const auto ask_pack = [&](uint4 &pack, bool wanted) {
-        load_pack_where<T, V>(wanted, pack, x.base + x.at);
+    packs kept[K];
+    cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row), other(added ? p.post_add : p.x, p.x, place, row);
+    const auto ask_pack = [&](packs &of, bool wanted) {
+        load_pack_where<T, V>(wanted, of.x, x.base + x.at);
+        if constexpr (added)
+            load_pack_where<T, V>(wanted, of.added, other.base + x.at);
         x.advance(p.x, place);
     };
     ask_first<K>(kept, count, ask_pack);
     known_channels<T, V> known;
     known.ask(p, place.n, place.c);
     float slope[V], offset[V], about[V];
-    known.tell(p, place.n, place.c, takes_half<fast, true>(p.activation) ? 0.5f : 1.0f, slope, offset, about);
+    const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
+    known.template tell<added>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_pack, [&](const uint4 &pack) {
+        walk_passing<K>(kept, count, ask_pack, [&](const packs &of) {
             float z[V];
-            unpack<T, V>(pack, z);
+            unpack<T, V>(of.x, z);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fmaf(z[i] - about[i], slope[i], offset[i]);
+            if constexpr (added) {
+                float more[V];
+                unpack<T, V>(of.added, more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] = fmaf(more[i], factor, z[i]);
+            }
             activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
             y.store(make_pack<T, V>(z));
             y.advance(p.y, place);
@@ -118,11 +185,21 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_forwar
     });
 }
 
-/* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean). */
-template <typename T, int V, int K> __device__ __forceinline__ void known_backward(const normfuse_cuda_arguments &a)
+template <bool added> struct known_pairs {
+    uint4 x, dy;
+};
+template <> struct known_pairs<true> {
+    uint4 x, dy, added;
+};
+
+/* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean); with an addition dy', its
+ * gradient. */
+template <typename T, int V, int K, bool added>
+__device__ __forceinline__ void known_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using cursor = column_cursor<T, V, true>;
+    using packs = known_pairs<added>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = part_of<V>::values;
     const normfuse_problem &p = a.problem;
@@ -132,13 +209,15 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_backwa
     const column_place place = place_of<T, V>(a, team, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool gives_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
-    struct both {
-        uint4 x, dy;
-    } kept[K];
+    packs kept[K];
     cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row), dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-    const auto ask_pack = [&](both &packs, bool wanted) {
-        load_pack_where<T, V>(wanted, packs.x, x_at.base + x_at.at);
-        load_pack_where<T, V>(wanted, packs.dy, dy_at.base + dy_at.at);
+    cursor added_at(added ? p.post_add : p.x, p.x, place, row),
+        dadded(added && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
+    const auto ask_pack = [&](packs &of, bool wanted) {
+        load_pack_where<T, V>(wanted, of.x, x_at.base + x_at.at);
+        load_pack_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
+        if constexpr (added)
+            load_pack_where<T, V>(wanted, of.added, added_at.base + x_at.at);
         x_at.advance(p.x, place);
         dy_at.advance(p.dy, place);
     };
@@ -148,15 +227,15 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_backwa
     known.ask(p, place.n, c);
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
-    known.tell(p, place.n, c, factor, slope, offset, about);
+    known.template tell<added>(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_pack, [&](const both &packs) {
-            uint4 out = make_uint4(0, 0, 0, 0);
+        walk_passing<K>(kept, count, ask_pack, [&](const packs &of) {
+            uint4 out = make_uint4(0, 0, 0, 0), out_added = make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int h = 0; h < V / H; h++) {
                 float x[H], dy[H];
-                unpack_part<T, V>(packs.x, h, x);
-                unpack_part<T, V>(packs.dy, h, dy);
+                unpack_part<T, V>(of.x, h, x);
+                unpack_part<T, V>(of.dy, h, dy);
 #pragma unroll
                 for (int i = 0; i < H; i++)
                     x[i] -= about[h * H + i];
@@ -165,7 +244,21 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_backwa
 #pragma unroll
                     for (int i = 0; i < H; i++)
                         z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]);
+                    if constexpr (added) {
+                        float more[H];
+                        unpack_part<T, V>(of.added, h, more);
+#pragma unroll
+                        for (int i = 0; i < H; i++)
+                            z[i] = fmaf(more[i], factor, z[i]);
+                    }
                     differentiate_by<fast, true>(dy, z, chosen, p.activation, (float)p.act_param);
+                }
+                if constexpr (added) {
+                    float more[H];
+#pragma unroll
+                    for (int i = 0; i < H; i++)
+                        more[i] = dy[i] * factor;
+                    put_part<T, V>(out_added, h, more);
                 }
 #pragma unroll
                 for (int i = 0; i < H; i++) {
@@ -177,6 +270,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_backwa
             }
             if (gives_dx)
                 dx.store(out);
+            if constexpr (added) {
+                if (p.dpost_add.data)
+                    store_pack<T, V>(dadded.base + dx.at, 0, out_added);
+            }
             dx.advance(p.x, place);
         });
     });
@@ -216,18 +313,32 @@ template <typename T, int V, int K> __device__ __forceinline__ void known_backwa
             float rounded, rest;
             known_channels<T, V>::split_mean(parameter<float>(p.running_mean, 0, c, 0.0f), rounded, rest);
             product -= rest * sum;
+        } else if (added && p.sets != NORMFUSE_SETS_NONE) {
+            float rounded, rest;
+            split_mean<T>(known_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean, rounded,
+                          rest);
+            product -= rest * sum;
         }
         const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
         reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
     }
 }
 
-enum { registers_forward = 64, registers_backward = 112 };
+/* With an addition more is on its way. */
+enum {
+    registers_columns_known_forward = 64,
+    registers_columns_known_backward = 112,
+    registers_columns_added_forward = 80,
+    registers_columns_added_backward = 128,
+    columns_known = false,
+    columns_added = true
+};
 
 #define KNOWN(picture, direction, type, pack, kept)                                                                    \
-    extern "C" __global__ void __maxnreg__(registers_##direction)                                                      \
+    extern "C" __global__ void __maxnreg__(registers_##picture##_##direction)                                          \
         normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
     {                                                                                                                  \
-        known_##direction<type, pack, kept>(a);                                                                        \
+        known_##direction<type, pack, kept, picture>(a);                                                               \
     }
 NORMFUSE_CUDA_COLUMNS_KNOWN(KNOWN)
+NORMFUSE_CUDA_COLUMNS_ADDED(KNOWN)

@@ -73,6 +73,7 @@
     NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 1, 1)                                                              \
     NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 4, 2)
 #define NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_uneven, 12, 8)
+#define NORMFUSE_CUDA_COLUMNS_ADDED(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_added, 4, 4)
 #define NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)                                                                           \
     KERNEL(columns_spread, backward, f32, 4, 8)                                                                        \
     KERNEL(columns_spread, backward, f16, 8, 8)                                                                        \
@@ -90,6 +91,7 @@
     NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL)                                                                               \
+    NORMFUSE_CUDA_COLUMNS_ADDED(KERNEL)                                                                                \
     NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)
 
 /* The small ones: what follows the tiles. */

@@ -33,6 +33,7 @@ struct step {
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_tickets;
+    bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
 struct plan {
@@ -88,13 +89,14 @@ enum kept {
     SHORT,
     SHORT_ROWS,
     UNEVEN,
+    ADDED,
     SPREAD
 };
 
 /* Packs that a thread of each kind keeps in registers, or has on their way, there or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][14] = {
+static const int packs_kept[2][2][15] = {
     {{4, 6, 7, 5, 22, 9}, {2, 3, 5, 4, 9, 6}}, /* runs: forward, backward */
-    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4, 12, 0}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2, 8, 8}}, /* columns */
+    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4, 12, 4, 0}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2, 8, 4, 8}}, /* columns */
 };
 
 static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
@@ -163,6 +165,7 @@ struct task {
     bool few_rows; /* what columns_short.cu does, if rows are few: groups of packs or in packs, plain, not modulated */
     bool batch;    /* what columns_batch.cu does: batch norm, the same */
     bool known;    /* what columns_known.cu does: evaluation and affine, the same */
+    bool added;    /* and of what has an addition before the activation */
     bool wants_gradients; /* the parameters' */
     int tensors;          /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
@@ -402,7 +405,7 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
 /* A kernel that keeps nothing: a thread walks any number of packs. */
 static bool streams(const struct task *task, enum kept kept)
 {
-    return kept == KNOWN || kept == UNEVEN ||
+    return kept == KNOWN || kept == ADDED || kept == UNEVEN ||
            (kept == PASSING && (task->problem->columns || task->direction == FORWARD));
 }
 
@@ -1343,14 +1346,19 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
 {
     const struct normfuse_problem *const p = task->problem;
     const struct normfuse_cuda_policy *const policy = task->policy;
-    const enum kept small = task->known ? KNOWN : task->uneven ? UNEVEN : task->plain ? PASSING : ANY;
-    const int64_t slots = packs_kept[1][task->direction][small] + (task->plain ? 0 : more);
+    const bool known = task->known || task->added;
+    const enum kept small = task->known    ? KNOWN
+                            : task->added  ? ADDED
+                            : task->uneven ? UNEVEN
+                            : task->plain  ? PASSING
+                                           : ANY;
+    const int64_t slots = packs_kept[1][task->direction][small] + (task->plain || task->added ? 0 : more);
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t at_most = sums || task->direction == BACKWARD ? most_at_once(task, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their rings find room. */
     const bool parted = g->blocks_wide > 1 && task->plain;
-    int64_t most_threads = normfuse_tune("PASSING", task->known   ? policy->known_threads[task->direction]
+    int64_t most_threads = normfuse_tune("PASSING", known         ? policy->known_threads[task->direction]
                                                     : task->plain ? policy->passing_column_threads[parted]
                                                                   : 256);
     uint32_t threads;
@@ -1368,12 +1376,13 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
     const int64_t waves =
-        normfuse_tune(sums ? "SUM_WAVES" : "WAVES", task->known       ? policy->known_waves[task->direction]
+        normfuse_tune(sums ? "SUM_WAVES" : "WAVES", known && !sums    ? policy->known_waves[task->direction]
                                                     : parted && !sums ? policy->parted_waves
                                                                       : policy->passing_waves[task->direction][sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums          ? most(1, 128 / slots)
+                           : task->added ? normfuse_tune("PASSES", policy->added_passes[task->direction])
                            : task->known ? normfuse_tune("PASSES", policy->known_passes[task->direction])
                                          : normfuse_tune("PASSES", 4));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
@@ -1396,10 +1405,12 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
 static bool plan_passing_columns(const struct task *task, struct step *step, bool sums)
 {
     const struct normfuse_problem *const p = task->problem;
-    const int64_t packs = packs_of_row(task), d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    /* Nothing is joined over a group where results or sums of single channels are all there is. */
+    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !task->added;
+    const int64_t packs = packs_of_row(task), d = of_groups ? p->c / p->groups : 1;
     const int64_t unit = packs_of_unit(task, d);
     const int64_t more = task->wide ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
-    const bool joins = p->sets != NORMFUSE_SETS_NONE && (sums || task->direction == BACKWARD);
+    const bool joins = p->sets != NORMFUSE_SETS_NONE && !task->added && (sums || task->direction == BACKWARD);
     const int64_t widest = widest_of(d);
     int64_t width = least(packs, widest);
     if (packs > widest && unit <= 512)
@@ -1506,6 +1517,46 @@ static size_t rounded(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
+/* Whether columns_known.cu takes what is added before the activation, and is the faster way: nothing else is added, the
+ * tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
+static bool lets_add(const struct normfuse_problem *p, const struct task *task)
+{
+    const int32_t *const from = task->policy->added_bytes[task->direction];
+    const double least_bytes = (double)normfuse_tune("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
+    if (!p->columns || p->type == NORMFUSE_F64 || task->abreast != 1 || p->post_add.data == NULL ||
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
+        !are_alike(p, takes_all_samples(p)) || !is_packed(&p->weight, task->pack) || !is_packed(&p->bias, task->pack) ||
+        !is_packed(&p->scale, task->pack) || !is_packed(&p->shift, task->pack) ||
+        (p->evaluate && (!is_packed(&p->running_mean, task->pack) || !is_packed(&p->running_var, task->pack))))
+        return false;
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return true;
+    if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < least_bytes)
+        return false;
+    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    const bool exact = p->type == NORMFUSE_F32 || p->activation == NORMFUSE_IDENTITY || p->activation == NORMFUSE_RELU;
+    return task->direction == FORWARD
+               ? p->y.data != NULL
+               : (p->phases & both) == both && p->dx.data != NULL && p->dpost_add.data != NULL && exact;
+}
+
+/* x alone, or x and dz, are left to walk: with nothing added. */
+static struct task without_addition(const struct task *task, const struct normfuse_problem *rest)
+{
+    struct task plain = *task;
+    plain.problem = rest;
+    plain.plain = true;
+    plain.added = false;
+    return plain;
+}
+
+static void go_on_from_dz(struct normfuse_problem *p)
+{
+    p->dy = p->dpost_add;
+    p->post_add.data = p->dpost_add.data = NULL;
+    p->activation = NORMFUSE_IDENTITY;
+}
+
 static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cuda_device *device, bool has_tickets,
                       struct plan *plan)
 {
@@ -1563,6 +1614,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                  (!p->evaluate || (is_packed(&p->running_mean, task.pack) && is_packed(&p->running_var, task.pack))) &&
                  !is_rare(p->activation) && normfuse_tune("KNOWN", 1);
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
+    task.added = task.wide && !task.plain && lets_add(p, &task);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
@@ -1582,12 +1634,13 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
             return empty || p->y.data == NULL || plan_tile(&task, plan, NORMFUSE_PHASE_APPLY, given, false);
         bool kept = false;
         if (statistics && applies && p->y.data != NULL && !empty)
-            kept = normfuse_tune("KEEP", 1) &&
+            kept = !task.added && normfuse_tune("KEEP", 1) &&
                    plan_tile(&task, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
         if (!kept) {
             const struct normfuse_cuda_geometry *summed = &nothing;
+            const struct task of_x = task.added ? without_addition(&task, p) : task;
             if (statistics && !empty) {
-                if (!plan_tile(&task, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
+                if (!plan_tile(&of_x, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
                     return false;
                 summed = &plan->steps[plan->count - 1].geometry;
                 const int64_t split = nothing.group / summed->group;
@@ -1633,7 +1686,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                 return false;
             plan->sums_geometry = plan->steps[0].geometry;
         } else if (wants_dx && centred && sums) {
-            kept = normfuse_tune("KEEP", 1) && plan_tile(&task, plan, both, source, true);
+            kept = !task.added && normfuse_tune("KEEP", 1) && plan_tile(&task, plan, both, source, true);
             if (kept) {
                 struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;
@@ -1658,8 +1711,15 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     wants_gradients = false;
                     plan->totals = (size_t)sets * 16;
                 }
-                if (!plan_tile(&task, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
+                struct normfuse_problem rest = *p;
+                struct task of_dz = task;
+                if (task.added && centred) {
+                    go_on_from_dz(&rest);
+                    of_dz = without_addition(&task, &rest);
+                }
+                if (!plan_tile(&of_dz, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
                     return false;
+                plan->steps[plan->count - 1].of_dpost_add = task.added && centred;
             }
         }
         if (sums && (wants_gradients || plan->totals || plan->steps[0].geometry.contributors > 0))
@@ -1973,6 +2033,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             arguments.problem.x = arguments.problem.u;
             arguments.problem.pre_add.data = NULL;
         }
+        if (step->of_dpost_add)
+            go_on_from_dz(&arguments.problem);
         if (step->geometry.abreast > 0 && step->geometry.abreast != abreast) {
             walk_abreast(&arguments.problem, abreast, step->geometry.abreast);
             abreast = step->geometry.abreast;
