@@ -1785,6 +1785,47 @@ static void test_plans(void)
         harness_skip("%d problems with sets of 2^31 packs or more were refused", too_large);
 }
 
+/* Tensors without elements may have no memory. */
+static void test_empty(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    for (int i = 0; i < 48; i++) {
+        const bool backward = i % 2 != 0, added = i / 2 % 2 != 0, last = i / 4 % 2 != 0, no_samples = i / 8 % 2 != 0;
+        const int op = i / 16;
+        const int64_t sizes[] = {no_samples ? 0 : 2, 8, no_samples ? 5 : 0};
+        normfuse_axes axes;
+        normfuse_tensor x =
+            (last ? normfuse_tensor_channels_last : normfuse_tensor_contiguous)(NULL, NORMFUSE_F32, 3, sizes, &axes);
+        x.device = (normfuse_device){NORMFUSE_CUDA, 0};
+        normfuse_tensor sets = x;
+        const int64_t groups[] = {sizes[0] * 2}, channels[] = {8};
+        normfuse_axes of_sets;
+        sets =
+            normfuse_tensor_contiguous((void *)0x100000000000, NORMFUSE_F32, 1, op == 0 ? groups : channels, &of_sets);
+        sets.device = x.device;
+        normfuse_tensor rstd = sets;
+        rstd.data = (void *)0x200000000000;
+        struct plan_case test = {.op = op, .groups = 2, .backward = backward};
+        const normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
+                                          .x = &x,
+                                          .y = backward ? NULL : &x,
+                                          .dy = backward ? &x : NULL,
+                                          .dx = backward ? &x : NULL,
+                                          .post_add = added ? &x : NULL,
+                                          .mean = backward && op != 2 ? &sets : NULL,
+                                          .rstd = backward && op != 2 ? &rstd : NULL};
+        const normfuse_exec exec = {.struct_bytes = sizeof exec};
+        size_t bytes = 0;
+        CHECK(call_plan_case(&test, &tensors, &exec, &bytes) == NORMFUSE_OK, "empty problem %d: %s", i,
+              normfuse_last_error());
+        const normfuse_exec with_scratch = {
+            .struct_bytes = sizeof with_scratch, .scratch = (void *)scratch_address, .scratch_bytes = bytes};
+        const normfuse_status status = call_plan_case(&test, &tensors, &with_scratch, NULL);
+        CHECK(status == NORMFUSE_OK, "empty problem %d: %s", i, normfuse_last_error());
+    }
+}
+
 /* More problems than are remembered, so that some are asked for again after they were given up. */
 enum { REMEMBERED = 3000, LATELY = 60, ASKING = 4 };
 static size_t scratch_of_problem[REMEMBERED];
@@ -1889,6 +1930,7 @@ int main(void)
     test_interface();
     test_scratch();
     test_plans();
+    test_empty();
     test_plans_remembered();
     normfuse_cuda_use_driver(NULL);
     return harness_close();

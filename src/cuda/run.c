@@ -244,6 +244,8 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
         if (views[i]->batch != views[0]->batch || views[i]->channel != views[0]->channel ||
             views[i]->position != views[0]->position)
             return false;
+    if (count == 0) /* empty ones may have no memory */
+        return true;
     const struct normfuse_view *const x = views[0];
     if (x->batch < 0 || x->channel < 0 || x->position < 0)
         return false;
