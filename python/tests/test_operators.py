@@ -414,6 +414,20 @@ def test_refusals_name_the_argument():
         ops.group_norm(torch.ones(2, 8, 3, dtype=torch.int32, device=DEVICE), *[None] * 6, 2, 1e-5, 0, 0.0)
 
 
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_inference", "lean_group_norm", "lean_group_norm_inference",
+                                  "batch_norm", "instance_norm", "channel_affine"])
+@pytest.mark.parametrize("shape", [(), (6,)])
+def test_kernels_over_ctypes_refuse_tensors_without_channels(name, shape):
+    """As those in C do, whichever of the two are registered."""
+    x = torch.ones(shape, dtype=F64, device=DEVICE)
+    values = {"x": x, "groups": 1, "eps": 1e-5, "momentum": 0.1, "activation": 0, "act_param": 0.0}
+    schema = torch._C.parse_schema("normfuse::" + name + SCHEMAS[name])
+    call = [values.get(argument.name) for argument in schema.arguments]
+    for kernel in (_operators._ctypes_kernel(name), getattr(ops, name)):
+        with pytest.raises(RuntimeError, match="at least 2 dimensions"):
+            kernel(*call)
+
+
 def resident():
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -409,14 +409,17 @@ def _ctypes_kernel(name: str):
     renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
 
     def kernel(*values):
-        outputs = outputs_of(*values)
         tensors, numbers = {}, {}
         for argument, value in zip(arguments, values):
             if isinstance(value, Tensor):
                 slot = renamed.get(argument, argument)
-                tensors[slot] = _walkable(value) if slot in _BIG_INPUTS else value
+                if slot in _BIG_INPUTS:
+                    _checks.dimensions(value)  # the library would, but N and C are asked for before it is called
+                    value = _walkable(value)
+                tensors[slot] = value
             elif value is not None:
                 numbers[argument] = value
+        outputs = outputs_of(*values)
         x = tensors["x"]
         if name in ("lean_group_norm", "lean_group_norm_inference"):
             _checks.values_per_group(x, numbers["groups"])
