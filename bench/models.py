@@ -329,9 +329,9 @@ def take_turns(calls: dict[str, Callable[[], Any]], clock: Clock, seconds: float
     finds in the caches and in the allocator is the one before it's."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     each = {name: max(1, min(50, int(100 / max(clock.ms(call), 1e-3)))) for name, call in calls.items()}
-    start, rounds, order, shuffled = time.perf_counter(), 0, list(calls), random.Random(0)
+    start, rounds, order, generator = time.perf_counter(), 0, list(calls), random.Random(0)
     while rounds < 3 or time.perf_counter() - start < seconds * len(calls):
-        shuffled.shuffle(order)
+        generator.shuffle(order)
         for name in order:
             times[name] += [clock.ms(calls[name]) for _ in range(each[name])]
         rounds += 1

@@ -1785,6 +1785,19 @@ static void test_plans(void)
         harness_skip("%d problems with sets of 2^31 packs or more were refused", too_large);
 }
 
+/* Results in the place of x, gradients in that of dy; a backward has statistics where there are sets. */
+static normfuse_tensors in_place(const normfuse_tensor *x, const normfuse_tensor *statistics, bool backward)
+{
+    normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = x};
+    if (!backward) {
+        tensors.y = x;
+        return tensors;
+    }
+    tensors.dy = tensors.dx = x;
+    tensors.mean = tensors.rstd = statistics;
+    return tensors;
+}
+
 /* Tensors without elements may have no memory. */
 static void test_empty(void)
 {
@@ -1798,23 +1811,14 @@ static void test_empty(void)
         normfuse_tensor x =
             (last ? normfuse_tensor_channels_last : normfuse_tensor_contiguous)(NULL, NORMFUSE_F32, 3, sizes, &axes);
         x.device = (normfuse_device){NORMFUSE_CUDA, 0};
-        normfuse_tensor sets = x;
         const int64_t groups[] = {sizes[0] * 2}, channels[] = {8};
         normfuse_axes of_sets;
-        sets =
+        normfuse_tensor sets =
             normfuse_tensor_contiguous((void *)0x100000000000, NORMFUSE_F32, 1, op == 0 ? groups : channels, &of_sets);
         sets.device = x.device;
-        normfuse_tensor rstd = sets;
-        rstd.data = (void *)0x200000000000;
         struct plan_case test = {.op = op, .groups = 2, .backward = backward};
-        const normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
-                                          .x = &x,
-                                          .y = backward ? NULL : &x,
-                                          .dy = backward ? &x : NULL,
-                                          .dx = backward ? &x : NULL,
-                                          .post_add = added ? &x : NULL,
-                                          .mean = backward && op != 2 ? &sets : NULL,
-                                          .rstd = backward && op != 2 ? &rstd : NULL};
+        normfuse_tensors tensors = in_place(&x, op == 2 ? NULL : &sets, backward);
+        tensors.post_add = added ? &x : NULL;
         const normfuse_exec exec = {.struct_bytes = sizeof exec};
         size_t bytes = 0;
         CHECK(call_plan_case(&test, &tensors, &exec, &bytes) == NORMFUSE_OK, "empty problem %d: %s", i,
@@ -1827,7 +1831,7 @@ static void test_empty(void)
 }
 
 /* More problems than are remembered, so that some are asked for again after they were given up. */
-enum { REMEMBERED = 3000, LATELY = 60, ASKING = 4 };
+enum { REMEMBERED = 3000, OF_A_NETWORK = 60, ASKING = 4 };
 static size_t scratch_of_problem[REMEMBERED];
 
 static size_t ask_scratch(int i)
@@ -1839,18 +1843,11 @@ static size_t ask_scratch(int i)
     normfuse_axes axes[3];
     normfuse_tensor x = normfuse_tensor_channels_last(address, type, 4, sizes, &axes[0]);
     x.device = (normfuse_device){NORMFUSE_CUDA, 0};
-    normfuse_tensor y = x;
     const int64_t sets[] = {sizes[0], 8};
     normfuse_tensor mean = normfuse_tensor_contiguous(elsewhere, NORMFUSE_F32, 2, sets, &axes[1]);
     mean.device = x.device;
     const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5};
-    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
-                                      .x = &x,
-                                      .y = backward ? NULL : &y,
-                                      .dy = backward ? &y : NULL,
-                                      .dx = backward ? &y : NULL,
-                                      .mean = backward ? &mean : NULL,
-                                      .rstd = backward ? &mean : NULL};
+    const normfuse_tensors tensors = in_place(&x, &mean, backward);
     size_t bytes = SIZE_MAX;
     const normfuse_status status =
         (backward ? normfuse_group_norm_backward_scratch_bytes
@@ -1867,7 +1864,7 @@ static void *ask_in_thread(void *argument)
     for (int round = 0; round < 2 * REMEMBERED; round++) {
         seed = (int)((seed * INT64_C(48271) + 11) % INT32_MAX);
         /* Mostly few problems, as a network has. */
-        const int i = seed % (round % 8 == 0 ? REMEMBERED : 60);
+        const int i = seed % (round % 8 == 0 ? REMEMBERED : OF_A_NETWORK);
         *wrong += ask_scratch(i) != scratch_of_problem[i];
     }
     return NULL;
@@ -1897,18 +1894,19 @@ static void test_plans_remembered(void)
     }
     pthread_barrier_destroy(&barrier);
     /* Another driver is another device, whatever its number: of what was asked for last all is still remembered. */
-    for (int i = REMEMBERED - LATELY; i < REMEMBERED; i++)
+    for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++)
         CHECK(ask_scratch(i) == scratch_of_problem[i], "problem %d has another answer than before", i);
     fake_driver_reset();
     fake_driver.device[0].processors = 40;
     fake_driver_use();
     int same = 0;
-    for (int i = REMEMBERED - LATELY; i < REMEMBERED; i++) {
+    for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++) {
         const size_t bytes = ask_scratch(i);
         CHECK(bytes != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
         same += bytes == scratch_of_problem[i];
     }
-    CHECK(same < LATELY / 2, "%d of %d answers are those of a device with more processors", same, (int)LATELY);
+    CHECK(same < OF_A_NETWORK / 2, "%d of %d answers are those of a device with more processors", same,
+          (int)OF_A_NETWORK);
 }
 
 int main(void)

@@ -34,7 +34,6 @@ template <typename T, int V> struct known_channels {
     __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
                                                   float (&offset)[V], float (&about)[V])
     {
-        const normfuse_problem &p = a.problem;
         const int first = divide(c, a.geometry.by_set_channels);
         const bool several = divide(c + V - 1, a.geometry.by_set_channels) != first;
         float rest = 0.0f, rstd = 0.0f;

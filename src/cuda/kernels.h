@@ -56,8 +56,8 @@
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 8, 6)                                                      \
     NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 8, 6)
 
-/* Kernels with a file of their own have packs of 16 bytes only, and no doubles. Those of rings keep what they keep in
- * shared memory. */
+/* Kernels with files of their own have packs of 16 bytes only, and no doubles; they are plain but for columns_added, which
+ * has an addition before the activation. Those of rings keep what they keep in shared memory. */
 #define NORMFUSE_CUDA_COLUMNS_OF(KERNEL, picture, forward_kept, backward_kept)                                         \
     KERNEL(picture, forward, f32, 4, forward_kept)                                                                     \
     KERNEL(picture, forward, f16, 8, forward_kept)                                                                     \

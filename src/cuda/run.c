@@ -1521,7 +1521,7 @@ static size_t rounded(size_t bytes)
 
 /* Whether columns_known.cu takes what is added before the activation, and is the faster way: nothing else is added, the
  * tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
-static bool lets_add(const struct normfuse_problem *p, const struct task *task)
+static bool takes_addition(const struct normfuse_problem *p, const struct task *task)
 {
     const int32_t *const from = task->policy->added_bytes[task->direction];
     const double least_bytes = (double)normfuse_tune("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
@@ -1616,7 +1616,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                  (!p->evaluate || (is_packed(&p->running_mean, task.pack) && is_packed(&p->running_var, task.pack))) &&
                  !is_rare(p->activation) && normfuse_tune("KNOWN", 1);
     task.pack_bytes = (size_t)task.pack * normfuse_type_bytes(p->type);
-    task.added = task.wide && !task.plain && lets_add(p, &task);
+    task.added = task.wide && !task.plain && takes_addition(p, &task);
     const bool empty = p->n == 0 || p->s == 0;
     if (!is_countable(p->n) || !is_countable(p->c) || !is_countable(p->s / task.pack * (p->columns ? task.pack : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
@@ -1739,9 +1739,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
 
 /* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
  * 20 us, which a network of more layers than are remembered pays at every layer. So all threads together remember the
- * last plans, and each its own last one, which it need not lock. Of a pointer only what the plan depends on is
- * compared.
- */
+ * last plans, and each its own last one, which it need not lock. Of a pointer what the plan depends on is compared. */
 enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 
 struct known_plan {
