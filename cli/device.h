@@ -39,8 +39,12 @@ bool device_download(void *to, const void *from, size_t bytes);
 /* Enqueue. */
 bool device_copy(void *to, const void *from, size_t bytes);
 bool device_fill(void *to, int byte, size_t bytes);
-/* Waits for all that was enqueued; here what went wrong in a kernel shows. */
+/* Waits for all that was enqueued; here what went wrong in a kernel shows. A kernel whose threads wait for one another
+ * never ends, and its memory can be neither read nor freed: after DEVICE_WAIT_SECONDS the process ends with exit code 3
+ * and a line on standard error that names the work. */
+enum { DEVICE_WAIT_SECONDS = 60 };
 bool device_wait(void);
+void device_name_work(const char *name);
 
 /* Between the two, what is enqueued is recorded instead of run; nothing that waits or allocates is allowed. */
 struct device_graph;

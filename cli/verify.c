@@ -1639,6 +1639,10 @@ enum verify_outcome verify_problem(const struct problem_line *line, const struct
             result->status = NORMFUSE_DEVICE_ERROR;
             return conclude(result, VERIFY_REFUSED, "%s", device_error());
         }
+        char name[512];
+        const int length = (int)problem_line_name(line, name, sizeof name);
+        verify_options_name(options, name + length, sizeof name - (size_t)length);
+        device_name_work(name);
     }
     work.s = 1;
     for (int32_t axis = 2; axis < line->ndim; axis++)

@@ -134,7 +134,8 @@ spread() {
     local name=$1 words=$2 k
     shift 2
     for k in $(seq "$processes"); do
-        (timeout 240 "$build/test_operators" --with "$words" --part "$k/$processes" "$@" >"$logs/$name-$k.txt" 2>&1
+        (NORMFUSE_VERBOSE=dispatch timeout 240 "$build/test_operators" --with "$words" --part "$k/$processes" "$@" \
+            >"$logs/$name-$k.txt" 2>"$logs/$name-$k.errors"
          echo $? >"$logs/$name-$k.status") &
     done
     wait
@@ -147,12 +148,14 @@ spread() {
             echo "0 passed, 1 failed, 0 skipped"
         fi
         cat "$logs/$name-$k.txt"
+        grep -E '^FAIL' "$logs/$name-$k.errors"
+        sed -n 's/^normfuse: dispatch: .*: //p' "$logs/$name-$k.errors" | grep -oE '[a-z]+[a-z0-9_]*' | sort -u >>"$logs/kernels.ran"
     done >"$logs/$name.all"
     grep -vE '^[0-9]+ passed, |^greatest' "$logs/$name.all" >"$logs/$name.txt"
     grep -E '^greatest' "$logs/$name.all" | sort -t: -k2 -rn | head -n 1
     awk '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 } END { print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped" }' \
         "$logs/$name.all" >>"$logs/$name.txt"
-    rm -f "$logs/$name-"*.txt "$logs/$name-"*.status "$logs/$name.all"
+    rm -f "$logs/$name-"*.txt "$logs/$name-"*.errors "$logs/$name-"*.status "$logs/$name.all"
     collect "$name" "$logs/$name.txt" "$status"
 }
 
@@ -163,6 +166,15 @@ spread options-graph "device=cuda +graph" tests/cases/options.txt
 spread options-no-sync "device=cuda +no_sync" tests/cases/options.txt
 spread random "device=cuda +twice" --random 4000
 spread random-no-sync "device=cuda +no_sync" --random 1500 --seed 77
+
+# Every kernel has run, or is named.
+kernels=$(sed -n 's/^normfuse_\([a-z0-9_]*\) .*/\1/p' src/cuda/limits.txt)
+never=$(comm -23 <(sort -u <<<"$kernels") <(sort -u "$logs/kernels.ran"))
+for kernel in $never; do
+    echo "skipped: $kernel: no case runs it on this GPU" >>"$logs/kernels.txt"
+done
+echo "$(($(wc -w <<<"$kernels") - $(wc -w <<<"$never"))) passed, 0 failed, $(wc -w <<<"$never") skipped" >>"$logs/kernels.txt"
+collect kernels "$logs/kernels.txt" 0
 
 # ---- what a program must do itself ----------------------------------------------------------------------------------
 

@@ -28,12 +28,15 @@ template <typename R> __device__ __forceinline__ R sum_lanes(R value, int lanes,
     return value;
 }
 
-/* Over `lanes` adjacent threads: first the mean, then squares about it, which cannot cancel. */
+/* Over `lanes` adjacent threads: first the mean, then squares about it, which cannot cancel. All threads of the warp
+ * call, and every shuffle is outside of conditions: where a warp has several norm groups their counts differ, and a lane
+ * with a count of 0 that skipped a shuffle would leave the others waiting for it. */
 template <typename R> __device__ __forceinline__ moments<R> join_lanes(const moments<R> &own, int lanes)
 {
     moments<R> all;
     all.count = sum_lanes(own.count, lanes);
-    all.mean = all.count > R(0) ? sum_lanes(own.count * own.mean, lanes) / all.count : R(0);
+    const R sum = sum_lanes(own.count * own.mean, lanes);
+    all.mean = all.count > R(0) ? sum / all.count : R(0);
     const R distance = own.mean - all.mean;
     all.squares = sum_lanes(own.count > R(0) ? own.squares + own.count * distance * distance : R(0), lanes);
     return all;
