@@ -4,6 +4,7 @@
  * helpers that make tensors. */
 #include <inttypes.h>
 
+#include "caller.h"
 #include "problem.h"
 #if defined(NORMFUSE_HAVE_CUDA)
 #include "cuda/loader.h"
@@ -140,173 +141,171 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
 
 /* ---- operators ------------------------------------------------------------------------------------------------ */
 
-static normfuse_status group_norm(enum normfuse_call call, const normfuse_group_norm_options *options,
-                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
+/* What is left of a call once its arguments are checked. `bytes`: where a ..._scratch_bytes puts its answer. */
+static normfuse_status answer(normfuse_status checked, const struct normfuse_problem *problem, enum normfuse_call call,
+                              const normfuse_exec *exec, size_t *bytes, const struct normfuse_caller *caller)
 {
+    normfuse_status status = checked;
+    if (status == NORMFUSE_OK)
+        status = call < NORMFUSE_CALL_FORWARD_SCRATCH ? run(problem, exec) : scratch_bytes(problem, exec, bytes);
+    normfuse_leave(caller);
+    return status;
+}
+
+static normfuse_status group_norm(enum normfuse_call call, const normfuse_group_norm_options *options,
+                                  const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
+{
+    const struct normfuse_caller caller = normfuse_enter();
     struct normfuse_problem problem;
-    const normfuse_status status = normfuse_group_norm_problem(&problem, call, options, tensors);
-    return status != NORMFUSE_OK ? status : run(&problem, exec);
+    const normfuse_status checked = normfuse_group_norm_problem(&problem, call, options, tensors);
+    return answer(checked, &problem, call, exec, bytes, &caller);
 }
 
 static normfuse_status batch_norm(enum normfuse_call call, const normfuse_batch_norm_options *options,
-                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
+                                  const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {
+    const struct normfuse_caller caller = normfuse_enter();
     struct normfuse_problem problem;
-    const normfuse_status status = normfuse_batch_norm_problem(&problem, call, options, tensors);
-    return status != NORMFUSE_OK ? status : run(&problem, exec);
+    const normfuse_status checked = normfuse_batch_norm_problem(&problem, call, options, tensors);
+    return answer(checked, &problem, call, exec, bytes, &caller);
 }
 
 static normfuse_status affine(enum normfuse_call call, const normfuse_affine_options *options,
-                              const normfuse_tensors *tensors, const normfuse_exec *exec)
+                              const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {
+    const struct normfuse_caller caller = normfuse_enter();
     struct normfuse_problem problem;
-    const normfuse_status status = normfuse_affine_problem(&problem, call, options, tensors);
-    return status != NORMFUSE_OK ? status : run(&problem, exec);
+    const normfuse_status checked = normfuse_affine_problem(&problem, call, options, tensors);
+    return answer(checked, &problem, call, exec, bytes, &caller);
 }
 
 normfuse_status normfuse_group_norm_forward(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
                                             const normfuse_exec *exec)
 {
-    return group_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec);
+    return group_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_group_norm_backward(const normfuse_group_norm_options *options,
                                              const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
-    return group_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
+    return group_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_group_norm_stats(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
                                           const normfuse_exec *exec)
 {
-    return group_norm(NORMFUSE_CALL_STATS, options, tensors, exec);
+    return group_norm(NORMFUSE_CALL_STATS, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_group_norm_apply(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
                                           const normfuse_exec *exec)
 {
-    return group_norm(NORMFUSE_CALL_APPLY, options, tensors, exec);
+    return group_norm(NORMFUSE_CALL_APPLY, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_group_norm_backward_sums(const normfuse_group_norm_options *options,
                                                   const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
-    return group_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec);
+    return group_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_group_norm_backward_apply(const normfuse_group_norm_options *options,
                                                    const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
-    return group_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec);
+    return group_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_group_norm_forward_scratch_bytes(const normfuse_group_norm_options *options,
                                                           const normfuse_tensors *tensors, const normfuse_exec *exec,
                                                           size_t *bytes)
 {
-    struct normfuse_problem problem;
-    const normfuse_status status =
-        normfuse_group_norm_problem(&problem, NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors);
-    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+    return group_norm(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
 }
 
 normfuse_status normfuse_group_norm_backward_scratch_bytes(const normfuse_group_norm_options *options,
                                                            const normfuse_tensors *tensors, const normfuse_exec *exec,
                                                            size_t *bytes)
 {
-    struct normfuse_problem problem;
-    const normfuse_status status =
-        normfuse_group_norm_problem(&problem, NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors);
-    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+    return group_norm(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
 }
 
 normfuse_status normfuse_batch_norm_forward(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
                                             const normfuse_exec *exec)
 {
-    return batch_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec);
+    return batch_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_batch_norm_backward(const normfuse_batch_norm_options *options,
                                              const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
-    return batch_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
+    return batch_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_batch_norm_stats(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
                                           const normfuse_exec *exec)
 {
-    return batch_norm(NORMFUSE_CALL_STATS, options, tensors, exec);
+    return batch_norm(NORMFUSE_CALL_STATS, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_batch_norm_apply(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
                                           const normfuse_exec *exec)
 {
-    return batch_norm(NORMFUSE_CALL_APPLY, options, tensors, exec);
+    return batch_norm(NORMFUSE_CALL_APPLY, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_batch_norm_backward_sums(const normfuse_batch_norm_options *options,
                                                   const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
-    return batch_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec);
+    return batch_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_batch_norm_backward_apply(const normfuse_batch_norm_options *options,
                                                    const normfuse_tensors *tensors, const normfuse_exec *exec)
 {
-    return batch_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec);
+    return batch_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_batch_norm_forward_scratch_bytes(const normfuse_batch_norm_options *options,
                                                           const normfuse_tensors *tensors, const normfuse_exec *exec,
                                                           size_t *bytes)
 {
-    struct normfuse_problem problem;
-    const normfuse_status status =
-        normfuse_batch_norm_problem(&problem, NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors);
-    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+    return batch_norm(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
 }
 
 normfuse_status normfuse_batch_norm_backward_scratch_bytes(const normfuse_batch_norm_options *options,
                                                            const normfuse_tensors *tensors, const normfuse_exec *exec,
                                                            size_t *bytes)
 {
-    struct normfuse_problem problem;
-    const normfuse_status status =
-        normfuse_batch_norm_problem(&problem, NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors);
-    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+    return batch_norm(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
 }
 
 normfuse_status normfuse_affine_forward(const normfuse_affine_options *options, const normfuse_tensors *tensors,
                                         const normfuse_exec *exec)
 {
-    return affine(NORMFUSE_CALL_FORWARD, options, tensors, exec);
+    return affine(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_affine_backward(const normfuse_affine_options *options, const normfuse_tensors *tensors,
                                          const normfuse_exec *exec)
 {
-    return affine(NORMFUSE_CALL_BACKWARD, options, tensors, exec);
+    return affine(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
 }
 
 normfuse_status normfuse_affine_forward_scratch_bytes(const normfuse_affine_options *options,
                                                       const normfuse_tensors *tensors, const normfuse_exec *exec,
                                                       size_t *bytes)
 {
-    struct normfuse_problem problem;
-    const normfuse_status status = normfuse_affine_problem(&problem, NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors);
-    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+    return affine(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
 }
 
 normfuse_status normfuse_affine_backward_scratch_bytes(const normfuse_affine_options *options,
                                                        const normfuse_tensors *tensors, const normfuse_exec *exec,
                                                        size_t *bytes)
 {
-    struct normfuse_problem problem;
-    const normfuse_status status = normfuse_affine_problem(&problem, NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors);
-    return status != NORMFUSE_OK ? status : scratch_bytes(&problem, exec, bytes);
+    return affine(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
 }
 
-normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *samples)
+static normfuse_status sample_quantum(const normfuse_tensor *x, int64_t *samples)
 {
     struct normfuse_problem problem;
     const normfuse_status status = normfuse_shape_problem(&problem, "sample_quantum", x);
@@ -322,12 +321,23 @@ normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *sampl
     return NORMFUSE_OK;
 }
 
+normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *samples)
+{
+    const struct normfuse_caller caller = normfuse_enter();
+    const normfuse_status status = sample_quantum(x, samples);
+    normfuse_leave(&caller);
+    return status;
+}
+
 /* ---- CUDA devices --------------------------------------------------------------------------------------------- */
 
 normfuse_status normfuse_prepare(int32_t device)
 {
 #if defined(NORMFUSE_HAVE_CUDA)
-    return normfuse_cuda_prepare("normfuse_prepare", device);
+    const struct normfuse_caller caller = normfuse_enter();
+    const normfuse_status status = normfuse_cuda_prepare("normfuse_prepare", device);
+    normfuse_leave(&caller);
+    return status;
 #else
     (void)device;
     return normfuse_refuse(NORMFUSE_NO_DRIVER, "normfuse_prepare: this library was built without CUDA");

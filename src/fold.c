@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "caller.h"
 #include "problem.h"
 #include "scalar.h"
 
@@ -96,9 +97,9 @@ static normfuse_status check_weight(struct weight_shape *shape, const normfuse_t
     return NORMFUSE_OK;
 }
 
-normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *tensors, double eps, uint32_t flags,
-                                         const normfuse_tensor *conv_weight, const normfuse_tensor *conv_bias,
-                                         const normfuse_tensor *new_weight, const normfuse_tensor *new_bias)
+static normfuse_status fold(const normfuse_tensors *tensors, double eps, uint32_t flags,
+                            const normfuse_tensor *conv_weight, const normfuse_tensor *conv_bias,
+                            const normfuse_tensor *new_weight, const normfuse_tensor *new_bias)
 {
     const bool transposed = (flags & NORMFUSE_FOLD_TRANSPOSED) != 0;
     if ((flags & ~(uint32_t)NORMFUSE_FOLD_TRANSPOSED) != 0)
@@ -172,4 +173,14 @@ normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *tensors, double
                        fma(value_of(&old_bias, o, 0.0) - value_of(&mean, o, 0.0), factor, value_of(&shift, o, 0.0)));
     }
     return NORMFUSE_OK;
+}
+
+normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *tensors, double eps, uint32_t flags,
+                                         const normfuse_tensor *conv_weight, const normfuse_tensor *conv_bias,
+                                         const normfuse_tensor *new_weight, const normfuse_tensor *new_bias)
+{
+    const struct normfuse_caller caller = normfuse_enter();
+    const normfuse_status status = fold(tensors, eps, flags, conv_weight, conv_bias, new_weight, new_bias);
+    normfuse_leave(&caller);
+    return status;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * merge.c - joins the statistics and the sums of shards, in the order given, in double. */
+#include "caller.h"
 #include "problem.h"
 
 #include <inttypes.h>
@@ -82,20 +83,14 @@ static normfuse_status merge_there(const struct shards *shards, const char *call
 
 /* Chan, Golub and LeVeque 1979: the moments of two parts give those of the whole, without the cancellation of sums of
  * squares. A part without values is skipped, whatever its mean holds. */
-normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_tensor *out, const normfuse_exec *exec)
+static void merge_stats(const struct shards *shards)
 {
-    struct shards shards;
-    const normfuse_status status = check(&shards, "stats_merge", in, out, exec, 3);
-    if (status != NORMFUSE_OK)
-        return status;
-    if (shards.device.device_type == NORMFUSE_CUDA)
-        return merge_there(&shards, "stats_merge", 3, exec);
-    const double *const from = (const double *)(const void *)shards.in.data;
-    double *const to = (double *)(void *)shards.out.data;
-    for (int64_t i = 0; i < shards.values; i += 3) {
+    const double *const from = (const double *)(const void *)shards->in.data;
+    double *const to = (double *)(void *)shards->out.data;
+    for (int64_t i = 0; i < shards->values; i += 3) {
         double count = 0, mean = 0, m2 = 0;
-        for (int64_t shard = 0; shard < shards.count; shard++) {
-            const double *const part = from + shard * shards.values + i;
+        for (int64_t shard = 0; shard < shards->count; shard++) {
+            const double *const part = from + shard * shards->values + i;
             if (part[0] == 0)
                 continue;
             if (count == 0) {
@@ -113,24 +108,40 @@ normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_t
         to[i + 1] = mean;
         to[i + 2] = m2;
     }
-    return NORMFUSE_OK;
+}
+
+static void merge_sums(const struct shards *shards)
+{
+    const double *const from = (const double *)(const void *)shards->in.data;
+    double *const to = (double *)(void *)shards->out.data;
+    for (int64_t i = 0; i < shards->values; i++) {
+        double sum = 0;
+        for (int64_t shard = 0; shard < shards->count; shard++)
+            sum += from[shard * shards->values + i];
+        to[i] = sum;
+    }
+}
+
+static normfuse_status merge(const char *call, const normfuse_tensor *in, const normfuse_tensor *out,
+                             const normfuse_exec *exec, int32_t width, void (*here)(const struct shards *))
+{
+    const struct normfuse_caller caller = normfuse_enter();
+    struct shards shards;
+    normfuse_status status = check(&shards, call, in, out, exec, width);
+    if (status == NORMFUSE_OK && shards.device.device_type == NORMFUSE_CUDA)
+        status = merge_there(&shards, call, width, exec);
+    else if (status == NORMFUSE_OK)
+        here(&shards);
+    normfuse_leave(&caller);
+    return status;
+}
+
+normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_tensor *out, const normfuse_exec *exec)
+{
+    return merge("stats_merge", in, out, exec, 3, merge_stats);
 }
 
 normfuse_status normfuse_sums_merge(const normfuse_tensor *in, const normfuse_tensor *out, const normfuse_exec *exec)
 {
-    struct shards shards;
-    const normfuse_status status = check(&shards, "sums_merge", in, out, exec, 2);
-    if (status != NORMFUSE_OK)
-        return status;
-    if (shards.device.device_type == NORMFUSE_CUDA)
-        return merge_there(&shards, "sums_merge", 2, exec);
-    const double *const from = (const double *)(const void *)shards.in.data;
-    double *const to = (double *)(void *)shards.out.data;
-    for (int64_t i = 0; i < shards.values; i++) {
-        double sum = 0;
-        for (int64_t shard = 0; shard < shards.count; shard++)
-            sum += from[shard * shards.values + i];
-        to[i] = sum;
-    }
-    return NORMFUSE_OK;
+    return merge("sums_merge", in, out, exec, 2, merge_sums);
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "caller.h"
 #include "cpu/kernels.h"
 #include "cpu/machine.h"
 #include "cpu/threads.h"
@@ -106,6 +107,8 @@ static void read_processor_name(void)
 
 static void choose(void)
 {
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* once: a thread that were cancelled in here would leave half */
     const char *cap = getenv("NORMFUSE_MAX_ISA");
     size_t first = 0;
     bool known = !cap || !*cap;
@@ -131,6 +134,7 @@ static void choose(void)
         fprintf(stderr, "normfuse: NORMFUSE_MAX_ISA=%s is ignored: it is none of %s\n", cap, built);
     machine.capped = first > 0 && normfuse_tables[0]->usable();
     read_processor_name();
+    pthread_setcancelstate(state, NULL);
 }
 
 const struct normfuse_table *normfuse_table_chosen(void)
@@ -161,6 +165,7 @@ normfuse_status normfuse_info(normfuse_information *info)
     if (info->struct_bytes != sizeof *info)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_info: info->struct_bytes is %u, this library's is %zu",
                                info->struct_bytes, sizeof *info);
+    const struct normfuse_caller caller = normfuse_enter();
     pthread_once(&once, choose);
     info->threads = normfuse_threads_default();
     info->version = normfuse_version();
@@ -177,5 +182,6 @@ normfuse_status normfuse_info(normfuse_information *info)
 #else
     info->cuda = "not built";
 #endif
+    normfuse_leave(&caller);
     return NORMFUSE_OK;
 }

@@ -11,10 +11,10 @@
  * Where sets are small each thread is a team of its own over a range of sets; where they are large all threads are one
  * team. A step waits for the set before it to be joined; that never deadlocks, whatever runs the threads, since pieces
  * are claimed in order and a claimed piece waits for nothing but steps already claimed. */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "caller.h"
 #include "cpu/machine.h"
 #include "cpu/plan.h"
 #include "cpu/threads.h"
@@ -45,12 +45,7 @@ static void walk_alone(const struct plan *plan, struct worker *w, int64_t first,
     }
 }
 
-static void spin_until(_Atomic int32_t *flag)
-{
-    for (int spin = 0; !atomic_load_explicit(flag, memory_order_acquire); spin++)
-        if (spin > 1000)
-            sched_yield();
-}
+enum { STEP_SPINS = 100 }; /* pauses before a wait for a set yields */
 
 /* All threads walk all sets; this is thread t. */
 static void walk_together(struct plan *plan, int32_t t)
@@ -64,7 +59,7 @@ static void walk_together(struct plan *plan, int32_t t)
         if (!reduces && !applies)
             break;
         if (set >= 0)
-            spin_until(&plan->ready[set]);
+            normfuse_flag_wait(&plan->ready[set], STEP_SPINS);
         struct slot *now = &team->slot[set & 1], *then = &team->slot[(set + 1) & 1];
         _Atomic int32_t *claims = plan->claims + (set + 1) * threads;
         for (int32_t j = 0; j < threads; j++) {
@@ -84,7 +79,7 @@ static void walk_together(struct plan *plan, int32_t t)
                         normfuse_finish_set(plan, team, set + 1);
                         if (set + 2 < plan->sets && !(plan->constant && set >= 0))
                             normfuse_prepare_set(plan, &team->slot[set & 1], team->sums, set + 2);
-                        atomic_store_explicit(&plan->ready[set + 1], 1, memory_order_release);
+                        normfuse_flag_raise(&plan->ready[set + 1]);
                     }
                 }
             }
@@ -114,8 +109,10 @@ static void walk_pieces(struct plan *plan, int32_t t)
     }
 }
 
+/* On any thread: its floating-point environment may be another than the caller's. */
 static void run_thread(void *context, int64_t t)
 {
+    const struct normfuse_caller caller = normfuse_enter();
     struct plan *plan = context;
     const struct normfuse_problem *p = plan->p;
     if (!plan->teams_of_one) {
@@ -148,6 +145,7 @@ static void run_thread(void *context, int64_t t)
     }
     if (plan->stream)
         plan->table->fence();
+    normfuse_leave(&caller);
 }
 
 size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)

@@ -8,6 +8,7 @@
 #include "cpu/threads.h"
 
 #include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -16,8 +17,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-enum { MOST_THREADS = 1024, SPINS = 4000 }; /* 4000 pauses: 40 to 160 us, a few times the wake-up they save */
+enum {
+    SPINS = 4000, /* pauses: 40 to 160 us, a few times the wake-up they save */
+    YIELDS = 256  /* of the CPU, before a wait sleeps */
+};
 
 static struct {
     pthread_mutex_t busy;  /* held by the caller that uses the pool */
@@ -28,6 +34,7 @@ static struct {
     atomic_uint_fast64_t generation;
     atomic_int sleeping;
     atomic_int remaining; /* pool threads still at work */
+    _Atomic int32_t done; /* a flag: none is */
     int32_t count;
     void (*task)(void *, int64_t);
     void *context;
@@ -41,6 +48,31 @@ static inline void pause_once(void)
     __asm__ volatile("yield");
 #endif
 }
+
+/* ---- flags ------------------------------------------------------------------------------------------------------- */
+
+enum { LOWERED = 0, RAISED = 1, AWAITED = -1 }; /* AWAITED: lowered, and a thread sleeps until it is raised */
+
+void normfuse_flag_wait(_Atomic int32_t *flag, int spins)
+{
+    for (int spin = 0; atomic_load_explicit(flag, memory_order_acquire) != RAISED; spin++) {
+        int32_t lowered = LOWERED;
+        if (spin < spins)
+            pause_once();
+        else if (spin - spins < YIELDS)
+            sched_yield();
+        else if (atomic_compare_exchange_strong(flag, &lowered, AWAITED) || lowered == AWAITED)
+            syscall(SYS_futex, flag, FUTEX_WAIT_PRIVATE, AWAITED, NULL, NULL, 0);
+    }
+}
+
+void normfuse_flag_raise(_Atomic int32_t *flag)
+{
+    if (atomic_exchange_explicit(flag, RAISED, memory_order_acq_rel) == AWAITED)
+        syscall(SYS_futex, flag, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ---- how many ---------------------------------------------------------------------------------------------------- */
 
 /* Reads "quota period" of cgroup v2, or the two files of v1; 0: no limit found. */
 static double quota_cpus(void)
@@ -75,14 +107,14 @@ static int32_t count_threads(void)
         char *end;
         const long n = strtol(wanted, &end, 10);
         if (!*end && n >= 1)
-            return n < MOST_THREADS ? (int32_t)n : MOST_THREADS;
+            return n < NORMFUSE_MOST_THREADS ? (int32_t)n : NORMFUSE_MOST_THREADS;
     }
     cpu_set_t set;
     int32_t n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     const double quota = quota_cpus();
     if (quota > 0 && quota < n)
         n = quota < 1 ? 1 : (int32_t)quota;
-    return n < 1 ? 1 : n < MOST_THREADS ? n : MOST_THREADS;
+    return n < 1 ? 1 : n < NORMFUSE_MOST_THREADS ? n : NORMFUSE_MOST_THREADS;
 }
 
 int32_t normfuse_threads_default(void)
@@ -90,11 +122,16 @@ int32_t normfuse_threads_default(void)
     static _Atomic int32_t known;
     int32_t n = atomic_load_explicit(&known, memory_order_relaxed);
     if (n == 0) {
+        int state;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* files are open */
         n = count_threads();
+        pthread_setcancelstate(state, NULL);
         atomic_store_explicit(&known, n, memory_order_relaxed);
     }
     return n;
 }
+
+/* ---- the pool ---------------------------------------------------------------------------------------------------- */
 
 static void *thread_main(void *argument)
 {
@@ -117,7 +154,8 @@ static void *thread_main(void *argument)
         seen = generation;
         if (index < pool.count)
             pool.task(pool.context, index);
-        atomic_fetch_sub_explicit(&pool.remaining, 1, memory_order_release);
+        if (atomic_fetch_sub_explicit(&pool.remaining, 1, memory_order_acq_rel) == 1)
+            normfuse_flag_raise(&pool.done);
     }
     return NULL;
 }
@@ -133,21 +171,22 @@ static void after_fork_in_child(void)
     atomic_store(&pool.remaining, 0);
 }
 
-static void register_fork(void)
-{
-    pthread_atfork(NULL, NULL, after_fork_in_child);
-}
-
-/* Makes threads 1 to count - 1 where missing, signals blocked so that handlers run on the program's own threads. */
+/* Makes threads 1 to count - 1 where missing. They block the signals that are sent to a process, whose handlers run on the
+ * program's own threads, and none of those that a thread brings upon itself: a host may handle its faults. */
 static bool start_threads(int32_t count)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, register_fork);
+    static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    static bool follows_forks;
     if (pool.started >= count - 1)
         return true;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
+    if (!follows_forks && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
+        return false;
+    follows_forks = true;
+    sigset_t blocked, old;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof synchronous / sizeof *synchronous; i++)
+        sigdelset(&blocked, synchronous[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &old);
     pool.first_generation = atomic_load(&pool.generation);
     while (pool.started < count - 1) {
         pthread_attr_t attributes;
@@ -172,6 +211,7 @@ void normfuse_threads_run(int32_t count, void (*task)(void *, int64_t), void *co
             pool.task = task;
             pool.context = context;
             atomic_store(&pool.remaining, pool.started);
+            atomic_store(&pool.done, LOWERED);
             atomic_fetch_add(&pool.generation, 1);
             if (atomic_load(&pool.sleeping)) {
                 pthread_mutex_lock(&pool.mutex);
@@ -179,12 +219,7 @@ void normfuse_threads_run(int32_t count, void (*task)(void *, int64_t), void *co
                 pthread_mutex_unlock(&pool.mutex);
             }
             task(context, 0);
-            for (int spin = 0; atomic_load_explicit(&pool.remaining, memory_order_acquire); spin++) {
-                if (spin < SPINS)
-                    pause_once();
-                else
-                    sched_yield();
-            }
+            normfuse_flag_wait(&pool.done, SPINS);
             pthread_mutex_unlock(&pool.busy);
             return;
         }

@@ -4,7 +4,11 @@
 #ifndef NORMFUSE_CPU_THREADS_H
 #define NORMFUSE_CPU_THREADS_H
 
+#include <stdatomic.h>
 #include <stdint.h>
+
+/* That a call may use: of NORMFUSE_NUM_THREADS, exec.threads, and the machine. */
+enum { NORMFUSE_MOST_THREADS = 1024 };
 
 /* Threads of the pool, the caller's included: NORMFUSE_NUM_THREADS, else what affinity and the cgroup quota allow. */
 int32_t normfuse_threads_default(void);
@@ -12,5 +16,10 @@ int32_t normfuse_threads_default(void);
 /* Runs task(context, i) for i in [0, count), task 0 on the caller's thread; returns when all are done. When the pool is
  * busy with another caller's work, or threads cannot be made, the caller runs all tasks itself. */
 void normfuse_threads_run(int32_t count, void (*task)(void *context, int64_t i), void *context);
+
+/* A flag that is raised once, from 0 on. The wait spins (`spins` pauses), yields, then sleeps: a caller whose priority is
+ * higher would otherwise keep the thread that it waits for from its CPU. */
+void normfuse_flag_wait(_Atomic int32_t *flag, int spins);
+void normfuse_flag_raise(_Atomic int32_t *flag);
 
 #endif

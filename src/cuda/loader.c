@@ -8,7 +8,6 @@
 #include "cuda/loader.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -268,7 +267,6 @@ static struct loaded *driver_known(void)
     struct loaded *loaded = atomic_load_explicit(&known, memory_order_acquire);
     if (loaded != NULL)
         return loaded;
-    const int saved_errno = errno;
     pthread_mutex_lock(&mutex);
     loaded = atomic_load_explicit(&known, memory_order_relaxed);
     if (loaded == NULL) {
@@ -282,7 +280,6 @@ static struct loaded *driver_known(void)
         atomic_store_explicit(&known, loaded, memory_order_release);
     }
     pthread_mutex_unlock(&mutex);
-    errno = saved_errno;
     return loaded;
 }
 
@@ -453,7 +450,6 @@ static normfuse_status find_device(const char *call, int32_t ordinal, struct loa
 
 static normfuse_status prepare(const char *call, struct loaded *loaded, struct device *device)
 {
-    const int saved_errno = errno;
     /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
      * that say that it does not. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -465,7 +461,6 @@ static normfuse_status prepare(const char *call, struct loaded *loaded, struct d
     pthread_mutex_unlock(&mutex);
     if (is_relaxed)
         (void)loaded->driver.cuThreadExchangeStreamCaptureMode(&mode);
-    errno = saved_errno;
     return status;
 }
 
