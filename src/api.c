@@ -98,6 +98,20 @@ static normfuse_status check_sync(const struct normfuse_problem *problem, const 
 }
 #endif
 
+/* Whether there is no element and no result over none: statistics, sums, gradients of parameters. */
+static bool writes_nothing(const struct normfuse_problem *problem)
+{
+    const int32_t forward = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
+    if (!normfuse_is_empty(problem))
+        return false;
+    if ((problem->phases & forward) != 0)
+        return problem->mean.data == NULL && problem->rstd.data == NULL && !problem->has_running_momentum &&
+               (problem->stats == NULL || (problem->phases & NORMFUSE_PHASE_APPLY) != 0);
+    return problem->dweight.data == NULL && problem->dbias.data == NULL && problem->dscale.data == NULL &&
+           problem->dshift.data == NULL &&
+           (problem->sums == NULL || (problem->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0);
+}
+
 static normfuse_status run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
     normfuse_status status = check_exec(problem, exec);
@@ -107,8 +121,7 @@ static normfuse_status run(const struct normfuse_problem *problem, const normfus
     if (status == NORMFUSE_OK)
         status = check_sync(problem, exec);
 #endif
-    /* Without channels no tensor has an element. */
-    if (status != NORMFUSE_OK || problem->c == 0)
+    if (status != NORMFUSE_OK || writes_nothing(problem))
         return status;
     status = check_scratch(problem, exec);
     return status != NORMFUSE_OK ? status : backend_run(problem, exec);
@@ -125,7 +138,7 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
     if (status != NORMFUSE_OK)
         return status;
     *bytes = 0;
-    if (problem->c == 0)
+    if (writes_nothing(problem))
         return NORMFUSE_OK;
     const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
     const int32_t phases[] = {problem->phases, problem->phases & first, problem->phases & ~first};
@@ -136,6 +149,8 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
         if (needed > *bytes)
             *bytes = needed;
     }
+    if (*bytes == SIZE_MAX)
+        return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: the bytes of scratch overflow", problem->name);
     return NORMFUSE_OK;
 }
 

@@ -164,7 +164,7 @@ static normfuse_status fold(const normfuse_tensors *tensors, double eps, uint32_
                   out_bytes = (int64_t)normfuse_type_bytes(out_weight.type);
     for (int64_t o = 0; o < channels; o++) {
         const double factor = value_of(&scale, o, 1.0) / sqrt(value_of(&variance, o, 0.0) + eps);
-        for (int64_t i = 0; i < shape.outer; i++)
+        for (int64_t i = 0; i < shape.outer && out_weight.elements != 0; i++)
             for (int64_t k = 0, at = (i * channels + o) * shape.inner; k < shape.inner; k++, at++)
                 normfuse_store(out_weight.data + at * out_bytes, out_weight.type,
                                normfuse_load(weight.data + at * in_bytes, weight.type) * factor);

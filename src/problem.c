@@ -511,11 +511,6 @@ static void choose_picture(struct normfuse_problem *problem, const struct normfu
         problem->columns = problem->c > 1 && x->channel == 1;
 }
 
-static bool is_empty(const struct normfuse_problem *problem)
-{
-    return problem->n == 0 || problem->c == 0 || problem->s == 0;
-}
-
 /* ---- a call --------------------------------------------------------------------------------------------------- */
 
 /* What the three options structs have in common; fields that an operator does not have are 0. */
@@ -702,11 +697,11 @@ static normfuse_status take_big(struct normfuse_problem *problem, struct range *
                                    "%s: %s has %" PRId64 " elements along axis %d, tensors.x has %" PRId64,
                                    problem->name, name, tensor->shape[a], (int)a, x->shape[a]);
     *range = no_range;
-    if (is_empty(problem))
+    if (normfuse_is_empty(problem))
         view->data = tensor->data;
     else
         status = locate_big(view, range, problem, name, tensor, is_output);
-    if (slot == X && !is_empty(problem))
+    if (slot == X && !normfuse_is_empty(problem))
         choose_picture(problem, view);
     fit_picture(view, problem);
     return status;
@@ -723,7 +718,11 @@ static normfuse_status take_flat(struct normfuse_problem *problem, struct range 
         return status;
     const bool batch = problem->sets == NORMFUSE_SETS_BATCH;
     const int64_t each = slot == STATS ? 3 : slot == SUMS ? 2 : 1;
-    const int64_t elements = (batch ? 1 : problem->n) * (slot == SUMS ? problem->c : problem->groups) * each;
+    /* Without channels any number of groups is legal. */
+    int64_t elements = slot == SUMS ? problem->c : problem->groups;
+    if (__builtin_mul_overflow(elements, batch ? 1 : problem->n, &elements) ||
+        __builtin_mul_overflow(elements, each, &elements))
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: the sizes of %s overflow", problem->name, name);
     if (flat.elements != elements)
         return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %" PRId64 " elements, expected %" PRId64, problem->name,
                                name, flat.elements, elements);
@@ -826,7 +825,7 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
         problem->set_values = settings->set_values;
     /* An empty batch has nothing that running statistics could take; merged ones may have. */
     problem->has_running_momentum = updates && (settings->call == NORMFUSE_CALL_APPLY ||
-                                               settings->call == NORMFUSE_CALL_FORWARD_SCRATCH || !is_empty(problem));
+                                               settings->call == NORMFUSE_CALL_FORWARD_SCRATCH || !normfuse_is_empty(problem));
 
     const char *counted = "tensors.x";
     bool is_one = problem->set_values == 1 && !(group && c == 0); /* without channels there is no group */
@@ -903,9 +902,14 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
             return status;
     }
     status = check_values(problem, settings, present);
-    if (status != NORMFUSE_OK)
-        return status;
-    return check_overlap(problem, present, outputs, ranges);
+    if (status == NORMFUSE_OK)
+        status = check_overlap(problem, present, outputs, ranges);
+    if (problem->c == 0 && problem->sets == NORMFUSE_SETS_GROUP) {
+        /* Groups of no channels have the statistics of channels of no positions. */
+        problem->c = problem->groups;
+        problem->s = 0;
+    }
+    return status;
 }
 
 /* ---- the operators -------------------------------------------------------------------------------------------- */
@@ -974,7 +978,7 @@ normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const c
     if (x == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: x is NULL", name);
     const normfuse_status status = take_shape(problem, x);
-    if (status != NORMFUSE_OK || is_empty(problem))
+    if (status != NORMFUSE_OK || normfuse_is_empty(problem))
         return status;
     struct normfuse_view view;
     if (!view_of(&view, problem, x))

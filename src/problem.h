@@ -146,4 +146,10 @@ static inline size_t normfuse_type_bytes(int32_t type)
     return type == NORMFUSE_F64 ? 8 : type == NORMFUSE_F32 ? 4 : 2;
 }
 
+/* Whether the big tensors have no element. Their sizes may be vast all the same, and nothing may loop over them. */
+static inline bool normfuse_is_empty(const struct normfuse_problem *problem)
+{
+    return problem->n == 0 || problem->c == 0 || problem->s == 0;
+}
+
 #endif

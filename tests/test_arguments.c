@@ -161,6 +161,8 @@ static void evaluate(void)
     add_running();
 }
 
+static size_t asked_bytes; /* by the last call of a ..._scratch_bytes */
+
 static normfuse_status call_it(void)
 {
     static normfuse_status (*const group_calls[])(const normfuse_group_norm_options *, const normfuse_tensors *,
@@ -177,19 +179,18 @@ static normfuse_status call_it(void)
     const normfuse_group_norm_options *const group = f.no_options ? NULL : &f.group;
     const normfuse_batch_norm_options *const batch = f.no_options ? NULL : &f.batch;
     const normfuse_affine_options *const affine = f.no_options ? NULL : &f.affine;
-    size_t bytes;
     if (f.call == FORWARD_SCRATCH || f.call == BACKWARD_SCRATCH) {
         const bool forward = f.call == FORWARD_SCRATCH;
         switch (f.operator) {
         case GROUP:
             return (forward ? normfuse_group_norm_forward_scratch_bytes
-                            : normfuse_group_norm_backward_scratch_bytes)(group, tensors, &f.exec, &bytes);
+                            : normfuse_group_norm_backward_scratch_bytes)(group, tensors, &f.exec, &asked_bytes);
         case BATCH:
             return (forward ? normfuse_batch_norm_forward_scratch_bytes
-                            : normfuse_batch_norm_backward_scratch_bytes)(batch, tensors, &f.exec, &bytes);
+                            : normfuse_batch_norm_backward_scratch_bytes)(batch, tensors, &f.exec, &asked_bytes);
         default:
             return (forward ? normfuse_affine_forward_scratch_bytes
-                            : normfuse_affine_backward_scratch_bytes)(affine, tensors, &f.exec, &bytes);
+                            : normfuse_affine_backward_scratch_bytes)(affine, tensors, &f.exec, &asked_bytes);
         }
     }
     switch (f.operator) {
@@ -831,6 +832,176 @@ static void test_pictures(void)
 
 /* ---- the rest of the interface --------------------------------------------------------------------------------- */
 
+/* ---- tensors without elements --------------------------------------------------------------------------------- */
+
+static bool holds(enum slot slot, double value)
+{
+    const normfuse_tensor *const tensor = &f.t[slot];
+    int64_t elements = 1;
+    for (int32_t a = 0; a < tensor->ndim; a++)
+        elements *= tensor->shape[a];
+    for (int64_t i = 0; i < elements; i++)
+        if (tensor->dtype.bits == 64 ? ((double *)(void *)arena[slot])[i] != value
+                                     : ((float *)(void *)arena[slot])[i] != (float)value)
+            return false;
+    return true;
+}
+
+/* What a call of the fixture, whose x has no element, writes: means of 0, the rstd of a variance of 0, sums of 0 and
+ * counts of 0; nothing where it accumulates. And no byte else. */
+static void expect_empty(int line)
+{
+    const uint32_t flags = f.operator == GROUP ? f.group.flags : f.operator == BATCH ? f.batch.flags : f.affine.flags;
+    const bool continues = (flags & NORMFUSE_ACCUMULATE) != 0, forward = f.call == FORWARD;
+    poison();
+    memcpy(before, arena, sizeof arena);
+    const normfuse_status got = call_it();
+    harness_check(got == NORMFUSE_OK, __FILE__, line, "status %d: %s", (int)got, normfuse_last_error());
+    for (int slot = 0; slot < SLOTS; slot++) {
+        const normfuse_tensor *const *const given = &f.tensors.x + slot;
+        const bool is_output = forward                ? slot == MEAN || slot == RSTD
+                               : f.call == STATISTICS ? slot == STATS && !continues
+                               : f.call == BACKWARD_SUMS
+                                   ? slot == SUMS && !continues
+                                   : ((slot == DWEIGHT || slot == DBIAS) && !continues) || slot == DSCALE || slot == DSHIFT;
+        if (is_output && *given != NULL)
+            harness_check(holds((enum slot)slot, slot == RSTD ? 1 / sqrt(1e-5) : 0), __FILE__, line,
+                          "operator %d, call %d, flags %u, output %d: %g", (int)f.operator, (int)f.call, flags, slot,
+                          ((float *)(void *)arena[slot])[0]);
+        else
+            harness_check(memcmp(arena[slot], before[slot], SLOT_BYTES) == 0, __FILE__, line,
+                          "operator %d, call %d, flags %u: slot %d was written", (int)f.operator, (int)f.call, flags, slot);
+    }
+}
+
+static void test_empty(void)
+{
+    static const int64_t sizes[][4] = {{0, C, H, W}, {N, C, 0, W}, {N, 0, H, W}, {0, 0, 0, 0}, {N, C, H, 0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int operator = GROUP; operator <= AFFINE; operator++)
+            for (int call = FORWARD; call <= (operator == AFFINE ? BACKWARD : BACKWARD_SUMS); call++)
+                for (int option = 0; option < 3; option++) {
+                    const int64_t *const of = sizes[i];
+                    if (call == APPLY)
+                        continue;
+                    fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, of[0], of[1], of[2], of[3], GROUPS);
+                    if (option == 1 && call != FORWARD)
+                        f.group.flags = f.batch.flags = f.affine.flags = NORMFUSE_ACCUMULATE;
+                    if (option == 1 && call == FORWARD && operator == BATCH)
+                        add_running(); /* and nothing to update it with */
+                    if (option == 2 && (call > BACKWARD || operator == AFFINE))
+                        continue;
+                    if (option == 2)
+                        evaluate();
+                    expect_empty(__LINE__);
+                }
+    /* Gradients from merged sums, one row of the group's and one of the batch's */
+    for (int operator = GROUP; operator <= BATCH; operator++) {
+        fresh_of((enum operator)operator, BACKWARD_APPLY, NORMFUSE_F32, N, C, 0, W, GROUPS);
+        for (int i = 0; i < N * C; i++) {
+            memcpy(arena[SUMS] + i * 16, (double[]){2, 3}, 16);
+            memcpy(arena[RSTD] + i * 4, (float[]){0.5f}, 4);
+            memcpy(arena[SCALE] + i * 4, (float[]){1}, 4);
+            memcpy(arena[WEIGHT] + i * 4, (float[]){5}, 4);
+            memcpy(arena[BIAS] + i * 4, (float[]){7}, 4);
+        }
+        CHECK(call_it() == NORMFUSE_OK && holds(DBIAS, operator == GROUP ? N * 2 * 2 : 2) &&
+                  holds(DWEIGHT, operator == GROUP ? N * 2 * 1.5 : 1.5),
+              "gradients from sums: %s", normfuse_last_error());
+        if (operator == GROUP)
+            CHECK(holds(DSCALE, 5 * 1.5 + 7 * 2) && holds(DSHIFT, 2), "gradients per sample from sums");
+    }
+    /* Instance norm: running statistics of merged ones, the mean over the samples that have values */
+    fresh_of(GROUP, APPLY, NORMFUSE_F32, N, C, 0, W, C);
+    add_running();
+    f.group.momentum = 1;
+    for (int i = 0; i < N * C; i++)
+        memcpy(arena[STATS] + i * 24, (double[]){5, i < C ? 1.5 : 2.5, 8}, 24);
+    CHECK(call_it() == NORMFUSE_OK && holds(RUNNING_MEAN, 2) && holds(RUNNING_VAR, 2) &&
+              ((float *)(void *)arena[MEAN])[N * C - 1] == 2.5f,
+          "merged statistics of instance norm: %s", normfuse_last_error());
+}
+
+/* Sizes whose products or whose loops would never end, where no tensor has an element. */
+static void test_vast_and_empty(void)
+{
+    enum { MANY = 40, MOST = 57 };
+    static const struct {
+        int64_t n, c, s, groups;
+    } shapes[] = {{0, INT64_C(1) << MOST, 1, INT64_C(1) << 56}, {0, INT64_C(1) << MOST, 1, 1},
+                  {0, INT64_C(1) << MOST, 1, INT64_C(1) << MOST}, {INT64_C(1) << MANY, 4, 0, 2},
+                  {INT64_C(1) << (MOST - 1), 2, 0, 1}, {0, 4, INT64_C(1) << 55, 2}, {2, INT64_C(1) << 54, 0, INT64_C(1) << 20},
+                  {5, 0, 1, INT64_C(1) << 62}, {INT64_C(1) << MOST, 0, 1, INT64_C(1) << 62},
+                  {1, 0, INT64_C(1) << 56, INT64_C(1) << 62}};
+    int called = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int operator = GROUP; operator <= AFFINE; operator++)
+            for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++)
+                for (int channels_last = 0; channels_last < 2; channels_last++) {
+                    if (operator == AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
+                        continue;
+                    fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F64, shapes[i].n, shapes[i].c, shapes[i].s,
+                             1, shapes[i].groups);
+                    bool possible = true;
+                    for (int slot = 0; slot < SLOTS; slot++) {
+                        if ((&f.tensors.x)[slot] == NULL)
+                            continue;
+                        double elements = 1;
+                        for (int32_t a = 0; a < f.t[slot].ndim; a++)
+                            elements *= (double)f.axes[slot].shape[a];
+                        if (is_big(slot))
+                            shape((enum slot)slot, NORMFUSE_F64, channels_last, 4,
+                                  (int64_t[]){shapes[i].n, shapes[i].c, shapes[i].s, 1});
+                        else if (elements * 8 > SLOT_BYTES && (slot == STATS || slot == SUMS || call == BACKWARD ||
+                                                               (call >= BACKWARD_SUMS && call != FORWARD_SCRATCH)))
+                            possible = possible && slot != STATS && slot != SUMS && slot != MEAN && slot != RSTD;
+                        if (!is_big(slot) && elements * 8 > SLOT_BYTES)
+                            absent((enum slot)slot);
+                    }
+                    if (!possible)
+                        continue;
+                    called++;
+                    poison();
+                    asked_bytes = 0;
+                    CHECK(call_it() == NORMFUSE_OK && asked_bytes == 0, "shape %zu, operator %d, call %d: %zu bytes, %s", i,
+                          operator, call, asked_bytes, normfuse_last_error());
+                }
+    CHECK(called > 150, "only %d calls", called);
+}
+
+/* Of a tensor that is nowhere: asking how much it needs reads nothing. */
+static normfuse_status ask_scratch(int64_t n, int64_t c, int64_t s, int32_t threads)
+{
+    fresh(BATCH, BACKWARD_SCRATCH);
+    for (int slot = 0; slot < SLOTS; slot++)
+        if (is_big(slot) && (&f.tensors.x)[slot] != NULL) {
+            shape((enum slot)slot, NORMFUSE_F16, true, 3, (int64_t[]){n, c, s});
+            f.t[slot].data = (void *)(uintptr_t)64;
+            if (slot != X && slot != DY)
+                absent((enum slot)slot);
+        } else if ((&f.tensors.x)[slot] != NULL) {
+            shape((enum slot)slot, NORMFUSE_F32, false, 1, &c);
+            f.t[slot].data = (void *)(uintptr_t)64;
+            if (slot != MEAN && slot != RSTD)
+                absent((enum slot)slot);
+        }
+    f.exec.threads = threads;
+    return call_it();
+}
+
+static void test_vast_scratch(void)
+{
+    /* 2^18 threads would each have their share */
+    CHECK(ask_scratch(1 << 10, 1 << 10, 1 << 23, 1024) == NORMFUSE_OK, "%s", normfuse_last_error());
+    const size_t of_most = asked_bytes;
+    CHECK(ask_scratch(1 << 10, 1 << 10, 1 << 23, INT32_MAX) == NORMFUSE_OK && asked_bytes == of_most,
+          "%zu bytes, for 1024 threads %zu", asked_bytes, of_most);
+    CHECK(ask_scratch(1, INT64_C(1) << 57, 1, 1024) == NORMFUSE_OUT_OF_MEMORY &&
+              strstr(normfuse_last_error(), "overflow") != NULL,
+          "%zu bytes: %s", asked_bytes, normfuse_last_error());
+    CHECK(ask_scratch(INT64_C(1) << 56, 2, 1, INT32_MAX) == NORMFUSE_OK && asked_bytes != 0, "%s", normfuse_last_error());
+}
+
 static void test_scratch(void)
 {
     for (int operator = GROUP; operator <= AFFINE; operator++)
@@ -1200,6 +1371,12 @@ static void test_fold(void)
     tensors.x = NULL;
     tensors.running_var = NULL;
     CHECK(FOLD(0, &t_w, NULL, &t_new_w, &t_new_b) == NORMFUSE_BAD_ARGUMENT, "running_var NULL");
+    tensors.running_var = tensors.running_mean;
+    const int64_t vast[] = {INT64_C(1) << 57, tensors.running_mean->shape[0], 0};
+    normfuse_axes of_vast;
+    const normfuse_tensor t_vast = normfuse_tensor_contiguous(NULL, NORMFUSE_F32, 3, vast, &of_vast);
+    CHECK(FOLD(NORMFUSE_FOLD_TRANSPOSED, &t_vast, NULL, &t_vast, &t_new_b) == NORMFUSE_OK, "a weight without elements: %s",
+          normfuse_last_error());
 #undef FOLD
     CHECK(new_w[0] == 0x5a && memcmp(new_w, new_w + 1, sizeof new_w - 1) == 0, "a refused fold wrote");
 }
@@ -1217,6 +1394,9 @@ int main(void)
     test_overlap();
     test_overlap_exhaustively();
     test_pictures();
+    test_empty();
+    test_vast_and_empty();
+    test_vast_scratch();
     test_scratch();
     test_small_functions();
     test_scalar();

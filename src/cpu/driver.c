@@ -150,6 +150,8 @@ static void run_thread(void *context, int64_t t)
 
 size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
+    if (normfuse_is_empty(problem))
+        return 0;
     struct plan plan;
     normfuse_plan_make(&plan, problem, exec);
     return normfuse_plan_lay_out(&plan, NULL);
@@ -158,8 +160,15 @@ size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const 
 normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfuse_exec *exec)
 {
     struct plan plan;
+    if (normfuse_is_empty(p)) {
+        normfuse_plan_say(&plan, p);
+        normfuse_put_empty(&plan);
+        return NORMFUSE_OK;
+    }
     normfuse_plan_make(&plan, p, exec);
     const size_t bytes = normfuse_plan_lay_out(&plan, NULL);
+    if (bytes == SIZE_MAX)
+        return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: the bytes of scratch overflow", p->name);
     _Alignas(ALIGNMENT) char stack[STACK_BYTES];
     char *allocated = NULL, *base = exec ? exec->scratch : NULL;
     if (base) {

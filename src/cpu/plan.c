@@ -76,14 +76,10 @@ static int64_t bundle_of(const struct plan *plan)
     return larger(1, smaller(smaller(MOST_BUNDLED, plan->groups), BUNDLE_BYTES / (values * (int64_t)plan->type_bytes)));
 }
 
-void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec)
+void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p)
 {
-    const struct normfuse_machine *machine = normfuse_machine_known();
     memset(plan, 0, sizeof *plan);
     plan->p = p;
-    plan->table = normfuse_table_chosen();
-    plan->pass = &plan->table->of[p->type];
-    plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->type_bytes = normfuse_type_bytes(p->type);
     plan->wide_type = p->type == NORMFUSE_F64;
     plan->real_bytes = plan->wide_type ? 8 : 4;
@@ -108,6 +104,15 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, con
 
     plan->groups = plan->none ? 1 : plan->batch ? p->c : p->groups;
     plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
+}
+
+void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec)
+{
+    const struct normfuse_machine *machine = normfuse_machine_known();
+    normfuse_plan_say(plan, p);
+    plan->table = normfuse_table_chosen();
+    plan->pass = &plan->table->of[p->type];
+    plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->widen = p->columns ? widening(p->c) : 1;
     const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
@@ -157,7 +162,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, con
 
     /* How it is run changes no bits. */
     const int64_t values = p->n * p->c * p->s;
-    const int32_t most = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
+    const int64_t asked = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
+    const int64_t most = smaller(asked, NORMFUSE_MOST_THREADS);
     plan->threads = (int32_t)larger(1, smaller(most, values / PIECE_VALUES));
     const int64_t bytes = values * (int64_t)plan->type_bytes, l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const struct normfuse_view *out = plan->backward ? &p->dx : &p->y;
@@ -203,14 +209,16 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, con
 struct arena {
     char *base;
     size_t used;
+    bool overflows;
 };
 
 static void *take(struct arena *arena, int64_t count, size_t bytes)
 {
     const size_t at = arena->used;
-    arena->used += ((size_t)count * bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; /* whole vectors, for columns.inl */
-    if ((size_t)count * bytes >= 1024)
-        arena->used += COLOUR;
+    size_t all;
+    arena->overflows |= __builtin_mul_overflow((size_t)count, bytes, &all) || all > SIZE_MAX - ALIGNMENT - COLOUR;
+    all = (all + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + (all >= 1024 ? COLOUR : 0); /* whole vectors, for columns.inl */
+    arena->overflows |= __builtin_add_overflow(at, all, &arena->used);
     return arena->base ? arena->base + at : NULL;
 }
 
@@ -228,7 +236,7 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
 
 size_t normfuse_plan_lay_out(struct plan *plan, char *base)
 {
-    struct arena arena = {base, 0};
+    struct arena arena = {base, 0, false};
     const struct normfuse_problem *p = plan->p;
     const int64_t width = p->columns ? p->c * plan->widen : 0;
     plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
@@ -262,5 +270,5 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
         plan->finished = take(&arena, plan->reduce ? plan->sets + 1 : 0, 4);
         plan->ready = take(&arena, plan->reduce ? plan->sets + 1 : 0, 4);
     }
-    return arena.used + ALIGNMENT;
+    return arena.overflows || arena.used > SIZE_MAX - ALIGNMENT ? SIZE_MAX : arena.used + ALIGNMENT;
 }

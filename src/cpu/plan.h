@@ -216,8 +216,11 @@ static inline void widen_entries(const struct plan *plan, void *array)
 }
 
 /* plan.c */
+/* What a call is to do: the first fields of the plan, up to all_direct, and its groups. */
+void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p);
+/* All of it; the problem is not empty. */
 void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec);
-/* Lays everything out in scratch; with base NULL only counts. Returns the bytes. */
+/* Lays everything out in scratch; with base NULL only counts. Returns the bytes, SIZE_MAX where they overflow. */
 size_t normfuse_plan_lay_out(struct plan *plan, char *base);
 
 /* pieces.c. next: the set whose same piece is reduced afterwards, or -1. */
@@ -238,5 +241,7 @@ void normfuse_finish_samples(const struct plan *plan);
 void normfuse_put_given_statistics(const struct plan *plan);
 /* The parameter gradients of a sharded backward: from the given sums. */
 void normfuse_put_given_gradients(const struct plan *plan);
+/* All that an empty problem writes; the plan says what is to be done and has no memory. */
+void normfuse_put_empty(const struct plan *plan);
 
 #endif

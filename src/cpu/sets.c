@@ -38,12 +38,12 @@ static void to_double(const struct normfuse_parameter *q, double *out, int64_t c
 
 static double weight_of(const struct plan *plan, int64_t n, int64_t c)
 {
-    return plan->p->weight.batch ? get_parameter(&plan->p->weight, n, c, 1) : plan->weight[c];
+    return plan->p->weight.batch || !plan->weight ? get_parameter(&plan->p->weight, n, c, 1) : plan->weight[c];
 }
 
 static double bias_of(const struct plan *plan, int64_t n, int64_t c)
 {
-    return plan->p->bias.batch ? get_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
+    return plan->p->bias.batch || !plan->bias ? get_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
 }
 
 void normfuse_read_parameters(const struct plan *plan)
@@ -442,5 +442,67 @@ void normfuse_put_given_gradients(const struct plan *plan)
         }
         put_parameter(&p->dweight, 0, c, dweight);
         put_parameter(&p->dbias, 0, c, dbias);
+    }
+}
+
+/* ---- problems without elements ------------------------------------------------------------------------------------- */
+
+/* Statistics over nothing, or those that were merged from other shards. */
+static void put_empty_statistics(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool given = !(p->phases & NORMFUSE_PHASE_STATISTICS);
+    const int64_t samples = plan->batch ? 1 : p->n;
+    for (int64_t g = 0; g < plan->groups; g++) {
+        double mean = 0, unbiased = 0;
+        bool any = !plan->batch;
+        for (int64_t n = 0; n < samples; n++) {
+            const struct moments m = given ? given_stats(plan, n, g) : (struct moments){0, 0, 0};
+            const struct statistics st = from_moments(plan, m);
+            put_parameter(&p->mean, n, g, st.mean);
+            put_parameter(&p->rstd, n, g, st.rstd);
+            if (m.count > 0) {
+                any = true;
+                mean += m.mean;
+                unbiased += m.m2 / (m.count - 1);
+            }
+        }
+        if (plan->updates_running && any && samples > 0)
+            update_running(p, g, mean / (double)samples, unbiased / (double)samples);
+    }
+}
+
+static void put_zeros(const struct plan *plan, const struct normfuse_parameter *q, bool per_sample)
+{
+    if (!q->data)
+        return;
+    for (int64_t n = 0; n < (per_sample ? plan->p->n : 1); n++)
+        for (int64_t c = 0; c < plan->p->c; c++)
+            put_parameter(q, n, c, 0);
+}
+
+void normfuse_put_empty(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const size_t samples = plan->batch ? 1 : (size_t)p->n;
+    if (!plan->backward) {
+        if (!(p->phases & NORMFUSE_PHASE_APPLY) && p->stats) {
+            if (!p->accumulate)
+                memset(p->stats, 0, samples * (size_t)plan->groups * 3 * sizeof *p->stats);
+        } else if (!plan->none) {
+            put_empty_statistics(plan);
+        }
+    } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS)) {
+        normfuse_put_given_gradients(plan);
+    } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY)) {
+        if (!p->accumulate)
+            memset(p->sums, 0, samples * (size_t)p->c * 2 * sizeof *p->sums);
+    } else {
+        if (!p->accumulate) {
+            put_zeros(plan, &p->dweight, p->dweight.batch != 0);
+            put_zeros(plan, &p->dbias, p->dbias.batch != 0);
+        }
+        put_zeros(plan, &p->dscale, true);
+        put_zeros(plan, &p->dshift, true);
     }
 }
