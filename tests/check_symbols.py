@@ -54,8 +54,11 @@ check("the libraries do not end the process nor print to standard output",
 needed = re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", "-W", shared))
 check("the shared library needs libc and libm only", {name for name in needed if not LIBC.match(name)})
 soname = re.findall(r"\(SONAME\).*\[(.*)\]", tool("readelf", "-d", "-W", shared))
-major = re.search(r"NORMFUSE_VERSION_MAJOR (\d+)", HEADER.read_text()).group(1)
-check("the soname carries the major version", set() if soname == [f"libnormfuse.so.{major}"] else {str(soname)})
+major, minor = (re.search(rf"NORMFUSE_VERSION_{part} (\d+)", HEADER.read_text()).group(1) for part in ("MAJOR", "MINOR"))
+check("the soname carries what may break the interface: the major version, before 1.0 the minor one too",
+      set() if soname == [f"libnormfuse.so.{major}" + (f".{minor}" if major == "0" else "")] else {str(soname)})
+check("the shared library is never unloaded, since its threads do not end",
+      set() if "NODELETE" in tool("readelf", "-d", "-W", shared) else {"no NODELETE"})
 check("no executable stack, no text relocations",
       {word for word in ("RWE", "TEXTREL") if word in tool("readelf", "-l", "-d", "-W", shared)})
 text_bytes = int(tool("size", shared).splitlines()[1].split()[0])

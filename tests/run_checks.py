@@ -195,6 +195,8 @@ def installed():
        check("consumer: find_package, build", [args.cmake, "--build", out / "find_package", "-j", args.jobs]):
         for name in ("consumer_c", "consumer_static") + (("consumer_cxx",) if cxx_compiler() else ()):
             check(f"consumer: find_package, {name}", [out / "find_package" / name], expect=version)
+        check("consumer: find_package, unloaded and loaded again", [out / "find_package/unload", *sorted(
+            (out / "find_package").glob("libplugin_*.so"))], timeout=20, expect="unloaded")
     if not cxx_compiler():
         skip("consumer: find_package, consumer_cxx", "no C++ compiler is installed")
 
