@@ -350,7 +350,7 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
 
 /* Loads every kernel for CUDA device `device`, into the context that a call of this thread would use. Without it the
  * first call for a device does the same, which takes milliseconds. Where a stream is captured meanwhile, loading is no
- * part of the graph (the thread's capture mode is relaxed for its length). Once loaded, it costs next to nothing.
+ * part of the graph (the thread's capture mode is relaxed for its length). Once loaded, it asks the driver again.
  * NORMFUSE_NO_DRIVER, also where the library was built without CUDA; NORMFUSE_OLD_DRIVER; NORMFUSE_NO_KERNEL: none for
  * this GPU; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
 NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);

@@ -83,6 +83,13 @@ static int current_device(void)
     return depth > 0 ? device_of(stack[depth - 1]) : -1;
 }
 
+/* Whether the current context is one that a device reset destroyed. */
+static bool is_destroyed(void)
+{
+    const int device = current_device();
+    return device >= 0 && fake_driver.device[device].is_reset && stack[depth - 1] == fake_driver_context(device, 0);
+}
+
 /* What may not be part of a graph. */
 static bool is_refused_by_capture(void)
 {
@@ -141,6 +148,7 @@ CUresult cuDriverGetVersion(int *version)
 CUresult cuInit(unsigned flags)
 {
     CALLED(cuInit);
+    nanosleep(&(struct timespec){.tv_nsec = fake_driver.init_milliseconds * 1000000L}, NULL);
     return flags == 0 ? fake_driver.init_result : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -203,6 +211,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     pthread_mutex_lock(&mutex);
     fake_driver.device[device].primary_retained++;
+    fake_driver.device[device].is_reset = false;
     pthread_mutex_unlock(&mutex);
     *context = fake_driver_context(device, 0);
     return CUDA_SUCCESS;
@@ -460,6 +469,8 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     const int device = current_device();
     if (device < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (is_destroyed())
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (kernel_of(kernel) < 0)
         return CUDA_ERROR_INVALID_HANDLE;
     *function = (CUfunction)(void *)kernel;
@@ -544,6 +555,8 @@ static CUresult read_config(struct fake_launch *launch, const CUlaunchConfig *co
     const int ordinal = current_device(), kernel = kernel_of(function);
     if (ordinal < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (is_destroyed())
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (kernel < 0)
         return CUDA_ERROR_INVALID_HANDLE;
     const struct fake_device *const device = &fake_driver.device[ordinal];

@@ -26,6 +26,7 @@ struct fake_device {
     int l2_bytes;
     bool clusters;
     CUresult function_result; /* of getting a kernel's function on this device */
+    bool is_reset;            /* the primary context is destroyed, until it is retained again */
     /* What was set, and what was done */
     int dynamic_shared[NORMFUSE_CUDA_KERNELS]; /* the attribute's value; 48 KB until set */
     bool large_clusters[NORMFUSE_CUDA_KERNELS];
@@ -54,6 +55,7 @@ struct fake_driver {
     /* Settable */
     int version;          /* 13000 */
     int devices;          /* 1 */
+    int init_milliseconds; /* that cuInit takes */
     CUresult init_result; /* and what further calls are made to answer */
     CUresult library_result;
     CUresult launch_result;

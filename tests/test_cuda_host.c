@@ -11,9 +11,12 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cuda/loader.h"
+#include "cuda/run.h"
 #include "fake_driver.h"
 #include "harness.h"
 #include "normfuse.h"
@@ -117,10 +120,22 @@ static void test_start(void)
     fake_driver_reset();
     fake_driver.init_result = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
     fake_driver_use();
+    /* Not for good: every call asks again, and the words of the first answer stay where they are. */
+    normfuse_information info = {.struct_bytes = sizeof info};
+    CHECK(normfuse_info(&info) == NORMFUSE_OK && strstr(info.cuda, "fake error 803") != NULL, "no error 803");
+    const char *const first_words = info.cuda;
     REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "fake error 803");
     REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "fake error 803");
-    CHECK(fake_driver.calls[FAKE_CALLS_cuInit] == 1, "cuInit was called %d times",
-          fake_driver.calls[FAKE_CALLS_cuInit]);
+    CHECK(normfuse_info(&info) == NORMFUSE_OK && info.cuda == first_words, "the same answer in other memory");
+    fake_driver.init_result = CUDA_ERROR_NO_DEVICE;
+    REFUSED(NORMFUSE_BAD_ARGUMENT, prepare_quietly(0), "no CUDA device 0");
+    fake_driver.init_result = CUDA_SUCCESS;
+    CHECK(prepare_quietly(0) == NORMFUSE_OK, "the driver starts later: %s", normfuse_last_error());
+    CHECK(normfuse_info(&info) == NORMFUSE_OK && strstr(info.cuda, "1 device") != NULL &&
+              strstr(first_words, "fake error 803") != NULL,
+          "the words after a failed start, or those of before");
+    const int starts = fake_driver.calls[FAKE_CALLS_cuInit];
+    CHECK(prepare_quietly(0) == NORMFUSE_OK && fake_driver.calls[FAKE_CALLS_cuInit] == starts, "it is started again");
 
     fake_driver_reset();
     fake_driver.init_result = CUDA_ERROR_STUB_LIBRARY;
@@ -141,7 +156,6 @@ static void test_start(void)
     snprintf(state, sizeof state, "driver (CUDA %d.%d), 1 device: A GPU (9.0); built for " NORMFUSE_CUDA_BUILT_FOR,
              CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10);
     CHECK(strcmp(normfuse_cuda_state(), state) == 0, "state: %s", normfuse_cuda_state());
-    normfuse_information info = {.struct_bytes = sizeof info};
     CHECK(normfuse_info(&info) == NORMFUSE_OK && strcmp(info.cuda, state) == 0, "info.cuda differs");
     CHECK(fake_driver.calls[FAKE_CALLS_cuLibraryLoadData] == loads, "the state in words loaded kernels");
 }
@@ -407,7 +421,7 @@ static void test_kernels_prepared(void)
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++) {
             const struct fake_device *const device = &fake_driver.device[i];
-            CHECK(device->functions_loaded[k] == 1, "device %d: kernel %d was loaded %d times", i, k,
+            CHECK(device->functions_loaded[k] == 2, "device %d: kernel %d was loaded %d times", i, k,
                   device->functions_loaded[k]);
             CHECK(device->dynamic_shared[k] == 232448 - fake_driver.fixed_shared[k], "device %d: kernel %d has %d", i,
                   k, device->dynamic_shared[k]);
@@ -420,7 +434,7 @@ static void test_kernels_prepared(void)
     fake_driver_set_context(fake_driver_context(0, 1));
     for (int times = 0; times < 2; times++)
         CHECK(prepare_quietly(0) == NORMFUSE_OK, "%s", normfuse_last_error());
-    CHECK(fake_driver.device[0].functions_loaded[KERNEL] == 2, "loaded %d times, in two contexts",
+    CHECK(fake_driver.device[0].functions_loaded[KERNEL] == 4, "loaded %d times, in two contexts",
           fake_driver.device[0].functions_loaded[KERNEL]);
     CHECK(fake_driver.calls[FAKE_CALLS_cuKernelSetAttribute] == 3 * NORMFUSE_CUDA_KERNELS, "attributes were set again");
     CHECK(fake_driver_depth() == 1, "%d contexts", fake_driver_depth());
@@ -438,6 +452,60 @@ static void test_kernels_prepared(void)
     fake_driver.device[0].function_result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     fake_driver_use();
     REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "NVIDIA H200", "call normfuse_prepare", "fake error 900");
+}
+
+/* As cuDevicePrimaryCtxReset leaves it: the context's address stays, nothing works in it until it is retained again. */
+static void test_reset(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    const struct normfuse_cuda_device *const device = device_of(0);
+    const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 3, .threads = 64};
+    CHECK(launch_on(device, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
+    fake_driver.device[0].is_reset = true;
+    REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(device, launch), "fake error 709");
+    /* The caller's own retaining */
+    CUcontext context;
+    fake_driver_table()->cuDevicePrimaryCtxRetain(&context, 0);
+    CHECK(launch_on(device, launch) == NORMFUSE_OK, "after the caller retained: %s", normfuse_last_error());
+    fake_driver.device[0].is_reset = true;
+    CHECK(prepare_quietly(0) == NORMFUSE_OK && launch_on(device, launch) == NORMFUSE_OK && fake_driver_depth() == 0,
+          "after normfuse_prepare: %s", normfuse_last_error());
+    CHECK(fake_driver.device[0].functions_loaded[KERNEL] == 2, "loaded %d times",
+          fake_driver.device[0].functions_loaded[KERNEL]);
+}
+
+static void *info_in_thread(void *argument)
+{
+    normfuse_information info = {.struct_bytes = sizeof info};
+    (void)argument;
+    (void)normfuse_info(&info);
+    return NULL;
+}
+
+/* A child that is made while a thread starts the driver. */
+static void test_fork(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    harness_skip("a fork beside a thread: ThreadSanitizer cannot follow the child");
+#else
+    fake_driver_reset();
+    fake_driver.init_milliseconds = 300;
+    fake_driver_use();
+    pthread_t thread;
+    pthread_create(&thread, NULL, info_in_thread, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        _exit(prepare_quietly(0) == NORMFUSE_OK ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "the child's wait status is 0x%x", (unsigned)status);
+    pthread_join(thread, NULL);
+#endif
 }
 
 enum { THREADS = 8 };
@@ -477,7 +545,7 @@ static void test_threads(void)
             all &= statuses[i] == NORMFUSE_OK;
         CHECK(all && fake_driver.launches == THREADS, "round %d: a thread was refused", round);
         CHECK(fake_driver.calls[FAKE_CALLS_cuInit] == 1 &&
-                  fake_driver.calls[FAKE_CALLS_cuFuncLoad] == 2 * NORMFUSE_CUDA_KERNELS,
+                  fake_driver.calls[FAKE_CALLS_cuFuncLoad] == (THREADS + 1) * NORMFUSE_CUDA_KERNELS,
               "round %d: cuInit %d times, cuFuncLoad %d times", round, fake_driver.calls[FAKE_CALLS_cuInit],
               fake_driver.calls[FAKE_CALLS_cuFuncLoad]);
         CHECK(fake_driver.device[0].primary_retained == 1 && fake_driver.device[1].primary_retained == 1,
@@ -802,6 +870,34 @@ static void test_scratch(void)
         CHECK(fake_driver.launches > launches, "nothing was launched");
     }
     CHECK(needing > 0, "no problem of this test needs scratch");
+}
+
+/* A plan that was made while the driver answered with errors is not remembered. */
+static void test_answers(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    void *const address = (void *)(uintptr_t)0x7f0000000000;
+    const int64_t sizes[] = {2, 64, 64, 64};
+    normfuse_axes axes;
+    normfuse_tensor x = normfuse_tensor_channels_last(address, NORMFUSE_F16, 4, sizes, &axes);
+    x.device = (normfuse_device){NORMFUSE_CUDA, 0};
+    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x};
+    const normfuse_exec exec = {.struct_bytes = sizeof exec, .scratch = address, .scratch_bytes = 1 << 30};
+    char wanted[512];
+    CHECK(normfuse_group_norm_forward(&options, &tensors, &exec) == NORMFUSE_OK, "%s", normfuse_last_error());
+    snprintf(wanted, sizeof wanted, "%s", normfuse_last_kernels());
+    fake_driver_reset();
+    fake_driver_use();
+    fake_driver.occupancy_result = CUDA_ERROR_UNKNOWN;
+    const normfuse_status status = normfuse_group_norm_forward(&options, &tensors, &exec);
+    CHECK(status == NORMFUSE_DEVICE_ERROR || (status == NORMFUSE_OK && strcmp(normfuse_last_kernels(), wanted) != 0),
+          "status %d: %s", (int)status, normfuse_last_kernels());
+    fake_driver.occupancy_result = CUDA_SUCCESS;
+    CHECK(normfuse_group_norm_forward(&options, &tensors, &exec) == NORMFUSE_OK &&
+              strcmp(normfuse_last_kernels(), wanted) == 0,
+          "%s instead of %s", normfuse_last_kernels(), wanted);
 }
 
 /* ---- the choice of kernels --------------------------------------------------------------------------------------- */
@@ -1919,6 +2015,8 @@ int main(void)
     test_facts();
     test_kernels_missing();
     test_kernels_prepared();
+    test_reset();
+    test_fork();
     test_threads();
     test_threads_retain();
     test_launch_attributes();
@@ -1927,6 +2025,7 @@ int main(void)
     test_occupancy();
     test_interface();
     test_scratch();
+    test_answers();
     test_plans();
     test_empty();
     test_plans_remembered();

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "cuda/driver.h"
+#include "cuda/run.h"
 
 #if CUDA_VERSION < 12080
 #error "the CUDA part needs the headers of CUDA 12.8 or newer"
@@ -46,7 +47,6 @@ struct device {
     CUdevice handle;
     _Atomic(bool) ready;
     _Atomic(CUcontext) primary; /* retained at the first call whose thread has no context of this device */
-    CUcontext loaded;           /* under the mutex: the context that the kernels were last loaded in */
     char name[128];
     _Atomic(uint64_t) occupancy[OCCUPANCY_SLOTS];
 };
@@ -55,8 +55,9 @@ struct loaded {
     struct normfuse_cuda_driver driver;
     normfuse_status status; /* of finding the driver; if not OK, `problem` says why and nothing else is set */
     int32_t version;        /* as cuDriverGetVersion says it: 13000 */
-    int32_t devices;
+    int32_t devices;        /* 0 where the status is not OK */
     struct device *device;
+    struct loaded *before; /* what was found earlier, whose words normfuse_info may have given out */
     /* Libraries and kernels belong to no context: one set serves all devices. Under the mutex until a device is ready.
      */
     bool has_kernels;
@@ -68,7 +69,7 @@ struct loaded {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct loaded *) known;
 static const struct normfuse_cuda_driver *stand_in;
-/* Where `known` points when there is no memory for more. */
+/* What a call finds where there is no memory for more. */
 static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = "no memory for the list of devices"};
 
 static const char *error_text(const struct loaded *loaded, CUresult result)
@@ -99,11 +100,14 @@ static normfuse_status old_driver(struct loaded *loaded)
 /* Fills loaded->driver. The version is asked for first: an older driver lacks some of the rest. */
 static normfuse_status find_entries(struct loaded *loaded)
 {
+    static void *opened; /* for good; under the mutex */
     void *library = NULL;
     if (stand_in != NULL) {
         loaded->driver = *stand_in;
     } else {
-        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        if (opened == NULL)
+            opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        library = opened;
         if (library == NULL) {
             const char *const reason = dlerror();
             snprintf(loaded->problem, sizeof loaded->problem, "no CUDA driver: %s",
@@ -234,12 +238,12 @@ static normfuse_status find_driver(struct loaded *loaded)
         snprintf(loaded->problem, sizeof loaded->problem, "%s", no_memory.problem);
         return NORMFUSE_OUT_OF_MEMORY;
     }
-    loaded->devices = count;
-    for (int32_t i = 0; i < loaded->devices; i++) {
+    for (int32_t i = 0; i < count; i++) {
         const normfuse_status read = read_facts(loaded, &loaded->device[i], i);
         if (read != NORMFUSE_OK)
             return read;
     }
+    loaded->devices = count;
     return NORMFUSE_OK;
 }
 
@@ -261,25 +265,59 @@ static void describe(struct loaded *loaded)
     append(loaded, "; built for " NORMFUSE_CUDA_BUILT_FOR);
 }
 
-/* The driver's state, found out at the first call and kept, failures too. */
+static void forget(struct loaded *loaded)
+{
+    free(loaded->device);
+    free(loaded);
+}
+
+/* A thread that another one forked beside may have held the locks. */
+static void after_fork_in_child(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    normfuse_cuda_plans_after_fork();
+}
+
+static bool follows_forks(void)
+{
+    static _Atomic(bool) is_told; /* twice does no harm */
+    if (!atomic_load(&is_told))
+        atomic_store(&is_told, pthread_atfork(NULL, NULL, after_fork_in_child) == 0);
+    return atomic_load(&is_told);
+}
+
+/* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be installed or
+ * started later, memory may be free. */
 static struct loaded *driver_known(void)
 {
     struct loaded *loaded = atomic_load_explicit(&known, memory_order_acquire);
-    if (loaded != NULL)
+    if (loaded != NULL && loaded->devices > 0)
         return loaded;
+    if (!follows_forks())
+        return &no_memory;
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     pthread_mutex_lock(&mutex);
     loaded = atomic_load_explicit(&known, memory_order_relaxed);
-    if (loaded == NULL) {
-        loaded = calloc(1, sizeof *loaded);
-        if (loaded != NULL) {
-            loaded->status = find_driver(loaded);
-            describe(loaded);
-        } else {
-            loaded = &no_memory;
+    if (loaded == NULL || loaded->devices == 0) {
+        struct loaded *const now = calloc(1, sizeof *now);
+        if (now != NULL) {
+            now->status = find_driver(now);
+            describe(now);
         }
-        atomic_store_explicit(&known, loaded, memory_order_release);
+        if (now == NULL) {
+            loaded = &no_memory;
+        } else if (loaded != NULL && now->devices == 0 && now->status == loaded->status &&
+                   strcmp(now->problem, loaded->problem) == 0 && strcmp(now->state, loaded->state) == 0) {
+            forget(now);
+        } else {
+            now->before = loaded;
+            loaded = now;
+            atomic_store_explicit(&known, loaded, memory_order_release);
+        }
     }
     pthread_mutex_unlock(&mutex);
+    pthread_setcancelstate(state, NULL);
     return loaded;
 }
 
@@ -402,24 +440,16 @@ static CUresult allow_most(const struct loaded *loaded, const struct device *dev
     return result;
 }
 
-/* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
- * survive: this asks for it ahead. */
-static normfuse_status load_kernels(const char *call, struct loaded *loaded, struct device *device)
+/* Into the context that a call of this thread would use; *refused is what was. */
+static CUresult load_into_context(struct loaded *loaded, struct device *device, const char **refused)
 {
     const struct normfuse_cuda_driver *const driver = &loaded->driver;
-    CUcontext context = NULL;
     bool pushed = false;
-    const char *refused = "its context";
+    *refused = "its context";
     CUresult result = enter(loaded, device, &pushed);
-    if (result == CUDA_SUCCESS)
-        result = driver->cuCtxGetCurrent(&context);
-    if (result == CUDA_SUCCESS && context == device->loaded) {
-        leave(loaded, pushed);
-        return NORMFUSE_OK;
-    }
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         CUfunction function;
-        refused = kernel_names[i];
+        *refused = kernel_names[i];
         result = driver->cuKernelGetFunction(&function, loaded->kernels[i]);
         if (result == CUDA_SUCCESS)
             result = driver->cuFuncLoad(function);
@@ -427,9 +457,24 @@ static normfuse_status load_kernels(const char *call, struct loaded *loaded, str
             result = allow_most(loaded, device, loaded->kernels[i]);
     }
     leave(loaded, pushed);
+    return result;
+}
+
+/* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
+ * survive: this asks for it ahead. */
+static normfuse_status load_kernels(const char *call, struct loaded *loaded, struct device *device)
+{
+    const char *refused;
+    CUresult result = load_into_context(loaded, device, &refused);
+    CUcontext primary;
+    /* A device reset destroys what is in the primary context, and retaining it again revives it. */
+    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED &&
+        loaded->driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
+        atomic_store_explicit(&device->primary, primary, memory_order_release);
+        result = load_into_context(loaded, device, &refused);
+    }
     if (result != CUDA_SUCCESS)
         return refuse_kernels(call, loaded, device, refused, result);
-    device->loaded = context;
     atomic_store_explicit(&device->ready, true, memory_order_release);
     return NORMFUSE_OK;
 }
@@ -448,41 +493,45 @@ static normfuse_status find_device(const char *call, int32_t ordinal, struct loa
     return NORMFUSE_OK;
 }
 
-static normfuse_status prepare(const char *call, struct loaded *loaded, struct device *device)
+/* `again`: also where another call has done so. */
+static normfuse_status prepare(const char *call, struct loaded *loaded, struct device *device, bool again)
 {
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
      * that say that it does not. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     const bool is_relaxed = loaded->driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     normfuse_status status = loaded->has_kernels ? NORMFUSE_OK : find_kernels(call, loaded, device);
-    if (status == NORMFUSE_OK)
+    if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
         status = load_kernels(call, loaded, device);
     pthread_mutex_unlock(&mutex);
     if (is_relaxed)
         (void)loaded->driver.cuThreadExchangeStreamCaptureMode(&mode);
+    pthread_setcancelstate(state, NULL);
     return status;
 }
 
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
 {
-    struct loaded *loaded;
-    struct device *found;
+    struct loaded *loaded = NULL;
+    struct device *found = NULL;
     normfuse_status status = find_device(call, ordinal, &loaded, &found);
     if (status != NORMFUSE_OK)
         return status;
     if (!atomic_load_explicit(&found->ready, memory_order_acquire))
-        status = prepare(call, loaded, found);
+        status = prepare(call, loaded, found, false);
     *device = &found->facts;
     return status;
 }
 
 normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
 {
-    struct loaded *loaded;
-    struct device *device;
+    struct loaded *loaded = NULL;
+    struct device *device = NULL;
     const normfuse_status status = find_device(call, ordinal, &loaded, &device);
-    return status != NORMFUSE_OK ? status : prepare(call, loaded, device);
+    return status != NORMFUSE_OK ? status : prepare(call, loaded, device, true);
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------- */
@@ -581,6 +630,15 @@ static CUresult ask_occupancy(struct loaded *loaded, const struct normfuse_cuda_
     return loaded->driver.cuOccupancyMaxActiveClusters(answer, function, &config);
 }
 
+static _Thread_local bool lacks_answers;
+
+bool normfuse_cuda_lacks_answers(void)
+{
+    const bool lacking = lacks_answers;
+    lacks_answers = false;
+    return lacking;
+}
+
 /* cluster 0: blocks of one multiprocessor; else clusters of the device. */
 static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch,
                          uint32_t cluster)
@@ -608,8 +666,10 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
         result = ask_occupancy(loaded, launch, cluster, &answer);
     leave(loaded, pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
-    if (result != CUDA_SUCCESS || answer < 0)
+    if (result != CUDA_SUCCESS || answer < 0) {
+        lacks_answers = true;
         return 0;
+    }
     if (answer > 0xffff)
         answer = 0xffff;
     /* Where every slot of the probe is taken, the last one's answer is given up. */
@@ -642,10 +702,10 @@ const char *normfuse_cuda_state(void)
 
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver)
 {
-    struct loaded *const loaded = atomic_exchange(&known, NULL);
-    if (loaded != NULL && loaded != &no_memory) {
-        free(loaded->device);
-        free(loaded);
+    for (struct loaded *loaded = atomic_exchange(&known, NULL); loaded != NULL;) {
+        struct loaded *const before = loaded->before;
+        forget(loaded);
+        loaded = before;
     }
     stand_in = driver;
 }

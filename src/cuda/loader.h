@@ -34,7 +34,7 @@ struct normfuse_cuda_device {
  * DEVICE_ERROR, BAD_ARGUMENT (no such device). Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
 
-/* normfuse_prepare: the same, and loads the kernels into the current context too if it is another than before. */
+/* normfuse_prepare: the same, and loads the kernels into the current context too. */
 normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal);
 
 struct normfuse_cuda_launch {
@@ -58,6 +58,9 @@ int32_t normfuse_cuda_blocks_per_processor(const struct normfuse_cuda_device *de
 /* How many clusters of this launch the device holds at once; 0: it cannot run. Cached likewise. */
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch);
+
+/* Whether either question was left without an answer, by an error of the driver, since this thread last asked that. */
+bool normfuse_cuda_lacks_answers(void);
 
 /* The driver's state in words, for normfuse_info: a static string. */
 const char *normfuse_cuda_state(void);

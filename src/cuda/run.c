@@ -1852,10 +1852,17 @@ static void remember(const struct known_plan *known, uint64_t hash)
     free(before);
 }
 
+void normfuse_cuda_plans_after_fork(void)
+{
+    pthread_mutex_init(&remembered.mutex, NULL);
+}
+
+/* NULL: none fits. *is_certain: not for want of an answer from the driver, which may give it to the next call. */
 static const struct plan *plan_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                                  bool has_tickets)
+                                  bool has_tickets, bool *is_certain)
 {
     static _Thread_local struct known_plan last;
+    *is_certain = true;
     const struct normfuse_problem key = key_of(problem);
     if (!is_of(&last, &key, device->serial, has_tickets)) {
         const uint64_t hash = hash_of(&key);
@@ -1863,8 +1870,13 @@ static const struct plan *plan_of(const struct normfuse_problem *problem, const 
             last.key = key;
             last.device = device->serial;
             last.has_tickets = has_tickets;
+            (void)normfuse_cuda_lacks_answers();
             last.found = make_plan(problem, device, has_tickets, &last.plan);
-            remember(&last, hash);
+            *is_certain = !normfuse_cuda_lacks_answers();
+            if (*is_certain)
+                remember(&last, hash);
+            else
+                last.device = 0;
         }
     }
     return last.found ? &last.plan : NULL;
@@ -2000,10 +2012,19 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     const bool has_tickets = exec != NULL && exec->sync != NULL;
     struct normfuse_problem united = *problem;
     unite_samples(&united);
-    const struct plan *const plan = plan_of(&united, device, has_tickets);
+    bool is_certain;
+    const struct plan *const plan = plan_of(&united, device, has_tickets, &is_certain);
+    if (plan == NULL && !is_certain)
+        return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %" PRId32 ", %s, does not say how many blocks it holds",
+                               problem->name, device->ordinal, device->name);
     if (plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
                                problem->name, device->name);
+
+    /* It may be another plan than the one that was asked about its scratch: see plan_of. */
+    if (scratch_of(plan) > (exec != NULL && exec->scratch != NULL ? exec->scratch_bytes : 0))
+        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch is smaller than the %zu bytes that this call needs",
+                               problem->name, scratch_of(plan));
 
     struct normfuse_cuda_arguments arguments;
     char *scratch = exec != NULL ? exec->scratch : NULL;
@@ -2071,11 +2092,12 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     struct normfuse_problem united = *problem;
     unite_samples(&united);
     size_t needed = 0;
-    const struct plan *plan = plan_of(&united, device, true);
+    bool is_certain;
+    const struct plan *plan = plan_of(&united, device, true, &is_certain);
     if (plan != NULL)
         needed = scratch_of(plan);
     if (exec == NULL || exec->sync == NULL) {
-        plan = plan_of(&united, device, false);
+        plan = plan_of(&united, device, false, &is_certain);
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }

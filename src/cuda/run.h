@@ -9,4 +9,7 @@
 /* What this thread's last call launched: "runs_forward_f32_4x8 cluster=2", joined by " + ". */
 const char *normfuse_last_kernels(void);
 
+/* For the child of a fork, which may have been made while a thread held the lock of the plans. */
+void normfuse_cuda_plans_after_fork(void);
+
 #endif
