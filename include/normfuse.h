@@ -13,9 +13,27 @@
  * Tensors have the axes N, C and zero to three spatial axes, in this order, whatever their layout in memory; the
  * strides say the layout. S below is the product of the spatial sizes.
  *
- * Every function may be called from several threads at once. None aborts, prints (but for NORMFUSE_VERBOSE) or sets
- * errno. A refused call writes nothing to any tensor, and normfuse_last_error() names the argument and the rule.
- * Results do not depend on the number of threads nor on the instruction set. Error bounds: docs/numerics.md. */
+ * No function aborts, prints (but for NORMFUSE_VERBOSE) or changes errno. A refused call writes nothing to any tensor,
+ * and normfuse_last_error() names the argument and the rule. Results do not depend on the number of threads, on the
+ * instruction set, nor on the caller's floating-point environment. Error bounds: docs/numerics.md.
+ *
+ * Threads         Every function may be called from several threads at once, none from a signal handler. One call at a
+ *                 time has the built-in pool; another runs its tasks in its own thread. The threads of the pool are
+ *                 made when a call first needs them, 1023 at most, and never end.
+ * Signals         Threads of the pool block every signal but SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP and SIGSYS: the
+ *                 process's handler gets a fault in a task, in the thread that faulted. It must return or end the
+ *                 process.
+ * fork            The child may call every function on CPU tensors, whatever other threads did at the fork, and makes a
+ *                 pool of its own. CUDA works in a child only if the parent never started the driver.
+ * Unloading       libnormfuse.so stays loaded after dlclose. A shared object that holds the static library must stay
+ *                 loaded too: link it with -z nodelete, as the CMake package and pkg-config --static do.
+ * Cancellation    No function is a cancellation point, but for what NORMFUSE_VERBOSE prints and what the CUDA driver
+ *                 does. A thread must not be cancelled asynchronously inside a call.
+ * Floating point  Calls and tasks compute in the standard environment (to nearest, subnormals kept, no traps), and
+ *                 leave their thread's environment and its flags as they were.
+ * Read once       The first calls of a process read the CPU affinity, /proc/cpuinfo, /sys/devices/system/cpu, the
+ *                 cgroup's CPU quota, NORMFUSE_MAX_ISA, NORMFUSE_NUM_THREADS and NORMFUSE_VERBOSE. What could not be
+ *                 read stays unknown; that costs time, never bits. No thread may call setenv meanwhile. */
 #ifndef NORMFUSE_H
 #define NORMFUSE_H
 
@@ -114,6 +132,9 @@ NORMFUSE_API normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_
  * N or C (any channel stride of at least S, any row stride of at least C, any batch stride).
  * Parameters are of any dtype and any strides: per channel [C], per (sample, channel) [N, C].
  * Statistics: [N, groups] (group norm) or [C] (batch norm), any shape with that many elements, row-major.
+ *
+ * A tensor may have no element. Statistics of no value are mean 0, rstd 1/sqrt(eps), count 0; sums and gradients over
+ * none are 0, or stay with NORMFUSE_ACCUMULATE; running statistics stay. Such a call needs no scratch on the CPU.
  *
  * In place: y may be x, pre_add or post_add; u may be x or pre_add; dx may be dy, x or du; dpost_add may be dy; each
  * with equal strides. Any other overlap of an output is refused. */
@@ -222,10 +243,11 @@ typedef struct normfuse_exec {
                    every call, not shared by calls that may overlap; NULL is allowed */
     size_t sync_bytes;
     /* CPU: runs task(context, i) once for every i in [0, tasks), in any order, on any threads, and returns when all are
-     * done. NULL: the built-in pool. */
+     * done. Tasks never throw. It must return: no exception, longjmp or thread exit may leave it. NULL: the built-in
+     * pool. */
     void (*parallel_for)(void *pool, int64_t tasks, void (*task)(void *context, int64_t i), void *context);
     void *pool;      /* first argument of parallel_for */
-    int32_t threads; /* most threads to use; with parallel_for, how many tasks it is given. 0: the default */
+    int32_t threads; /* most threads to use, or tasks to give parallel_for. 0: the default. Above 1024: 1024 */
     int32_t reserved;
 } normfuse_exec;
 
@@ -345,8 +367,11 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * memory, waits for nothing, and can be captured into a graph. The thread's current context is used where it belongs to
  * the tensors' device; otherwise the device's primary context, current for the length of the call only.
  *
- * The driver, libcuda.so.1, is opened at the first call that needs it and never closed. It must be of the CUDA major
- * version that the library was built with, or newer. */
+ * The driver, libcuda.so.1, is opened by the first call that needs it and never closed. It must be of the CUDA major
+ * version that the library was built with, or newer. Where no device was found, the next call looks again.
+ *
+ * After a device reset calls work once the caller has the device's context again, with memory, sync memory and graphs
+ * of its own made anew; normfuse_prepare loads the kernels again. */
 
 /* Loads every kernel for CUDA device `device`, into the context that a call of this thread would use. Without it the
  * first call for a device does the same, which takes milliseconds. Where a stream is captured meanwhile, loading is no
@@ -383,8 +408,7 @@ typedef struct normfuse_information {
 } normfuse_information;
 
 /* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that
- * forks workers which use CUDA asks in the workers. Reads NORMFUSE_MAX_ISA and NORMFUSE_NUM_THREADS once, at the
- * library's first use. */
+ * forks workers which use CUDA asks in the workers. */
 NORMFUSE_API normfuse_status normfuse_info(normfuse_information *info);
 
 #ifdef __cplusplus

@@ -409,6 +409,60 @@ static bool keeps_errno_of_refusals(void)
     return errno == 77 && normfuse_info(NULL) == NORMFUSE_BAD_ARGUMENT && errno == 77;
 }
 
+/* ---- cancellation, fork ----------------------------------------------------------------------------------------- */
+
+static atomic_bool came_back;
+
+static void *cancelled_thread(void *context)
+{
+    (void)context;
+    pthread_cancel(pthread_self());
+    normfuse_information info = {.struct_bytes = sizeof info};
+    const bool good = normfuse_info(&info) == NORMFUSE_OK && normalizes(3);
+    atomic_store(&came_back, good);
+    pthread_testcancel();
+    return NULL;
+}
+
+/* First calls read files, which are cancellation points: half of what they set up would stay undone. */
+static bool is_cancelled_later(void)
+{
+    pthread_t thread;
+    void *result = NULL;
+    pthread_create(&thread, NULL, cancelled_thread, NULL);
+    pthread_join(thread, &result);
+    return result == PTHREAD_CANCELED && atomic_load(&came_back) && normalizes(2);
+}
+
+static atomic_bool stops;
+
+static void *call_until_stopped(void *context)
+{
+    (void)context;
+    while (!atomic_load(&stops))
+        normalizes(3);
+    return NULL;
+}
+
+static bool works_in_child(void)
+{
+    alarm(20);
+    return normalizes(3) && each_runs_once(4);
+}
+
+/* Children that are made while other threads are inside of calls, pool and all. */
+static void fork_beside_calls(void)
+{
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, call_until_stopped, NULL);
+    for (int i = 0; i < 20; i++)
+        in_child("a fork beside calls", works_in_child);
+    atomic_store(&stops, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+}
+
 int main(void)
 {
     x = malloc(VALUES * sizeof *x);
@@ -419,12 +473,14 @@ int main(void)
     in_child("signals of the pool's threads", masks_signals);
     in_child("a caller that waits long sleeps", waits_asleep);
     in_child("a thread that waits long for a piece sleeps", waits_asleep_for_pieces);
+    in_child("cancelled inside of first calls", is_cancelled_later);
     in_child("errno: normfuse_info first", keeps_errno_of_info);
     in_child("errno: operators first", keeps_errno_of_calls);
     in_child("errno: sizes first", keeps_errno_of_sizes);
     in_child("errno: refusals", keeps_errno_of_refusals);
     CHECK(compute(wanted, &(const normfuse_exec){.struct_bytes = sizeof(normfuse_exec), .threads = 1}),
           "the standard environment");
+    CHECK(normalizes(1), "one thread");
     for (caller_environment = STANDARD; caller_environment < ENVIRONMENTS; caller_environment++) {
         char name[64];
         snprintf(name, sizeof name, "the pool is started in environment %d", (int)caller_environment);
@@ -432,7 +488,6 @@ int main(void)
     }
 
     CHECK(normfuse_threads_default() >= 1, "the pool has a size");
-    CHECK(normalizes(1), "one thread");
     for (int32_t tasks = 1; tasks <= TASKS; tasks++)
         CHECK(each_runs_once(tasks), "%d tasks, each once", (int)tasks);
     CHECK(normalizes(3), "three threads, the bits of one");
@@ -456,6 +511,7 @@ int main(void)
     int status = 0;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child of a fork");
     CHECK(normalizes(3), "the parent after the fork");
+    fork_beside_calls();
 #endif
 
     usleep(50000); /* the threads have gone to sleep */
