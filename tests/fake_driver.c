@@ -87,7 +87,10 @@ static int current_device(void)
 static bool is_destroyed(void)
 {
     const int device = current_device();
-    return device >= 0 && fake_driver.device[device].is_reset && stack[depth - 1] == fake_driver_context(device, 0);
+    pthread_mutex_lock(&mutex);
+    const bool is_reset = device >= 0 && fake_driver.device[device].is_reset;
+    pthread_mutex_unlock(&mutex);
+    return is_reset && stack[depth - 1] == fake_driver_context(device, 0);
 }
 
 /* What may not be part of a graph. */

@@ -475,6 +475,7 @@ static void test_reset(void)
           fake_driver.device[0].functions_loaded[KERNEL]);
 }
 
+#if !defined(__SANITIZE_THREAD__)
 static void *info_in_thread(void *argument)
 {
     normfuse_information info = {.struct_bytes = sizeof info};
@@ -482,6 +483,7 @@ static void *info_in_thread(void *argument)
     (void)normfuse_info(&info);
     return NULL;
 }
+#endif
 
 /* A child that is made while a thread starts the driver. */
 static void test_fork(void)
