@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * main.c - the program `normfuse`: finds the subcommand. */
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "report.h"
@@ -93,10 +96,21 @@ static const struct command *find_command(const char *word)
     return NULL;
 }
 
+/* A file that is opened while one of these is closed would get its number, and the messages. They are opened for the
+ * opposite of their use, so that reading and writing still fail. */
+static void open_standard_files(void)
+{
+    for (int i = STDIN_FILENO; i <= STDERR_FILENO; i++)
+        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            report_failure("/dev/null", "%s", strerror(errno));
+}
+
 int main(int count, char **words)
 {
-    /* A closed pipe shall be an error of write, with a message and a code. */
+    open_standard_files();
+    /* A closed pipe and a limit of file sizes shall be errors of write, with a message and a code. */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     if (count < 2) {
         fprintf(stderr, "normfuse: no command: info, run, check or bench\nTry 'normfuse --help'.\n");
         return CODE_USAGE;

@@ -50,6 +50,7 @@ enum {
     OPTION_DPOST_ADD,
     OPTION_THREADS,
     OPTION_BLOCK_BYTES,
+    OPTION_SYNC,
     OPTION_QUIET,
     OPTION_COUNT
 };
@@ -87,6 +88,7 @@ static const struct option options[OPTION_COUNT] = {
     [OPTION_BLOCK_BYTES] = {"block-bytes", 0, "BYTES", "Work on blocks of samples whose tensors take about this much "
                             "memory (64K, 256M, 1G; default 256M, or less where memory is limited). Results do not "
                             "depend on it."},
+    [OPTION_SYNC] = {"sync", 0, NULL, "End only when the outputs and their names are on the disk (fsync)."},
     [OPTION_QUIET] = {"quiet", 'q', NULL, "No progress bar. There is none either when standard error is no terminal."},
 };
 
@@ -114,7 +116,9 @@ static const char sections[] =
     "    .npy of versions 1 to 3, C or Fortran order, little- or big-endian, of 2 to 5 axes (N, C\n"
     "    and up to three spatial ones). They are mapped, not read whole: files may be larger than\n"
     "    memory. Outputs are in C order; they appear when all of them are complete, and not at all\n"
-    "    when anything fails. An output may replace an input.\n"
+    "    when anything fails or a signal ends the program. An output may replace an input. Links\n"
+    "    are followed. Pipes, devices and open files (/dev/stdout, /dev/fd/3) are written to as the\n"
+    "    work goes on; normfuse(1) has more.\n"
     "\n"
     "EXAMPLES\n"
     "    normfuse run group_norm x.npy groups=32 act=silu -o y.npy --weight w.npy --bias b.npy\n"
@@ -233,7 +237,8 @@ struct run {
     struct stream_input inputs[INPUTS];
     struct stream_output outputs[OUTPUTS];
     int64_t n, c, s, groups;
-    int64_t block; /* samples of a block */
+    int64_t samples; /* that are looked at: n, or 0 where none has anything to read or to write */
+    int64_t block;   /* samples of a block */
     normfuse_exec exec;
     struct mirror mirror; /* device=cuda */
 
@@ -244,7 +249,7 @@ struct run {
     double *sample_sums[2];       /* instance norm: [C], sums over samples of the mean and of the unbiased variance */
 
     bool show_progress;
-    int64_t done_samples, total_samples;
+    double done_samples, total_samples;
     struct timespec progress_time;
 };
 
@@ -527,22 +532,35 @@ static int64_t default_block_bytes(void)
     return bytes;
 }
 
+/* The bytes of a sample more; the largest number where they are more. */
+static void add_sample_bytes(int64_t *sum, const struct stream_shape *shape, normfuse_type type)
+{
+    int64_t bytes;
+    if (__builtin_mul_overflow(stream_sample_elements(shape), (int64_t)number_bytes(type), &bytes) ||
+        __builtin_add_overflow(*sum, bytes, sum))
+        *sum = INT64_MAX;
+}
+
 static void choose_block(struct run *run)
 {
     int64_t sample_bytes = 0;
+    bool idle = run->n * run->c * run->s == 0;
     for (int i = 0; i < INPUTS; i++)
         if ((run->given & BIT(i)) && has_sample_axis(run, input_roles[i].kind))
-            sample_bytes += stream_sample_elements(&run->inputs[i].shape) * (int64_t)number_bytes(run->inputs[i].type);
+            add_sample_bytes(&sample_bytes, &run->inputs[i].shape, run->inputs[i].type);
     for (int i = 0; i < OUTPUTS; i++)
-        if ((run->wanted & BIT(i)) && has_sample_axis(run, output_roles[i].kind))
-            sample_bytes +=
-                stream_sample_elements(&run->outputs[i].shape) * (int64_t)number_bytes(run->outputs[i].type);
+        if ((run->wanted & BIT(i)) && has_sample_axis(run, output_roles[i].kind)) {
+            const struct stream_shape *shape = &run->outputs[i].shape;
+            add_sample_bytes(&sample_bytes, shape, run->outputs[i].type);
+            idle &= shape->sizes[0] == 0 || stream_sample_elements(shape) == 0;
+        }
+    run->samples = idle ? 0 : run->n;
     int64_t budget = arguments_bytes(run->arguments, OPTION_BLOCK_BYTES, default_block_bytes());
-    int64_t block = sample_bytes > 0 ? budget / sample_bytes : run->n;
+    int64_t block = sample_bytes > 0 ? budget / sample_bytes : run->samples;
     int64_t quantum = 1;
     /* Sums over the samples have the bits of one call only when they are cut at the quantum. */
     bool sums = run->line.op == BATCH_NORM || (run->wanted & (BIT(DWEIGHT) | BIT(DBIAS)));
-    if (sums && block < run->n) {
+    if (sums && block < run->samples) {
         normfuse_axes axes;
         normfuse_tensor x =
             run->line.channels_last
@@ -557,7 +575,7 @@ static void choose_block(struct run *run)
     }
     block = block / quantum * quantum;
     block = block < quantum ? quantum : block;
-    run->block = block > run->n ? run->n : block;
+    run->block = block > run->samples ? run->samples : block;
 }
 
 static const normfuse_tensor *reserve(struct buffer *buffer, normfuse_type type, int32_t ndim, const int64_t *sizes)
@@ -726,7 +744,7 @@ static void write_statistics(struct run *run, int64_t count)
 static void progress(struct run *run, int64_t samples)
 {
     struct timespec now;
-    run->done_samples += samples;
+    run->done_samples += (double)samples;
     if (!run->show_progress)
         return;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -737,7 +755,7 @@ static void progress(struct run *run, int64_t samples)
     run->progress_time = now;
     static const char full[] = "########################################";
     int width = (int)(sizeof full) - 1;
-    double part = (double)run->done_samples / (double)run->total_samples;
+    double part = run->done_samples / run->total_samples;
     part = part > 1 ? 1 : part;
     int filled = (int)(part * width);
     char text[80];
@@ -840,9 +858,11 @@ static void run_by_sample(struct run *run)
     bool backward = (run->given & BIT(DY)) != 0;
     bool statistics = run->line.op != AFFINE && !run->line.evaluate;
     bool forward = (run->wanted & ~(unsigned)GRADIENTS) || statistics;
-    run->total_samples = run->n;
-    reserve_zeros(&run->dweight, 1, &run->c);
-    reserve_zeros(&run->dbias, 1, &run->c);
+    run->total_samples = (double)run->samples;
+    if (run->wanted & BIT(DWEIGHT))
+        reserve_zeros(&run->dweight, 1, &run->c);
+    if (run->wanted & BIT(DBIAS))
+        reserve_zeros(&run->dbias, 1, &run->c);
     if (is_running_average(run))
         for (int i = 0; i < 2; i++) {
             run->sample_sums[i] = calloc((size_t)run->c + 1, sizeof(double));
@@ -851,14 +871,14 @@ static void run_by_sample(struct run *run)
         }
     int64_t first = 0;
     do { /* once for an empty batch too: its arguments are checked and its sums are 0 */
-        int64_t count = run->n - first < run->block ? run->n - first : run->block;
+        int64_t count = run->samples - first < run->block ? run->samples - first : run->block;
         if (forward)
             forward_block(run, first, count);
         if (backward)
             backward_block(run, first, count);
         first += count;
         progress(run, count);
-    } while (first < run->n);
+    } while (first < run->samples);
     if (!run->line.per_sample && (run->wanted & BIT(DWEIGHT)))
         stream_output_write_f64(&run->outputs[DWEIGHT], run->dweight.data, run->c);
     if (!run->line.per_sample && (run->wanted & BIT(DBIAS)))
@@ -878,7 +898,7 @@ static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigne
 {
     int64_t first = 0;
     do {
-        int64_t count = run->n - first < run->block ? run->n - first : run->block;
+        int64_t count = run->samples - first < run->block ? run->samples - first : run->block;
         normfuse_tensors tensors = block_inputs(run, inputs, first, count);
         unsigned now = first == 0 ? outputs | first_outputs : outputs;
         block_outputs(run, &tensors, now, count);
@@ -893,7 +913,7 @@ static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigne
         flush_outputs(run, now);
         first += count;
         progress(run, count);
-    } while (whole && first < run->n);
+    } while (whole && first < run->samples);
 }
 
 /* mean, rstd and the running statistics, from the statistics of the batch. */
@@ -927,8 +947,8 @@ static void run_batch_training(struct run *run)
     const int64_t triples[2] = {run->c, 3}, pairs[2] = {run->c, 2};
     bool backward = (run->given & BIT(DY)) != 0;
     bool last_pass = (run->wanted & BIT(DX)) != 0;
-    run->total_samples =
-        run->n * (1 + ((run->wanted & BIT(Y)) != 0) + (backward ? 1 + last_pass : 0)) + (backward && !last_pass);
+    run->total_samples = (double)run->samples * (1 + ((run->wanted & BIT(Y)) != 0) + (backward ? 1 + last_pass : 0)) +
+                         (backward && !last_pass);
     reserve_zeros(&run->stats, 2, triples);
     batch_pass(run, STATS, STATISTICS_INPUTS, BIT(U), 0, true);
     finish_batch_statistics(run);
@@ -965,12 +985,12 @@ static int run_main(const struct arguments *arguments)
         if (run.wanted & BIT(i))
             open_output(&run, (enum output_id)i);
     choose_block(&run);
-    run.show_progress = !arguments_has(arguments, OPTION_QUIET) && isatty(STDERR_FILENO) && run.block < run.n;
+    run.show_progress = !arguments_has(arguments, OPTION_QUIET) && isatty(STDERR_FILENO) && run.block < run.samples;
     if (run.line.op == BATCH_NORM && !run.line.evaluate)
         run_batch_training(&run);
     else
         run_by_sample(&run);
     report_progress(NULL);
-    outputs_commit();
+    outputs_commit(arguments_has(arguments, OPTION_SYNC));
     return CODE_OK;
 }

@@ -234,8 +234,12 @@ void stream_output_open(struct stream_output *output, const char *path, normfuse
         .type = type, .shape = *shape, .swapped = descr[0] == '>' && descr[1] != 'V'};
     file_sizes(shape, sizes);
     size_t header_bytes = npy_write_header(header, descr, shape->ndim, sizes);
-    int64_t elements = shape->sizes[0] * stream_sample_elements(shape);
-    output->output = output_open(path, (int64_t)header_bytes + elements * (int64_t)number_bytes(type));
+    int64_t bytes;
+    if (__builtin_mul_overflow(shape->sizes[0], stream_sample_elements(shape), &bytes) ||
+        __builtin_mul_overflow(bytes, (int64_t)number_bytes(type), &bytes) ||
+        __builtin_add_overflow(bytes, (int64_t)header_bytes, &bytes))
+        report_failure(path, "cannot be written: its bytes are more than 2^63");
+    output->output = output_open(path, bytes);
     output_write(output->output, header, header_bytes);
 }
 

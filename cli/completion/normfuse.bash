@@ -49,7 +49,7 @@ _normfuse()
         run)
             options="--output --weight --bias --pre-add --sum-out --post-add --scale --shift --mean --rstd
                 --running-mean --running-var --new-running-mean --new-running-var --backward --du --dx --dweight
-                --dbias --dscale --dshift --dpost-add --threads --block-bytes --quiet --help"
+                --dbias --dscale --dshift --dpost-add --threads --block-bytes --sync --quiet --help"
             words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype=
                 device="
             ;;
@@ -61,7 +61,7 @@ _normfuse()
     fi
     case $previous in
         --threads | --block-bytes | --samples | --seed | -n) return ;;
-        --json | --quiet | --warm | --help | -j | -q | -w) ;;
+        --json | --quiet | --sync | --warm | --help | -j | -q | -w) ;;
         --* | -o | -b)
             compopt -o filenames 2>/dev/null
             COMPREPLY=($(compgen -f -- "$current"))
