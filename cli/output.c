@@ -156,6 +156,13 @@ static size_t folder_length(const char *target)
     return (size_t)(strrchr(target, '/') - target) + 1;
 }
 
+static int open_folder(const char *target, int flags, mode_t mode)
+{
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%.*s", (int)folder_length(target), target);
+    return open(folder, flags | O_CLOEXEC, mode);
+}
+
 /* ---- temporaries ------------------------------------------------------------------------------------------------ */
 
 /* The name under which the system shows an open file. */
@@ -204,9 +211,7 @@ static void open_nameless(struct output *output, mode_t mode)
 {
     char shown[32];
     struct stat status;
-    char *folder = strndup(output->target, folder_length(output->target));
-    int descriptor = folder ? open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, mode) : -1;
-    free(folder);
+    int descriptor = open_folder(output->target, O_WRONLY | O_TMPFILE, mode);
     if (descriptor >= 0 && (access(shown_name(descriptor, shown), F_OK) != 0 || fstat(descriptor, &status) != 0 ||
                             status.st_uid != geteuid())) {
         close(descriptor);
@@ -310,11 +315,9 @@ static bool flush(int descriptor)
 
 static bool flush_folder(const char *target)
 {
-    char *path = strndup(target, folder_length(target));
-    int descriptor = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int descriptor = open_folder(target, O_RDONLY | O_DIRECTORY, 0);
     bool flushed = descriptor >= 0 && flush(descriptor);
     int error = errno;
-    free(path);
     if (descriptor >= 0)
         close(descriptor);
     errno = error;

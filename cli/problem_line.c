@@ -347,6 +347,12 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
                  (long long)line->sizes[1]);
         return 0;
     }
+    int64_t bytes;
+    if (__builtin_mul_overflow(line->sizes[0], line->groups, &bytes) ||
+        __builtin_mul_overflow(bytes, (int64_t)sizeof(double), &bytes)) {
+        complain(error, error_bytes, "'groups=%lld': the statistics overflow", (long long)line->groups);
+        return 0;
+    }
     if (line->has_act_param && !takes_act_param(line->activation)) {
         complain(error, error_bytes, "'act_param': only leaky_relu and elu take it, not %s",
                  problem_activation_name(line->activation));
@@ -431,7 +437,7 @@ static bool list_add(struct line_list *list, const struct problem_line *line)
     return true;
 }
 
-static const char out_of_memory[] = "out of memory";
+const char problem_lines_no_memory[] = "out of memory";
 
 /* One problem a line; # starts a comment. NULL or a message. */
 static const char *read_file(const char *path, struct line_list *list, char *message, size_t message_bytes)
@@ -458,10 +464,11 @@ static const char *read_file(const char *path, struct line_list *list, char *mes
             snprintf(message, message_bytes, "%s:%ld: %s", path, number, error);
             failure = message;
         } else if (!list_add(list, &line)) {
-            failure = out_of_memory;
+            failure = problem_lines_no_memory;
         }
     }
-    if (!failure && ferror(file)) {
+    /* No memory for a line is no error of the file. */
+    if (!failure && !feof(file)) {
         snprintf(message, message_bytes, "%s: %s", path, strerror(errno));
         failure = message;
     }
@@ -489,7 +496,7 @@ const char *problem_lines_read(int count, char *const *arguments, struct problem
         if (!taken)
             failure = message;
         else if (!list_add(&list, &line))
-            failure = out_of_memory;
+            failure = problem_lines_no_memory;
         at += (int)taken;
     }
     if (failure) {

@@ -49,6 +49,7 @@ size_t problem_line_name(const struct problem_line *line, char *name, size_t byt
 
 /* Every problem of the arguments: words, quoted problems and @file (one problem a line, # comments, blank lines).
  * *lines is allocated. Returns NULL, or a static or formatted message (file and line included). */
+extern const char problem_lines_no_memory[]; /* the message when there was no memory */
 const char *problem_lines_read(int count, char *const *arguments, struct problem_line **lines, size_t *lines_count);
 
 const char *problem_operator_name(enum problem_operator op);

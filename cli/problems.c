@@ -16,6 +16,8 @@ struct problem_line *problems_read(const struct arguments *arguments, size_t *co
     const char *error = problem_lines_read(arguments->word_count, arguments->words, &lines, count);
     if (!error && *count > 0)
         return lines;
+    if (error == problem_lines_no_memory)
+        report_failure("memory", "%s", error);
     for (int i = 0; i < arguments->word_count; i++) {
         const char *path = arguments->words[i] + 1;
         size_t length = strlen(path);

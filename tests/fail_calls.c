@@ -2,9 +2,9 @@
  *
  * fail_calls.c - a library for LD_PRELOAD under which chosen calls of a program fail; tests/test_program.py builds it.
  *
- * FAIL_CALLS=NAME:K:ERRNO makes the K-th call of NAME fail, K+ every one from the K-th on. NAME is allocate (malloc and
- * its kin), map, thread, tmpfile (open of a file without a name), link, rename, mode or flush. When the first one fails
- * the file FAIL_MARK is made. TRACE_CALLS=PATH: link, rename and flush are logged there. glibc only. */
+ * FAIL_CALLS=NAME:K:ERRNO,... makes the K-th call of NAME fail, K+ every one from the K-th on. NAME is allocate (malloc
+ * and its kin), map, thread, tmpfile (open of a file without a name), link, rename, mode or flush. When the K-th one of
+ * the last name fails the file FAIL_MARK is made. TRACE_CALLS=PATH: link, rename and flush are logged there. glibc only. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,25 +26,29 @@ void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *memory, size_t bytes);
 void *__libc_memalign(size_t alignment, size_t bytes);
 
-/* Sets errno when this call of `name` is to fail. Allocates nothing. */
-static bool fails(const char *name)
+/* Sets errno when this call of `name` is to fail; *calls counts them. Allocates nothing. */
+static bool is_to_fail(const char *name, atomic_long *calls)
 {
-    static atomic_long calls;
-    const char *wanted = getenv("FAIL_CALLS");
+    const char *wanted = getenv("FAIL_CALLS"), *mark = getenv("FAIL_MARK");
     size_t length = strlen(name);
-    if (!wanted || strncmp(wanted, name, length) != 0 || wanted[length] != ':')
+    while (wanted && !(strncmp(wanted, name, length) == 0 && wanted[length] == ':'))
+        wanted = (wanted = strchr(wanted, ',')) ? wanted + 1 : NULL;
+    if (!wanted)
         return false;
     char *end;
-    long from = strtol(wanted + length + 1, &end, 10), now = atomic_fetch_add(&calls, 1) + 1;
+    long from = strtol(wanted + length + 1, &end, 10), now = atomic_fetch_add(calls, 1) + 1;
     bool onwards = *end == '+';
     if (now != from && !(onwards && now > from))
         return false;
-    const char *mark = getenv("FAIL_MARK");
-    if (mark && now == from)
+    if (mark && now == from && !strchr(end, ','))
         close((int)syscall(SYS_openat, AT_FDCWD, mark, O_WRONLY | O_CREAT, 0600));
     errno = atoi(end + (onwards ? 2 : 1));
     return true;
 }
+
+/* One counter for all calls that allocate, one for each other name, which has one place each. */
+static atomic_long allocations;
+#define FAILS(name) __extension__({ static atomic_long calls; is_to_fail(name, &calls); })
 
 static void trace(const char *call, const char *path)
 {
@@ -60,27 +64,27 @@ static void trace(const char *call, const char *path)
 
 void *malloc(size_t bytes)
 {
-    return fails("allocate") ? NULL : __libc_malloc(bytes);
+    return is_to_fail("allocate", &allocations) ? NULL : __libc_malloc(bytes);
 }
 
 void *calloc(size_t count, size_t bytes)
 {
-    return fails("allocate") ? NULL : __libc_calloc(count, bytes);
+    return is_to_fail("allocate", &allocations) ? NULL : __libc_calloc(count, bytes);
 }
 
 void *realloc(void *memory, size_t bytes)
 {
-    return fails("allocate") ? NULL : __libc_realloc(memory, bytes);
+    return is_to_fail("allocate", &allocations) ? NULL : __libc_realloc(memory, bytes);
 }
 
 void *aligned_alloc(size_t alignment, size_t bytes)
 {
-    return fails("allocate") ? NULL : __libc_memalign(alignment, bytes);
+    return is_to_fail("allocate", &allocations) ? NULL : __libc_memalign(alignment, bytes);
 }
 
 void *mmap(void *address, size_t bytes, int protection, int flags, int descriptor, off_t offset)
 {
-    return fails("map") ? MAP_FAILED
+    return FAILS("map") ? MAP_FAILED
                         : (void *)syscall(SYS_mmap, address, bytes, protection, flags, descriptor, offset);
 }
 
@@ -88,7 +92,7 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 {
     int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
     *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
-    return fails("thread") ? errno : real(thread, attributes, start, argument);
+    return FAILS("thread") ? errno : real(thread, attributes, start, argument);
 }
 
 int open(const char *path, int flags, ...)
@@ -98,7 +102,7 @@ int open(const char *path, int flags, ...)
     bool has_mode = (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
     mode_t mode = has_mode ? va_arg(list, mode_t) : 0;
     va_end(list);
-    if ((flags & O_TMPFILE) == O_TMPFILE && fails("tmpfile"))
+    if ((flags & O_TMPFILE) == O_TMPFILE && FAILS("tmpfile"))
         return -1;
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
@@ -106,23 +110,23 @@ int open(const char *path, int flags, ...)
 int linkat(int from_folder, const char *from, int folder, const char *path, int flags)
 {
     trace("link", path);
-    return fails("link") ? -1 : (int)syscall(SYS_linkat, from_folder, from, folder, path, flags);
+    return FAILS("link") ? -1 : (int)syscall(SYS_linkat, from_folder, from, folder, path, flags);
 }
 
 int rename(const char *from, const char *path)
 {
     trace("rename", path);
-    return fails("rename") ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, path, 0);
+    return FAILS("rename") ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, path, 0);
 }
 
 int fchmod(int descriptor, mode_t mode)
 {
-    return fails("mode") ? -1 : (int)syscall(SYS_fchmod, descriptor, mode);
+    return FAILS("mode") ? -1 : (int)syscall(SYS_fchmod, descriptor, mode);
 }
 
 int fsync(int descriptor)
 {
     struct stat status;
     trace("flush", fstat(descriptor, &status) == 0 && S_ISDIR(status.st_mode) ? "folder" : "file");
-    return fails("flush") ? -1 : (int)syscall(SYS_fsync, descriptor);
+    return FAILS("flush") ? -1 : (int)syscall(SYS_fsync, descriptor);
 }

@@ -973,16 +973,22 @@ def test_a_file_size_limit(folder):
     assert not [name for name in os.listdir() if "y.npy" == name or "normfuse" in name]
 
 
-def test_a_full_disk(folder):
+def test_a_full_disk(folder, failing):
     os.mkdir("disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", "disk"], capture_output=True, text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", "disk"], capture_output=True, text=True)
     if mounted.returncode != 0:
         pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
     try:
-        case = Case("affine", (64, 4, 500))
+        case = Case("affine", (20, 4, 800))
         refuse(3, "disk/y.npy: cannot be written: No space left", *case.words, "-o", "disk/y.npy")
         refuse(3, "disk/y.npy: cannot be written: No space left", *case.words, "-o", "disk/y.npy", "--block-bytes", "1")
         assert os.listdir("disk") == []
+        open("disk/y.npy", "w").write("old")
+        case = Case("affine", (10, 4, 800))  # one of two fits
+        for calls in ("", "tmpfile:1+:95"):  # y's place, which is reserved, is free again
+            refuse(3, "disk/u.npy: cannot be written: No space left", *case.words, "-o", "disk/y.npy", "--pre-add",
+                   "pre_add.npy", "--sum-out", "disk/u.npy", env=failing(calls))
+            assert os.listdir("disk") == ["y.npy"] and open("disk/y.npy").read() == "old"
     finally:
         subprocess.run(["umount", "disk"], check=True)
 
@@ -1363,6 +1369,126 @@ def test_closed_and_full_outputs(words):
         os.close(stdout)
         assert result.returncode == 3, result
         assert f"normfuse: standard output: {message}" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["info"], ["--help"], ["bench", "affine", "1x4", "--samples", "3", "--warm"],
+                                   ["check", "affine", "1x4"]], ids=" ".join)
+def test_a_file_size_limit_of_standard_output(folder, words):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+
+    with open("log", "wb") as log:
+        result = subprocess.run([PROGRAM, *words], stdout=log, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
+    assert result.returncode == 3 and "normfuse: standard output: File too large" in result.stderr
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' PIPE;"], ids=["SIGPIPE", "ignored"])
+def test_a_reader_that_stops(folder, trap):
+    """normfuse ... | head -1: the command ends at its next line, with a message and a code, not with all its work done."""
+    open("problems.txt", "w").write("affine 1x4\n" * 2 + "group_norm 4x64x64x64 groups=8\n" * 1000)
+    np.save("x.npy", np.zeros((64, 64, 50), np.float32))
+    for words, reader, least in ((["check", "@problems.txt"], "head -1", 1),
+                                 (["bench", "@problems.txt", "--warm", "--samples", "3"], "head -1", 1),
+                                 (["info"], "true", 0), (["run", "affine", "x.npy", "-o", "/dev/stdout"], "head -c 100", 1)):
+        script = f'{trap} {{ "$@"; echo $? >&2; }} | {reader}'
+        result = subprocess.run(["sh", "-c", script, "sh", PROGRAM, *words], capture_output=True, timeout=20)
+        lines = result.stderr.decode().splitlines()
+        # info's few lines may fit into the pipe before its reader is gone.
+        assert lines == ["0"] if not least and len(lines) == 1 else lines[-1] == "3" and "Broken pipe" in lines[0], lines
+
+
+# ---- without memory --------------------------------------------------------------------------------------------------
+
+
+WITHOUT_MEMORY = {
+    "info": ["info"],
+    "group_norm": ["run", "group_norm", "x.npy", "groups=2", "--pre-add", "fortran.npy", "--post-add", "swapped.npy",
+                   "--sum-out", "u.npy", "--weight", "weight.npy", "--backward", "swapped.npy", "-o", "y.npy",
+                   "--mean", "mean.npy", "--dx", "dx.npy", "--dweight", "dweight.npy", "--threads", "3"],
+    "batch_norm": ["run", "batch_norm", "x.npy", "-o", "y.npy", "--running-mean", "weight.npy", "--running-var",
+                   "weight.npy", "--new-running-mean", "new.npy", "--backward", "fortran.npy", "--dbias", "dbias.npy",
+                   "--block-bytes", "1"],
+    "instance_norm": ["run", "instance_norm", "x.npy", "-o", "link.npy", "--running-mean", "weight.npy", "--running-var",
+                      "weight.npy", "--new-running-var", "new.npy", "--block-bytes", "1"],
+    "check": ["check", "affine", "2x4x3", "@problems.txt", "--threads", "3", "--json"],
+    "bench": ["bench", "affine", "2x4x3", "@problems.txt", "--warm", "--samples", "1", "--threads", "2"],
+}
+
+
+def write_without_memory():
+    x = np.random.default_rng(0).standard_normal((4, 16, 32, 32)).astype("<f4")
+    np.save("x.npy", x)
+    np.save("fortran.npy", np.asfortranarray(x))
+    np.save("swapped.npy", x.astype(">f4"))
+    np.save("weight.npy", np.ones(16, np.float32))
+    os.symlink("behind.npy", "link.npy")
+    open("problems.txt", "w").write("group_norm 2x8x64x64 groups=2 dir=bwd # " + "longer than the first memory for a line " * 9)
+
+
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_every_allocation_fails(folder, failing, name):
+    """The k-th allocation, mapping or thread fails, or all from the k-th on: the results are the same, or there is a
+    message, code 3 and nothing else. `info` says of what it cannot find out that it is unknown."""
+    write_without_memory()
+    words = WITHOUT_MEMORY[name]
+    before = set(os.listdir())
+    good = succeed(*words)
+    made = {path: open(path, "rb").read() for path in set(os.listdir()) - before}
+    for path in made:
+        os.remove(path)
+    refused = 0
+    for calls, mode, step in (("allocate", "", 1), ("allocate", "+", 5), ("map", "", 1), ("map", "+", 2),
+                              ("thread", "", 1), ("thread", "+", 1)):
+        for k in range(1, 1000, step):
+            named = "tmpfile:1+:95," if k % 2 else ""
+            environment = failing(f"{named}{calls}:{k}{mode}:{11 if calls == 'thread' else 12}", FAIL_MARK="../mark")
+            result = run(*words, env=environment)
+            where = calls, k, mode, result
+            new = {path: open(path, "rb").read() for path in set(os.listdir()) - before}
+            for path in new:
+                os.remove(path)
+            if result.returncode == 0:
+                assert new == made, where
+                lines = len(good.splitlines())
+                assert result.stdout == good if name not in ("info", "bench") else len(result.stdout.splitlines()) == lines, where
+            else:
+                refused += 1
+                assert result.returncode == 3 and not new, where
+                assert re.match(r"normfuse: .*(memory|threads cannot be started)", result.stderr), where
+                assert result.stderr.count("\n") == 1, where
+            if not os.path.exists("../mark"):
+                break
+            os.remove("../mark")
+    assert refused > 5 or name == "info"
+
+
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_memory_limits(folder, name):
+    write_without_memory()
+    words = WITHOUT_MEMORY[name]
+    before = set(os.listdir())
+    made = None
+    for mebibytes in (1000, 100, 40, 30, 20, 15, 12, 10, 9, 8, 7, 6, 5):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
+
+        if run("--version", preexec_fn=limit).returncode != 0:
+            break
+        result = run(*words, preexec_fn=limit)
+        new = {path: open(path, "rb").read() for path in set(os.listdir()) - before}
+        for path in new:
+            os.remove(path)
+        where = mebibytes, result
+        if made is None:
+            assert result.returncode == 0, where
+            made = new
+        if result.returncode == 0:
+            assert new == made, where
+        else:
+            assert result.returncode == 3 and not new, where
+            assert re.match(r"normfuse: .*(memory|threads cannot be started)", result.stderr), where
+    if made is None:
+        pytest.skip("the program does not even start in 1000 MiB (a sanitizer's shadow memory)")
 
 
 def test_a_closed_pipe_as_an_output_file(folder):
