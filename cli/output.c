@@ -124,7 +124,8 @@ static char *resolve(const char *path, int *own)
         if (snprintf(whole, sizeof whole, "%s/%s", folder[1] ? folder : "", name) >= (int)sizeof whole)
             return NULL;
         if (strcmp(folder, own_folder) == 0 && name[0] && name[strspn(name, "0123456789")] == '\0') {
-            *own = (int)strtol(name, NULL, 10);
+            long number = strtol(name, NULL, 10);
+            *own = number < INT_MAX ? (int)number : INT_MAX; /* which no file has */
             return strdup(whole);
         }
         ssize_t length = readlink(whole, link, sizeof link - 1);

@@ -4,7 +4,8 @@
  *
  * FAIL_CALLS=NAME:K:ERRNO,... makes the K-th call of NAME fail, K+ every one from the K-th on. NAME is allocate (malloc
  * and its kin), map, thread, tmpfile (open of a file without a name), link, rename, mode or flush. When the K-th one of
- * the last name fails the file FAIL_MARK is made. TRACE_CALLS=PATH: link, rename and flush are logged there. glibc only. */
+ * the last name fails the file FAIL_MARK is made. TRACE_CALLS=PATH: link, rename and flush are logged there. For glibc
+ * only. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -56,7 +57,8 @@ static void trace(const char *call, const char *path)
     char line[600];
     if (!log)
         return;
-    int length = snprintf(line, sizeof line, "%s %s\n", call, path), to = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    int length = snprintf(line, sizeof line, "%s %s\n", call, path);
+    int to = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     if (write(to, line, (size_t)length) < 0)
         abort();
     close(to);

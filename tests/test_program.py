@@ -872,7 +872,7 @@ def test_open_files_are_written_where_they_stand(folder):
         refuse(2, "same file", "run", "affine", "x.npy", "-o", f"/dev/fd/{log.fileno()}", "--backward", "dy.npy",
                "--dx", "log", pass_fds=[log.fileno()])
     with open("log", "rb") as log:
-        for number, message in ((log.fileno(), "Bad file"), (999, "Bad file")):
+        for number, message in ((log.fileno(), "Bad file"), (999, "Bad file"), (2**32 + 1, "Bad file")):
             refuse(3, f"/dev/fd/{number}: cannot be written: {message}", "run", "affine", "x.npy", "-o",
                    f"/dev/fd/{number}", pass_fds=[log.fileno()])
 
@@ -1137,6 +1137,8 @@ USAGE = [
     (["bench", "group_norm", "1x4", "groups=2", "wibble=3"], "wibble"),
     (["bench", "group_norm", "1x4", "groups=2", "--samples", "0"], "between"),
     (["check", "batch_norm", "1x4", "mode=maybe"], "mode"),
+    (["check", "group_norm", "4x0x5", f"groups={2**62}"], "statistics overflow"),
+    (["run", "affine", "x.npy", "-o", "y.npy", "--sync=1"], "takes no value"),
 ]
 
 
