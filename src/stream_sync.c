@@ -30,12 +30,12 @@ void normfuse_stream_release(void *acquired)
     (void)acquired;
 }
 
-void *normfuse_stream_scratch(int32_t device, void *stream, size_t bytes)
+void normfuse_stream_scratch(int32_t device, void *stream, size_t bytes, void **scratch)
 {
     (void)device;
     (void)stream;
     (void)bytes;
-    return NULL;
+    *scratch = NULL;
 }
 
 void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch)
@@ -59,8 +59,10 @@ void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch)
 static struct {
     CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **,
                                        size_t *);
+    CUresult (*cuStreamGetId)(CUstream, unsigned long long *);
     CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode *);
     CUresult (*cuCtxGetCurrent)(CUcontext *);
+    CUresult (*cuCtxGetId)(CUcontext, unsigned long long *);
     CUresult (*cuCtxGetDevice)(CUdevice *);
     CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
     CUresult (*cuCtxPushCurrent)(CUcontext);
@@ -93,8 +95,10 @@ static void find_driver(void)
     void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     driver_is_usable =
         library != NULL && look_up(library, "cuStreamGetCaptureInfo_v2", &driver.cuStreamGetCaptureInfo) &&
+        look_up(library, "cuStreamGetId", &driver.cuStreamGetId) &&
         look_up(library, "cuThreadExchangeStreamCaptureMode", &driver.cuThreadExchangeStreamCaptureMode) &&
         look_up(library, "cuCtxGetCurrent", &driver.cuCtxGetCurrent) &&
+        look_up(library, "cuCtxGetId", &driver.cuCtxGetId) &&
         look_up(library, "cuCtxGetDevice", &driver.cuCtxGetDevice) &&
         look_up(library, "cuDevicePrimaryCtxRetain", &driver.cuDevicePrimaryCtxRetain) &&
         look_up(library, "cuCtxPushCurrent_v2", &driver.cuCtxPushCurrent) &&
@@ -115,15 +119,22 @@ static void find_driver(void)
  * by the array library took 3 of 13 us on the host. Calls that need more keep the GPU busy for longer than that. */
 enum { SCRATCH_BYTES = 192 << 10 };
 
-/* A block and whom it belongs to. Blocks are few (streams, and streams of live graphs) and never freed, only reused:
- * every call leaves its block ready for another. All but in_use changes under the lock only. */
+/* How many blocks of destroyed streams a context keeps before they are freed. */
+enum { MOST_DEAD = 32 };
+
+/* A block and whom it belongs to. A graph's block is reused once the graph is gone, since no work of it is left then. A
+ * stream's block is never reused: the stream may be destroyed while its work runs, and a new stream may get its address
+ * (an H100's driver hands the address out again at once). Streams and contexts are therefore known by their ids, which
+ * the driver never uses twice, and which also tell a device reset. All but in_use changes under the lock only. */
 struct block {
     struct block *next;
     CUdeviceptr memory;
     pthread_mutex_t call; /* held while one is enqueued: its kernels find in scratch what others of it left there */
-    CUcontext context; /* which the memory is of */
+    unsigned long long context; /* the id of the one that the memory is of */
     void *stream;
+    unsigned long long stream_id; /* 0 in a capture: asking for the id would invalidate the capture */
     cuuint64_t capture; /* 0: of the stream outside of captures */
+    bool is_dead; /* another stream has this one's address */
     _Atomic(bool) in_use;
 };
 
@@ -161,16 +172,16 @@ static CUdeviceptr zeroed_memory(size_t bytes)
     return succeeded ? memory : 0;
 }
 
-static struct block *find_block(CUcontext context, void *stream, cuuint64_t capture)
+static struct block *find_block(void *stream, unsigned long long stream_id, cuuint64_t capture)
 {
     for (struct block *block = blocks; block != NULL; block = block->next)
-        if (block->stream == stream && block->capture == capture && block->context == context &&
+        if (block->stream == stream && block->stream_id == stream_id && block->capture == capture &&
             atomic_load_explicit(&block->in_use, memory_order_relaxed))
             return block;
     return NULL;
 }
 
-static struct block *free_block(CUcontext context)
+static struct block *free_block(unsigned long long context)
 {
     for (struct block *block = blocks; block != NULL; block = block->next)
         if (block->context == context && !atomic_load_explicit(&block->in_use, memory_order_acquire))
@@ -178,7 +189,7 @@ static struct block *free_block(CUcontext context)
     return NULL;
 }
 
-static struct block *new_block(CUcontext context, size_t bytes)
+static struct block *new_block(unsigned long long context, size_t bytes)
 {
     struct block *const block = calloc(1, sizeof *block);
     if (block == NULL)
@@ -193,6 +204,50 @@ static struct block *new_block(CUcontext context, size_t bytes)
     block->next = blocks;
     blocks = block;
     return block;
+}
+
+/* `stream` is new, so a stream that had its address is destroyed. Takes the context's blocks of destroyed streams off
+ * the list, to be freed without the lock, once there are many. */
+static struct block *take_dead_blocks(unsigned long long context, void *stream)
+{
+    int dead = 0;
+    for (struct block *block = blocks; block != NULL; block = block->next)
+        if (block->context == context && block->stream_id != 0) {
+            block->is_dead = block->is_dead || block->stream == stream;
+            dead += block->is_dead;
+        }
+    if (dead < MOST_DEAD)
+        return NULL;
+    struct block *taken = NULL;
+    for (struct block **link = &blocks; *link != NULL;) {
+        struct block *const block = *link;
+        if (block->context == context && block->is_dead) {
+            *link = block->next;
+            block->next = taken;
+            taken = block;
+        } else {
+            link = &block->next;
+        }
+    }
+    return taken;
+}
+
+/* cuMemFree waits for what runs on the device, destroyed streams' work included. */
+static void free_blocks(struct block *taken)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (taken == NULL)
+        return;
+    const bool is_relaxed = driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    while (taken != NULL) {
+        struct block *const block = taken;
+        taken = block->next;
+        (void)driver.cuMemFree(block->memory);
+        (void)pthread_mutex_destroy(&block->call);
+        free(block);
+    }
+    if (is_relaxed)
+        (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* The graph that is being captured keeps the block until it is gone. */
@@ -215,34 +270,43 @@ static struct block *block_of(CUcontext context, void *stream, size_t bytes)
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     cuuint64_t capture = 0;
     CUgraph graph = NULL;
-    if (driver.cuStreamGetCaptureInfo(stream, &status, &capture, &graph, NULL, NULL) != CUDA_SUCCESS)
+    unsigned long long stream_id = 0, context_id;
+    if (driver.cuStreamGetCaptureInfo(stream, &status, &capture, &graph, NULL, NULL) != CUDA_SUCCESS ||
+        status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
         return NULL;
     const bool is_capturing = status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    if (!is_capturing)
+    if (!is_capturing) {
         capture = 0;
+        if (driver.cuStreamGetId(stream, &stream_id) != CUDA_SUCCESS)
+            return NULL;
+    }
 
     pthread_mutex_lock(&blocks_lock);
-    struct block *block = find_block(context, stream, capture);
+    struct block *block = find_block(stream, stream_id, capture), *dead = NULL;
     const bool is_found = block != NULL;
-    if (!is_found) {
-        block = free_block(context);
+    if (!is_found && driver.cuCtxGetId(context, &context_id) == CUDA_SUCCESS) {
+        if (!is_capturing)
+            dead = take_dead_blocks(context_id, stream);
+        block = free_block(context_id);
         if (block == NULL)
-            block = new_block(context, bytes);
+            block = new_block(context_id, bytes);
         if (block != NULL) {
             block->stream = stream;
+            block->stream_id = stream_id;
             block->capture = capture;
             atomic_store_explicit(&block->in_use, true, memory_order_relaxed);
         }
     }
     pthread_mutex_unlock(&blocks_lock);
+    free_blocks(dead);
     /* No other thread enqueues to this capture meanwhile. */
     if (block != NULL && !is_found && is_capturing && !give_to_graph(block, graph))
         return NULL;
     return block;
 }
 
-/* Array libraries work in the primary contexts of devices, which live as long as the process. Each is retained once, so
- * that the blocks in it live as long. */
+/* Array libraries work in the primary contexts of devices. Each is retained once, so that it and the blocks in it live
+ * until the process ends or the device is reset; its handle is the same after a reset. */
 static CUcontext primary_context(int32_t device)
 {
     enum { MOST_DEVICES = 64 };
@@ -273,18 +337,18 @@ static void leave(bool is_pushed)
         (void)driver.cuCtxPopCurrent(&context);
 }
 
-void *normfuse_stream_scratch(int32_t device, void *stream, size_t bytes)
+void normfuse_stream_scratch(int32_t device, void *stream, size_t bytes, void **scratch)
 {
     pthread_once(&driver_once, find_driver);
     CUcontext context;
     bool is_pushed;
+    *scratch = NULL;
     if (!driver_is_usable || !enter(device, &context, &is_pushed))
-        return NULL;
+        return;
     CUdeviceptr memory = 0;
-    if (driver.cuMemAllocAsync(&memory, bytes, stream) != CUDA_SUCCESS)
-        memory = 0;
+    if (driver.cuMemAllocAsync(&memory, bytes, stream) == CUDA_SUCCESS)
+        *scratch = (void *)(uintptr_t)memory;
     leave(is_pushed);
-    return (void *)(uintptr_t)memory;
 }
 
 void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch)

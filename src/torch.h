@@ -22,8 +22,9 @@ NORMFUSE_API void normfuse_torch_uninstall(void);
 
 /* exec.sync for calls on `stream` (a CUstream) of a device: one block of memory to a stream outside of graph capture,
  * and one to each stream of each captured graph, handed back when the graph and what was instantiated from it are gone.
- * NULL where there is none (a CPU build, an old driver, the per-thread default stream): legal in exec.sync. `bytes` is
- * its size. */
+ * No block passes from one stream to another, a new one at a destroyed one's address included; the blocks of destroyed
+ * streams are freed, a few dozen at a time, which waits for the device. NULL where there is none (a CPU build, an old
+ * driver, the per-thread default stream): legal in exec.sync. `bytes` is its size. */
 NORMFUSE_API void *normfuse_stream_sync(int32_t device, void *stream, size_t *bytes);
 
 /* The same for exec->stream, with scratch beside it: fills in exec's sync and scratch for calls of the library by this
@@ -32,10 +33,10 @@ NORMFUSE_API void *normfuse_stream_sync(int32_t device, void *stream, size_t *by
 NORMFUSE_API void *normfuse_stream_acquire(int32_t device, normfuse_exec *exec);
 NORMFUSE_API void normfuse_stream_release(void *acquired);
 
-/* exec.scratch for one call on `stream` of a device, for arrays whose library does not allocate for others: from the
- * driver's pool, in the order of the stream, so that it may be freed as soon as the call is enqueued. NULL where there is
- * none. `bytes` is above 0. */
-NORMFUSE_API void *normfuse_stream_scratch(int32_t device, void *stream, size_t bytes);
+/* `scratch` becomes exec.scratch for one call on `stream` of a device, for arrays whose library does not allocate for
+ * others: from the driver's pool, in the order of the stream, so that it may be freed as soon as the call is enqueued.
+ * NULL where there is none. `bytes` is above 0. */
+NORMFUSE_API void normfuse_stream_scratch(int32_t device, void *stream, size_t bytes, void **scratch);
 NORMFUSE_API void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch);
 
 #endif

@@ -236,6 +236,16 @@ CUresult cuCtxGetCurrent(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+{
+    const int device = device_of(context);
+    if (device < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    const int index = (int)((char *)(void *)context - contexts[device]);
+    *id = 1 + (unsigned long long)((fake_driver.resets * FAKE_DEVICES + device) * FAKE_CONTEXTS + index);
+    return CUDA_SUCCESS;
+}
+
 CUresult cuCtxGetDevice(CUdevice *device)
 {
     CALLED(cuCtxGetDevice);
@@ -287,6 +297,20 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *statu
     return CUDA_SUCCESS;
 }
 
+CUresult cuStreamGetId(CUstream stream, unsigned long long *id)
+{
+    unsigned long long context;
+    if (fake_driver.capture != 0) {
+        fake_driver.invalidations++;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (depth == 0 || cuCtxGetId(stack[depth - 1], &context) != CUDA_SUCCESS)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    const int renewals = stream != NULL && stream == fake_driver.renewed ? fake_driver.renewals : 0;
+    *id = (uintptr_t)stream << 24 | (unsigned long long)renewals << 8 | context;
+    return CUDA_SUCCESS;
+}
+
 /* Memory, of ones until it is cleared. `bytes` is a multiple of 256. */
 CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 {
@@ -305,6 +329,10 @@ CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 
 CUresult cuMemFree(CUdeviceptr memory)
 {
+    if (current_device() < 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (is_refused_by_capture())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     free((void *)(uintptr_t)memory);
     fake_driver.allocations--;
     return CUDA_SUCCESS;

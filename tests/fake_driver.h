@@ -67,6 +67,9 @@ struct fake_driver {
     size_t argument_bytes;                   /* of a kernel's parameter, to be noted at launches: 0 */
     bool capturing;                          /* some stream is: what may not be captured is refused, if not relaxed */
     uint64_t capture;                        /* and that every stream asked about is; 0: none */
+    void *renewed;                           /* a stream that was destroyed, and made again at its address, */
+    int renewals;                            /* so many times */
+    int resets;                              /* of all devices: contexts and streams are others, their memory is gone */
     bool is_out_of_memory;
     CUresult user_object_result;
     /* What happened */
@@ -76,6 +79,7 @@ struct fake_driver {
     int pooled;         /* of device memory in a stream's order, that were not freed in the same stream's */
     int streams;        /* created and not destroyed */
     int graph_objects;  /* user objects that captured graphs hold */
+    int invalidations;  /* of captures, by what streams under capture may not be asked */
     int launches;  /* all; those from FAKE_LAUNCHES on are counted only */
     struct fake_launch launch[FAKE_LAUNCHES];
 };

@@ -173,14 +173,17 @@ static void *sync_of(int32_t device, uintptr_t stream)
 static void test_stream_scratch(struct fake_driver *there, int (*contexts)(void))
 {
     for (int32_t device = 0; device < 2; device++) {
-        void *const scratch = normfuse_stream_scratch(device, (void *)(uintptr_t)0x100, 1000);
+        void *scratch = NULL;
+        normfuse_stream_scratch(device, (void *)(uintptr_t)0x100, 1000, &scratch);
         CHECK(scratch != NULL && (uintptr_t)scratch % 256 == 0 && there->pooled == 1, "no scratch on device %d",
               (int)device);
         normfuse_stream_scratch_free(device, (void *)(uintptr_t)0x100, scratch);
         CHECK(there->pooled == 0 && contexts() == 0, "%d blocks, %d contexts", there->pooled, contexts());
     }
     there->is_out_of_memory = true;
-    CHECK(normfuse_stream_scratch(0, NULL, 1000) == NULL && contexts() == 0, "scratch where there is none");
+    void *none = there;
+    normfuse_stream_scratch(0, NULL, 1000, &none);
+    CHECK(none == NULL && contexts() == 0, "scratch where there is none");
     there->is_out_of_memory = false;
 }
 
@@ -220,6 +223,42 @@ static void test_stream_acquire(void)
     CHECK(normfuse_stream_acquire(0, &none) == NULL && none.sync == NULL && none.scratch == NULL,
           "threads share the scratch of their own default streams");
     normfuse_stream_release(NULL);
+}
+
+/* A stream that is made at the address of a destroyed one, whose work may still run, shares no memory with it; what
+ * destroyed streams leave is freed, while other streams are captured, too. */
+static void test_destroyed_streams(struct fake_driver *there, void (*destroy_graphs)(void))
+{
+    there->capture = 0;
+    there->capturing = false;
+    there->renewed = (void *)(uintptr_t)0x500;
+    char *const first = sync_of(0, 0x500), *const beside = sync_of(0, 0x600);
+    CHECK(first != NULL && sync_of(0, 0x500) == first, "a stream's memory has changed");
+    there->renewals = 1;
+    char *const second = sync_of(0, 0x500);
+    CHECK(second != NULL && second != first && sync_of(0, 0x500) == second, "a new stream has a destroyed one's memory");
+    there->capturing = true;
+    const int before = there->allocations;
+    int most = 0;
+    for (; there->renewals < 1000; there->renewals++) {
+        char *const sync = sync_of(0, 0x500);
+        CHECK(sync != NULL && sync[0] == 0 && sync[65535] == 0, "no memory, or it was not cleared");
+        most = most < there->allocations ? there->allocations : most;
+    }
+    there->capturing = false;
+    CHECK(most - before < 64, "1000 streams left %d blocks", most - before);
+    CHECK(sync_of(0, 0x600) == beside, "a living stream's memory has changed");
+    /* A device reset takes the memory with it: none of it is used again, nor freed. */
+    there->capture = 10;
+    char *const captured = sync_of(0, 0x600);
+    there->capture = 0;
+    destroy_graphs(); /* nobody's, until another stream takes it */
+    const int left = there->allocations;
+    there->resets = 1;
+    char *const after = sync_of(0, 0x600), *const other = sync_of(0, 0x500);
+    CHECK(after != NULL && after != beside && after != captured && other != NULL && there->allocations == left + 2,
+          "memory of before a device reset");
+    CHECK(there->invalidations == 0, "%d captures invalidated", there->invalidations);
 }
 
 /* Which memory is whose: a stream's, a stream's of a captured graph, of a context. `there` is of the driver opened as
@@ -297,6 +336,7 @@ static void test_stream_sync(void *library, struct fake_driver *there)
     set_context(NULL);
     test_stream_acquire();
     test_stream_scratch(there, contexts);
+    test_destroyed_streams(there, destroy_graphs);
 }
 
 static void test_opened(void)

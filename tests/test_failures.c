@@ -316,7 +316,8 @@ static normfuse_status stream(void)
     normfuse_exec acquired = {.struct_bytes = sizeof acquired};
     (void)normfuse_stream_sync(0, NULL, &bytes);
     normfuse_stream_release(normfuse_stream_acquire(0, &acquired));
-    void *const scratch = normfuse_stream_scratch(0, NULL, 256);
+    void *scratch = NULL;
+    normfuse_stream_scratch(0, NULL, 256, &scratch);
     if (scratch != NULL)
         normfuse_stream_scratch_free(0, NULL, scratch);
     return NORMFUSE_OK;

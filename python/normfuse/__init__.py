@@ -28,22 +28,23 @@ dx may be dy, x or du; dpost_add may be dy; any other overlap is refused. There 
 
 CUDA. Kernels are enqueued on the current stream of x's library (CuPy, PyTorch), and nothing is waited for.
 
-Errors. ValueError: shapes that contradict each other, overlapping or read-only outputs, options out of range. TypeError:
-a dtype, device or strides that there is no kernel for, or what is not an array. MemoryError; RuntimeError: the CUDA
-driver. Where one is raised before the work began nothing was written.
+Errors. ValueError: shapes that contradict each other, overlapping or read-only outputs, options out of range.
+OverflowError: an integer that 64 bits do not hold. TypeError: a dtype, device or strides that there is no kernel for, or
+what is not an array. MemoryError; RuntimeError: the CUDA driver. Where one is raised before the work began nothing was
+written.
 
 Numbers. Results are within the bounds of docs/numerics.md, on the CPU the same bits from any number of threads
 (NORMFUSE_NUM_THREADS) and any instruction set.
 """
 from __future__ import annotations
 
-import operator as _operators
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 from ._arrays import Call as _Call
 from ._arrays import dtype_of as _dtype_of
 from ._library import (ACTIVATIONS, CUMULATIVE, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions,
                        GroupNormOptions, library)
+from ._library import integer as _integer
 
 __all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "group_norm",
            "group_norm_backward", "instance_norm", "instance_norm_backward"]
@@ -78,7 +79,7 @@ _AFFINE_BACKWARD_NAMES = {"weight": "scale", "dweight": "dscale"}
 
 def _activation(activation: Optional[str], act_param: Optional[float]) -> Dict[str, Any]:
     """The fields of the options that say the activation."""
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         raise ValueError(f"activation is {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
     return {"activation": ACTIVATIONS[activation or "identity"],
             "flags": 0 if act_param is None else HAS_ACT_PARAM,
@@ -89,7 +90,7 @@ def _with_running(fields: Dict[str, Any], evaluate: bool, momentum: Optional[flo
     """Adds what an operator with running statistics has beside."""
     fields["flags"] |= (EVALUATE if evaluate else 0) | (CUMULATIVE if momentum is None else 0)
     fields["momentum"] = 0.0 if momentum is None else momentum
-    fields["batches_seen"] = _operators.index(batches_seen)
+    fields["batches_seen"] = _integer("batches_seen", batches_seen)
 
 
 def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_sum: bool, return_statistics: bool,
@@ -151,13 +152,15 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
 
     Returns y, like x; or, if more was asked for, the tuple (y[, u][, mean, rstd]).
     Raises ValueError where num_groups does not divide C; see the module for the rest."""
-    groups = _operators.index(num_groups)
+    groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
     call.give_parameters(weight=weight, bias=bias, scale=scale, shift=shift)
     options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
-    return _run_forward(call, options, (call.samples, max(groups, 0)), return_sum, return_statistics, out, out_sum,
-                        out_mean, out_rstd)
+    # No array is made for a number of groups that the library refuses.
+    is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
+    return _run_forward(call, options, (call.samples, groups if is_possible else 0), return_sum, return_statistics, out,
+                        out_sum, out_mean, out_rstd)
 
 
 def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_groups: int,
@@ -178,7 +181,7 @@ def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_group
                     gradient of pre_add
 
     Returns Gradients; dx and dpost_add are like x, the others have the shape and dtype of their parameter."""
-    groups = _operators.index(num_groups)
+    groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, du=du)
     call.give_parameters(mean=mean, rstd=rstd, weight=weight, bias=bias, scale=scale, shift=shift)

@@ -67,6 +67,8 @@ def _refuse_dtype(name: str, dtype: object) -> TypeError:
 
 def _element_strides(name: str, strides: Sequence[int], shape: Sequence[int], itemsize: int) -> List[int]:
     """Strides of bytes in elements. Those of axes of one element, which may be anything, become 1."""
+    if len(strides) != len(shape):
+        raise ValueError(f"{name} has {len(strides)} strides and {len(shape)} axes")
     if any(stride % itemsize for stride, size in zip(strides, shape) if size > 1):
         raise ValueError(f"{name} has strides of {tuple(strides)} bytes, not multiples of its {itemsize}-byte elements")
     return [stride // itemsize if size > 1 else 1 for stride, size in zip(strides, shape)]
@@ -78,7 +80,13 @@ def _numpy_code(dtype: numpy.dtype) -> Optional[Tuple[int, int]]:
     return _CODES.get(dtype.name) if dtype.isnative else None
 
 
+def _refuse_mask(name: str) -> TypeError:
+    return TypeError(f"{name} has a mask, which would be ignored; pass what lies under it")
+
+
 def _from_numpy(array: numpy.ndarray, name: str) -> _View:
+    if type(array) is not numpy.ndarray and isinstance(array, numpy.ma.MaskedArray):
+        raise _refuse_mask(name)
     code = _numpy_code(array.dtype)
     if code is None:
         raise _refuse_dtype(name, array.dtype.str if array.dtype.name in _CODES else array.dtype)
@@ -139,6 +147,8 @@ def _from_dlpack(source: Any, name: str, stream: int) -> _View:
 def _from_cuda_interface(source: Any, name: str, stream: int, device_id: int) -> _View:
     """Version 3 of the CUDA Array Interface, which does not say which device: it is taken to be x's."""
     interface = source.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise _refuse_mask(name)
     busy = interface.get("stream")
     if busy is not None and busy != (stream or 1):
         raise ValueError(f"{name} is in use on CUDA stream {busy:#x} and this call runs on {stream or 1:#x}; wait for "
@@ -158,7 +168,7 @@ def _view(source: Any, name: str, stream: int, device_id: int) -> _View:
     if isinstance(source, numpy.ndarray):
         return _from_numpy(source, name)
     if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
-        if _family(type(source)) == "torch" and source.is_cuda:
+        if _family(type(source)) == "torch" and getattr(source, "is_cuda", False):
             cuda = sys.modules["torch"].cuda
             with cuda.device(source.device):  # torch exports from the current device only
                 # -1: nothing to wait for, which torch would also do if it is told its own stream by address.
@@ -167,6 +177,8 @@ def _view(source: Any, name: str, stream: int, device_id: int) -> _View:
     if hasattr(source, "__cuda_array_interface__"):
         return _from_cuda_interface(source, name, stream, device_id)
     if hasattr(source, "__array_interface__"):
+        if source.__array_interface__.get("mask") is not None:
+            raise _refuse_mask(name)
         return _from_numpy(numpy.asarray(source), name)
     raise TypeError(f"{name} is a {type(source).__module__}.{type(source).__qualname__}; expected a NumPy array, or an "
                     "array with __dlpack__, __cuda_array_interface__ or __array_interface__")
@@ -243,9 +255,9 @@ class Call:
     def _current_stream(x: Any) -> int:
         """Where the library of x has the work on it: its current stream, or the default one."""
         family = _family(type(x))
-        if family == "torch" and x.is_cuda:
+        if family == "torch" and getattr(x, "is_cuda", False):
             return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
-        if family == "cupy":
+        if family == "cupy" and hasattr(x, "device"):
             with x.device:
                 return sys.modules["cupy"].cuda.get_current_stream().ptr
         return 0
@@ -323,22 +335,22 @@ class Call:
         execution.sync = library.normfuse_stream_sync(device, execution.stream, bytes_)
         execution.sync_bytes = bytes_.value
         call(getattr(library, function + "_scratch_bytes")(options, tensors, execution, bytes_), self._names)
-        scratch, pooled = None, None
-        if bytes_.value:
-            # Freed before the kernels have run, but in the order of the stream that it was allocated on.
-            if self.x.family in _ALLOCATING:
-                scratch = _empty(self.x, [bytes_.value // 8 + 8], "float64")
-                address = (_view(scratch, "scratch", self._stream, 0).address + 63) // 64 * 64
-            else:
-                address = pooled = library.normfuse_stream_scratch(device, execution.stream, bytes_)
-                if pooled is None:
+        # Freed before the kernels have run, but in the order of the stream that it was allocated on.
+        execution.scratch_bytes = bytes_.value
+        if bytes_.value and self.x.family in _ALLOCATING:
+            scratch = _empty(self.x, [bytes_.value // 8 + 8], "float64")
+            execution.scratch = (_view(scratch, "scratch", self._stream, 0).address + 63) // 64 * 64
+        pooled = c_void_p()
+        try:  # from before the allocation on: an interrupt may follow it at once
+            if bytes_.value and not execution.scratch:
+                library.normfuse_stream_scratch(device, execution.stream, bytes_, pooled)
+                if not pooled:
                     raise MemoryError(f"the CUDA driver gave no {bytes_.value} bytes of scratch memory on device "
                                       f"{device}")
-            execution.scratch, execution.scratch_bytes = address, bytes_.value
-        try:
+                execution.scratch = pooled.value
             call(getattr(library, function)(options, tensors, execution), self._names)
         finally:
-            if pooled is not None:
+            if pooled:
                 library.normfuse_stream_scratch_free(device, execution.stream, pooled)
 
     def shape_of(self, name: str) -> Tuple[int, ...]:

@@ -9,12 +9,13 @@ for the length of a call.
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import pathlib
 import re
 from ctypes import (POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64,
                     c_void_p)
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 # The version of normfuse.h that this file spells out. Before 1.0 a minor version may change the interface.
 INTERFACE = (0, 1)
@@ -34,6 +35,22 @@ HAS_ACT_PARAM, EVALUATE, CUMULATIVE, ACCUMULATE = 1, 2, 4, 8
 FOLD_TRANSPOSED = 1
 
 # ---- structs --------------------------------------------------------------------------------------------------------
+
+# ctypes takes integers modulo the width of what they are put into; here they are refused.
+_RANGES = {kind: (-(1 << 8 * ctypes.sizeof(kind) - 1), (1 << 8 * ctypes.sizeof(kind) - 1) - 1)
+           for kind in (c_int32, c_int64)}
+_RANGES.update((kind, (0, (1 << 8 * ctypes.sizeof(kind)) - 1))
+               for kind in (c_uint8, c_uint16, c_uint32, c_uint64, c_size_t, c_void_p))
+
+
+def integer(name: str, value: Any, kind: type = c_int64) -> int:
+    """The value as an int that a field of that C type holds; OverflowError where none does, TypeError where it is no
+    integer."""
+    number = operator.index(value)
+    least, most = _RANGES[kind]
+    if not least <= number <= most:
+        raise OverflowError(f"{name} is {number}, beyond the range of {least} to {most}")
+    return number
 
 
 class Device(ctypes.Structure):
@@ -56,9 +73,18 @@ TENSOR_FIELDS = ("x", "pre_add", "post_add", "weight", "bias", "scale", "shift",
 
 
 class Sized(ctypes.Structure):
-    """A struct of normfuse.h that begins with its own size, which is filled in."""
+    """A struct of normfuse.h that begins with its own size, which is filled in. OverflowError: an integer that its
+    field does not hold."""
+    _integers: Tuple[Tuple[str, type], ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._integers = tuple(field[:2] for field in cls._fields_ if field[1] in _RANGES)
 
     def __init__(self, **fields: Any) -> None:
+        for name, kind in self._integers:
+            if fields.get(name) is not None:
+                fields[name] = integer(name, fields[name], kind)
         super().__init__(struct_bytes=ctypes.sizeof(self), **fields)
 
 
@@ -100,13 +126,20 @@ class Information(Sized):
                 ("llc_bytes", c_int64), ("cpu", c_char_p), ("compiler", c_char_p), ("cuda", c_char_p)]
 
 
+def _axes(name: str, values: Sequence[int]) -> Any:
+    array = (c_int64 * len(values))(*values)
+    if array[:] != list(values):
+        raise OverflowError(f"a {name} of {tuple(values)} is beyond 64 bits")
+    return array
+
+
 def make_tensor(address: int, code: int, bits: int, shape: Sequence[int], strides: Optional[Sequence[int]] = None,
                 device_type: int = CPU, device_id: int = 0) -> Tensor:
     """A Tensor over memory that the caller keeps alive. `code` and `bits` are DLPack's, strides are in elements; None
     is row-major."""
-    axes = c_int64 * len(shape)
-    return Tensor(address, Device(device_type, device_id), len(shape), DataType(code, bits, 1), axes(*shape),
-                  None if strides is None else axes(*strides), 0)
+    return Tensor(integer("address", address, c_void_p), Device(device_type, integer("device", device_id, c_int32)),
+                  len(shape), DataType(code, bits, 1), _axes("size", shape),
+                  None if strides is None else _axes("stride", strides), 0)
 
 
 # ---- the library ----------------------------------------------------------------------------------------------------
@@ -120,7 +153,7 @@ _SIGNATURES = {
     "normfuse_sync_bytes": (c_int32, [c_int32, POINTER(c_size_t)]),
     # Of src/torch.h
     "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),
-    "normfuse_stream_scratch": (c_void_p, [c_int32, c_void_p, c_size_t]),
+    "normfuse_stream_scratch": (None, [c_int32, c_void_p, c_size_t, POINTER(c_void_p)]),
     "normfuse_stream_scratch_free": (None, [c_int32, c_void_p, c_void_p]),
     "normfuse_stats_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
     "normfuse_sums_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),

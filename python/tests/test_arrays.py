@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """normfuse over arrays, against reference.py: every operator, direction, dtype, layout and activation; outputs given
 and made; slices, strides, ranks, empty arrays; what is refused; other libraries' arrays; threads."""
+import gc
 import itertools
 import os
 import pathlib
@@ -8,10 +9,12 @@ import re
 import subprocess
 import sys
 import threading
+import tracemalloc
 import weakref
 
 import numpy
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import normfuse
 import reference
@@ -383,6 +386,7 @@ def test_evaluation_reads_only(operator):
 
 X = numpy.ones((2, 4, 3, 3), "f4")
 V = numpy.ones(4, "f4")
+S = numpy.ones((2, 2))
 
 
 def read_only(like=X):
@@ -396,6 +400,15 @@ def read_only(like=X):
     (lambda: normfuse.group_norm(X, 0), ValueError, "num_groups is 0"),
     (lambda: normfuse.group_norm(X, -2), ValueError, "num_groups is -2"),
     (lambda: normfuse.group_norm(X, 2.0), TypeError, "float"),
+    (lambda: normfuse.group_norm(X, 2**64 + 2), OverflowError, "num_groups is 18446744073709551618"),
+    (lambda: normfuse.group_norm(X, 2**63), OverflowError, "num_groups is 9223372036854775808"),
+    (lambda: normfuse.group_norm(X, 2 - 2**64), OverflowError, "num_groups is -18446744073709551614"),
+    (lambda: normfuse.group_norm(X, 2**40, return_statistics=True), ValueError, "num_groups is 1099511627776 and does"),
+    (lambda: normfuse.group_norm_backward(X, X, S, S, 2**64 + 2), OverflowError, "num_groups is 18446744073709551618"),
+    (lambda: normfuse.group_norm(X, 2, eps=10**400), OverflowError, "int too large"),
+    (lambda: normfuse.group_norm(X, 2, activation="elu", act_param=10**400), OverflowError, "int too large"),
+    (lambda: normfuse.group_norm(X, 2, activation=["relu"]), ValueError, "activation is ['relu']"),
+    (lambda: normfuse.batch_norm(X, None, None, training=True, momentum=10**400), OverflowError, "int too large"),
     (lambda: normfuse.group_norm(X[0, 0, 0], 1), ValueError, "x has 1 axes"),
     (lambda: normfuse.group_norm(X.reshape(1, 2, 4, 3, 3, 1), 1), ValueError, "x has 6 axes"),
     (lambda: normfuse.group_norm(X.astype(int), 2), TypeError, "x has dtype int64"),
@@ -426,6 +439,22 @@ def read_only(like=X):
     (lambda: normfuse.batch_norm(X, V, V, return_statistics=True), ValueError, "out_mean is not taken"),
     (lambda: normfuse.batch_norm(X, V, V.astype("f8"), training=True, momentum=None, batches_seen=-1), ValueError,
      "batches_seen is -1"),
+    (lambda: normfuse.batch_norm(X, V, V.astype("f8"), training=True, momentum=None, batches_seen=2**64), OverflowError,
+     "batches_seen is 18446744073709551616"),
+    (lambda: normfuse.instance_norm(X, V, V.astype("f8"), momentum=None, batches_seen=2**64 + 1), OverflowError,
+     "batches_seen is 18446744073709551617"),
+    (lambda: normfuse.group_norm(numpy.ma.masked_array(X, X > 0), 2), TypeError, "x has a mask"),
+    (lambda: normfuse.group_norm(X, 2, out=numpy.ma.masked_array(X.copy())), TypeError, "out has a mask"),
+    (lambda: normfuse.group_norm(X, 2, out=X.astype(">f4")), TypeError, "out has dtype >f4"),
+    (lambda: normfuse.batch_norm(X, V.astype(">f8"), V.copy(), training=True), TypeError, "running_mean has dtype >f8"),
+    (lambda: normfuse.group_norm(X, 2, out=as_strided(X.copy(), strides=(0, 36, 12, 4))), ValueError,
+     "elements of out, an output, overlap each other"),
+    (lambda: normfuse.batch_norm(X, as_strided(V.copy(), strides=(0,)), V.copy(), training=True), ValueError,
+     "elements of running_mean, an output, overlap each other"),
+    (lambda: normfuse.group_norm(numpy.zeros((2, 4, 9), [("a", "u1"), ("b", "f4")])["b"], 2), ValueError,
+     "strides of (180, 45, 5) bytes"),
+    (lambda: normfuse.group_norm(numpy.zeros(289, "u1")[1:].view("f4").reshape(X.shape), 2), ValueError,
+     "x.data + byte_offset is not a multiple of 4"),
     (lambda: normfuse.instance_norm(X, use_input_stats=False), ValueError, "running_mean is None"),
     (lambda: normfuse.channel_affine(X, numpy.ones(5)), ValueError, "scale has 5 elements"),
     (lambda: normfuse.channel_affine_backward(X, X, V, dscale=V), ValueError, "dscale, an output, overlaps scale"),
@@ -436,11 +465,194 @@ def test_errors(call, error, words):
     assert words in str(caught.value)
 
 
+class OnCuda:
+    """X's memory as what a library on CUDA says of an array; refused before anybody looks at it."""
+
+    def __init__(self, **more):
+        self.__cuda_array_interface__ = {**X.__array_interface__, "version": 3, **more}
+
+
+@pytest.mark.parametrize("more,error,words", [
+    ({"shape": (2**64 + 2, 4, 3, 3)}, OverflowError, "(18446744073709551618, 4, 3, 3) is beyond 64 bits"),
+    ({"strides": (144, 36, 12, 2**66)}, OverflowError, "is beyond 64 bits"),
+    ({"data": (2**64 + 16, False)}, OverflowError, "address is 18446744073709551632"),
+    ({"data": (-16, False)}, OverflowError, "address is -16"),
+    ({"strides": (4,)}, ValueError, "x has 1 strides and 4 axes"),
+    ({"mask": X}, TypeError, "x has a mask"),
+])
+def test_interfaces_that_are_refused(more, error, words):
+    with pytest.raises(error) as caught:
+        normfuse.channel_affine(OnCuda(**more), out=OnCuda())
+    assert words in str(caught.value)
+
+
+def test_a_mask_of_the_array_interface_is_refused():
+    masked = Interface(X)
+    masked.__array_interface__ = {**X.__array_interface__, "mask": Interface(X)}
+    with pytest.raises(TypeError, match="x has a mask"):
+        normfuse.group_norm(masked, 2)
+
+
+def test_structs_hold_the_integers_they_are_given():
+    from normfuse import _library
+    for field, value in (("groups", 2**63), ("groups", -2**63 - 1), ("activation", 2**32 + 3), ("flags", -1),
+                         ("set_values", 2**64)):
+        with pytest.raises(OverflowError, match=f"{field} is {value}"):
+            _library.GroupNormOptions(**{field: value})
+    held = _library.GroupNormOptions(groups=2**63 - 1, activation=-2**31, flags=2**32 - 1)
+    assert (held.groups, held.activation, held.flags) == (2**63 - 1, -2**31, 2**32 - 1)
+    for device in (2**31, -2**32):
+        with pytest.raises(OverflowError, match=f"device is {device}"):
+            _library.make_tensor(16, 2, 32, (1, 1), None, _library.CUDA, device)
+
+
+def test_negative_strides():
+    x = numpy.random.default_rng(0).standard_normal((3, 4, 5, 5)).astype("f4")
+    running, want = [numpy.zeros(4), numpy.ones(4)], [numpy.zeros(4), numpy.ones(4)]
+    weight = numpy.arange(4.0)
+    y = normfuse.batch_norm(x[::-1], *(r[::-1] for r in running), weight[::-1], training=True)
+    assert y.tobytes() == normfuse.batch_norm(x[::-1].copy(), *want, weight[::-1].copy(), training=True).tobytes()
+    assert all((r[::-1] == w).all() for r, w in zip(running, want))
+
+
 def test_a_refused_call_writes_nothing():
     out, running = numpy.full_like(X, 5), numpy.full(4, 5.0)
     with pytest.raises(ValueError):
         normfuse.batch_norm(X, running, numpy.ones(3), training=True, out=out)
     assert (out == 5).all() and (running == 5).all()
+
+
+# ---- failures in the middle -----------------------------------------------------------------------------------------
+
+
+def interrupted_everywhere(call, error=KeyboardInterrupt):
+    """Makes the call again and again, raising `error` at its 1st, 2nd, ... line of this package until it gets through;
+    yields after each failure."""
+    package = str(pathlib.Path(normfuse.__file__).parent)
+    for line in itertools.count(1):
+        left = line
+
+        def trace(frame, event, argument):
+            nonlocal left
+            if not frame.f_code.co_filename.startswith(package):
+                return None
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    raise error
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            call()
+            return
+        except error:
+            pass
+        finally:
+            sys.settrace(before)
+        yield line
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("version", [True, False])
+def test_a_call_that_is_interrupted_releases_its_arrays(error, version, no_collector):
+    """At any line; each capsule is given back once, without the garbage collector."""
+    x, weight, out, running = X.copy(), V.copy(), numpy.full_like(X, 5), [V.copy(), V.copy()]
+    arrays = (x, weight, out, *running)
+    before = [sys.getrefcount(array) for array in arrays]
+
+    def call():
+        exporters = [Exporter(array, version) for array in arrays]
+        try:
+            normfuse.batch_norm(exporters[0], *exporters[3:], exporters[1], None, True, out=exporters[2],
+                                return_statistics=True)
+        finally:
+            assert all(exporter.exported <= 1 for exporter in exporters)
+
+    lines = 0
+    for lines in interrupted_everywhere(call, error):
+        assert [sys.getrefcount(array) for array in arrays] == before, f"at line {lines}"
+    assert lines > 50 and (out != 5).all()
+    assert [sys.getrefcount(array) for array in arrays] == before
+
+
+@pytest.mark.parametrize("status,error", [(41, MemoryError), (50, RuntimeError), (10, ValueError), (20, TypeError)])
+def test_a_status_releases_the_arrays(status, error, monkeypatch, no_collector):
+    from normfuse import _library
+    monkeypatch.setattr(_library.library, "normfuse_group_norm_forward", lambda *arguments: status)
+    x, out = X.copy(), numpy.full_like(X, 5)
+    before = sys.getrefcount(x), sys.getrefcount(out)
+    for wrap in (lambda a: a, Exporter, lambda a: Exporter(a, version=False), Interface):
+        with pytest.raises(error):
+            normfuse.group_norm(wrap(x), 2, out=wrap(out))
+        assert (sys.getrefcount(x), sys.getrefcount(out)) == before and (out == 5).all()
+
+
+def test_the_library_without_memory_is_a_memory_error(monkeypatch):
+    """In the words of the library where it has some, else in those of the status."""
+    from normfuse import _library
+    monkeypatch.setattr(_library.library, "normfuse_last_error", lambda: b"")
+    with pytest.raises(MemoryError, match="."):
+        _library.call(41)
+
+
+def test_outputs_without_memory(monkeypatch, no_collector):
+    """Whichever of the outputs finds none: MemoryError, and what was given is as it was."""
+    from normfuse import _arrays
+    x, running = X.copy(), [V.copy(), V.copy()]
+    empty, left = _arrays._empty, 0
+
+    def failing(*arguments):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise MemoryError("no memory")
+        return empty(*arguments)
+
+    monkeypatch.setattr(_arrays, "_empty", failing)
+    before = sys.getrefcount(x), *map(sys.getrefcount, running)
+    for failed in range(1, 4):
+        left = failed
+        with pytest.raises(MemoryError, match="no memory"):
+            normfuse.batch_norm(x, *running, training=True, return_statistics=True)
+        assert (sys.getrefcount(x), *map(sys.getrefcount, running)) == before
+        assert all((r == 1).all() for r in running)
+    left = 4
+    normfuse.batch_norm(x, *running, training=True, return_statistics=True)
+
+
+def test_failures_leave_no_memory(no_collector):
+    calls = [lambda: normfuse.group_norm(X, 3), lambda: normfuse.group_norm(X, 2**70),
+             lambda: normfuse.group_norm(Exporter(X), 2, out=read_only()), lambda: normfuse.group_norm(X, 2, weight=[1]),
+             lambda: normfuse.group_norm(Exporter(X.astype("i4")), 2), lambda: normfuse.group_norm(X, 2)]
+
+    def all_of_them():
+        for call in calls:
+            try:
+                call()
+            except (ValueError, TypeError, OverflowError):
+                pass
+
+    for _ in range(20):
+        all_of_them()
+    tracemalloc.start()
+    try:
+        all_of_them()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(500):
+            all_of_them()
+        assert tracemalloc.get_traced_memory()[0] - before < 20000  # 7 bytes a call
+    finally:
+        tracemalloc.stop()
 
 
 # ---- arrays of other libraries --------------------------------------------------------------------------------------
@@ -625,7 +837,7 @@ def test_jax_arrays(dtype):
 # What runs in a process whose CUDA driver is the stand-in of tests/fake_driver.c: it notes launches and runs nothing, so
 # the "device's" memory is NumPy's. `cupy` is what this package uses of CuPy.
 CUDA_PROGRAM = """
-import ctypes, sys, types
+import ctypes, linecache, sys, types
 import numpy
 
 ctypes.CDLL("libcuda.so.1").fake_driver_reset()  # the driver of one H200
@@ -713,11 +925,11 @@ else:
 normfuse.channel_affine(Interface(x.array), out=Interface(out))
 # Scratch of arrays that only have an interface: the driver's, given back when the call is enqueued, and when it fails.
 scratch, take, give_back = [], library.normfuse_stream_scratch, library.normfuse_stream_scratch_free
-def taken(device, stream, size):
-    scratch.append((device, stream, size.value, take(device, stream, size)))
-    return scratch[-1][-1]
+def taken(device, stream, size, memory):
+    take(device, stream, size, memory)
+    scratch.append((device, stream, size.value, memory.value))
 def given_back(device, stream, memory):
-    assert (device, stream, memory) == (*scratch[-1][:2], scratch[-1][-1])
+    assert (device, stream, memory.value) == (*scratch[-1][:2], scratch[-1][-1])
     give_back(device, stream, memory)
     scratch.append("given back")
 library.normfuse_stream_scratch, library.normfuse_stream_scratch_free = taken, given_back
@@ -730,6 +942,38 @@ try:
     normfuse.group_norm(Interface(image), 2, out=Interface(image))  # in place, by several blocks: is it refused?
 except (TypeError, ValueError):
     assert scratch[-1] == "given back"
+# Interrupted at any line but the two that give it back: what was taken is given back.
+package, line, written = normfuse.__path__[0], 0, image.copy()
+while True:
+    line, left, scratch[:] = line + 1, line + 1, []
+    def trace(frame, event, argument):
+        global left
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and source.strip() != "if pooled:" and "scratch_free(" not in source:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+    sys.settrace(trace)
+    try:
+        normfuse.group_norm(Interface(image), 2, out=Interface(written))
+        break
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+        assert len(scratch) % 2 == 0 and scratch[1:] in ([], ["given back"]), (line, scratch)
+assert line > 50 and len(scratch) == 2
+def interrupted(*arguments):
+    taken(*arguments)
+    raise KeyboardInterrupt
+library.normfuse_stream_scratch, scratch[:] = interrupted, []
+try:
+    normfuse.group_norm(Interface(image), 2, out=Interface(written))
+except KeyboardInterrupt:
+    assert scratch[1:] == ["given back"], scratch
 library.normfuse_stream_scratch = lambda *arguments: None
 try:
     normfuse.group_norm(Interface(image), 2, out=Interface(image.copy()))
