@@ -149,6 +149,7 @@ struct call {
     tensor_handle transposed_y; /* y as [C, N, ...]; see separate_channels */
     tensor_handle running[2];   /* of one value a channel, likewise: mean and variance */
     const char *problem;        /* why it failed, where the library was not asked; "": torch says */
+    bool has_failed_tasks;      /* torch's threads did not run them all */
     /* written where they are used */
     normfuse_tensor tensors[SLOTS];
     int64_t axes[SLOTS][2][3]; /* shape and strides of those that the library sees with other axes than torch */
@@ -247,10 +248,10 @@ static bool is_contiguous(int64_t axes, const int64_t *sizes, const int64_t *str
 /* As torch makes them: sizes of 0 count as 1. */
 static void contiguous_strides(int64_t axes, const int64_t *sizes, int64_t *strides)
 {
-    int64_t step = 1;
+    uint64_t step = 1; /* sizes that are too many are torch's or the library's to refuse */
     for (int64_t a = axes - 1; a >= 0; a--) {
-        strides[a] = step;
-        step *= sizes[a] == 0 ? 1 : sizes[a];
+        strides[a] = (int64_t)step;
+        step *= sizes[a] == 0 ? 1 : (uint64_t)sizes[a];
     }
 }
 
@@ -482,21 +483,23 @@ static double as_double(stack_value value)
 }
 
 /* [x, weight, bias], a list of truth values. */
-static int64_t take_mask(stack_value value)
+static int64_t take_mask(struct call *call, stack_value value)
 {
     static const int64_t bits[] = {WANT_X, WANT_WEIGHT, WANT_BIAS};
     const list_handle list = (list_handle)(uintptr_t)value;
     int64_t wanted = 0;
     for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) {
         stack_value is_wanted = 0;
-        if (torch.torch_list_get_item(list, i, &is_wanted) == 0 && (is_wanted & 1))
+        if (torch.torch_list_get_item(list, i, &is_wanted))
+            fail(call, "");
+        else if (is_wanted & 1)
             wanted |= bits[i];
     }
     (void)torch.torch_delete_list(list);
     return wanted;
 }
 
-/* Takes the arguments off the stack, which owns nothing afterwards. */
+/* Takes the arguments off the stack, which owns nothing afterwards, also where one of them is refused. */
 static void take_arguments(struct call *call, const struct operation *operation, const stack_value *stack)
 {
     for (int i = 0; operation->arguments[i] != END; i++) {
@@ -514,7 +517,7 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case CHANNELS: call->channels = (int64_t)value; break;
         case POSITIONS: call->positions = (int64_t)value; break;
         case TRAIN: call->evaluates = (value & 1) == 0; break;
-        case MASK: call->wanted = take_mask(value); break;
+        case MASK: call->wanted = take_mask(call, value); break;
         case RESERVE: (void)torch.aoti_torch_delete_tensor_object(as_tensor(value)); break;
         default:
             if (value == 0)
@@ -601,15 +604,32 @@ static bool view_saved(struct call *call, tensor_handle handle, bool is_output)
     return true;
 }
 
+/* Before anything is made of their number. */
+static bool has_possible_groups(struct call *call)
+{
+    const normfuse_tensor *x = &call->tensors[X];
+    if (call->kind != GROUP_NORM)
+        return true;
+    if (call->groups <= 0 || x->shape[1] % call->groups != 0)
+        return fail(call, "groups must be greater than 0 and divide the number of channels");
+    if (call->groups > INT64_MAX / 32 / (x->shape[0] == 0 ? 1 : x->shape[0]))
+        return fail(call, "there are too many groups");
+    return true;
+}
+
 static bool take_saved(struct call *call)
 {
     struct shape shape;
     int64_t values;
-    int32_t dtype;
-    if (!get_shape(call, &shape, call->saved))
+    int32_t dtype, device_type, device_index;
+    if (!has_possible_groups(call) || !get_shape(call, &shape, call->saved))
         return false;
-    if (torch.aoti_torch_get_dtype(call->saved, &dtype))
+    if (torch.aoti_torch_get_dtype(call->saved, &dtype) ||
+        torch.aoti_torch_get_device_type(call->saved, &device_type) ||
+        torch.aoti_torch_get_device_index(call->saved, &device_index))
         return fail(call, "");
+    if (device_type != call->device_type || device_index != call->device_index)
+        return fail(call, "saved is on another device than the input");
     if (dtype != torch.uint8 || shape.axes != 1 || shape.sizes[0] != saved_bytes(call, &values) ||
         !is_contiguous(shape.axes, shape.sizes, shape.strides))
         return fail(call, "saved is not what the forward gave for this input");
@@ -717,8 +737,8 @@ static bool make_outputs(struct call *call, const struct operation *operation)
 {
     if (call->kind == INSTANCE_NORM)
         call->groups = call->tensors[X].shape[1];
-    if (call->kind == GROUP_NORM && call->groups <= 0)
-        return fail(call, "groups must be greater than 0");
+    if (!has_possible_groups(call))
+        return false;
     if (operation->is_lean && elements_of(call->x.axes, call->x.sizes) == call->groups)
         return fail(call, "expected more than 1 value per group");
     for (int i = 0; operation->outputs[i] != END; i++) {
@@ -819,11 +839,15 @@ static void run_tasks(int64_t begin, int64_t end, void *context)
         tasks->task(tasks->context, i);
 }
 
+/* `pool` is the struct call. The library cannot be told of a failure: whoever called it looks at has_failed_tasks. */
 static void parallel_for(void *pool, int64_t count, void (*task)(void *context, int64_t i), void *context)
 {
-    (void)pool;
+    struct call *const call = pool;
     struct tasks tasks = {task, context};
-    (void)torch.torch_parallel_for(0, count, 1, run_tasks, &tasks);
+    if (torch.torch_parallel_for(0, count, 1, run_tasks, &tasks)) {
+        call->has_failed_tasks = true;
+        fail(call, "");
+    }
 }
 
 static normfuse_status scratch_bytes(enum kind kind, bool is_backward, const union options *options,
@@ -854,6 +878,7 @@ static bool prepare_exec(struct call *call, normfuse_exec *exec)
             return fail(call, "");
         exec->threads = (int32_t)threads;
         exec->parallel_for = parallel_for;
+        exec->pool = call;
         return true;
     }
     if (torch.aoti_torch_get_current_cuda_stream == NULL)
@@ -906,6 +931,8 @@ static bool compute(struct call *call, const struct operation *operation)
 
     const uint32_t flags = (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
     const int32_t activation = (int32_t)call->activation;
+    if (activation != call->activation)
+        return fail(call, "activation is not one that the library knows");
     union options options;
     switch (call->kind) {
     case GROUP_NORM:
@@ -937,18 +964,21 @@ static bool compute(struct call *call, const struct operation *operation)
             return false;
         status = enqueue(call, operation, &options, &tensors, &exec);
     }
-    return status == NORMFUSE_OK ? true : fail(call, normfuse_last_error());
+    return status == NORMFUSE_OK && !call->has_failed_tasks ? true : fail(call, normfuse_last_error());
 }
 
 /* Throws a C++ exception, which crosses this frame and its callers': nothing of theirs may be left to let go. */
 static void raise_error(const char *problem)
 {
     char message[1024];
-    const char *said = "libtorch refused a call (out of memory?)";
+    static const char unknown[] = "libtorch refused a call (out of memory?)";
+    const char *said = unknown;
     if (problem[0] != '\0')
         said = problem;
     else if (torch.torch_exception_get_what_without_backtrace != NULL)
         said = torch.torch_exception_get_what_without_backtrace();
+    if (said == NULL || said[0] == '\0')
+        said = unknown;
     snprintf(message, sizeof message, "%s", said);
     torch.aoti_torch_check(false, "normfuse", "torch.c", 0, message);
 }
@@ -966,8 +996,8 @@ static void run(const struct operation *operation, stack_value *stack)
     if (operation->is_aten && operation->is_backward && !call.evaluates)
         call.eps = 1.0;
     const bool is_aten_batch_norm = operation->is_aten && operation->kind == BATCH_NORM;
-    const bool succeeded = (!operation->is_aten || drop_what_is_none(&call, operation)) && take_inputs(&call) &&
-                           make_outputs(&call, operation) &&
+    const bool succeeded = call.problem == NULL && (!operation->is_aten || drop_what_is_none(&call, operation)) &&
+                           take_inputs(&call) && make_outputs(&call, operation) &&
                            (!is_aten_batch_norm || separate_channels(&call, operation)) && compute(&call, operation) &&
                            put_transposed(&call) && update_running_of_one_value(&call);
     for (int32_t i = 0; i < call.input_count; i++) {
@@ -1014,7 +1044,8 @@ static void merge(stack_value *stack,
     succeeded = succeeded && empty_contiguous(&call, &call.outputs[0], axes - 1, sizes + 1, call.dtype) &&
                 describe(&call, STATS, parts, false) && describe(&call, SUMS, call.outputs[0], true) &&
                 prepare_exec(&call, &exec);
-    if (succeeded && function(&call.tensors[STATS], &call.tensors[SUMS], &exec) != NORMFUSE_OK)
+    if (succeeded &&
+        (function(&call.tensors[STATS], &call.tensors[SUMS], &exec) != NORMFUSE_OK || call.has_failed_tasks))
         succeeded = fail(&call, normfuse_last_error());
     let_go(call.handles, SLOTS);
     let_go(call.copies, SLOTS);

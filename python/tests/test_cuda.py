@@ -8,6 +8,7 @@ compared with those of the same call made alone, to the bit, which docs/numerics
 """
 import contextlib
 import copy
+import ctypes
 import gc
 import itertools
 import os
@@ -286,6 +287,59 @@ def test_sync_memory_of_streams_and_graphs():
             again.add(sync_of(first))
         del graph
     assert again & set(held), "the memory of destroyed graphs was not given to a new one"
+
+
+@contextlib.contextmanager
+def short_lived_stream():
+    """A stream that is destroyed at the end, while its work may still run; the driver gives its address to the next."""
+    driver, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        yield torch.cuda.current_stream()
+    assert driver.cuStreamDestroy_v2(handle) == 0
+
+
+def test_destroyed_streams_share_no_memory_with_new_ones():
+    job = Job("group norm, whole grid")
+    want, results, memory, again, same = job(), [], {}, 0, 0
+    torch.cuda.synchronize()
+    for _ in range(100):
+        with short_lived_stream() as stream:
+            torch.cuda._sleep(100_000)
+            held, address = sync_of(stream), stream.cuda_stream
+            again += address in memory
+            same += memory.get(address) == held
+            memory[address] = held
+            results.append(job())
+    # The driver gives addresses of destroyed streams to new ones, and what was freed of their memory now and then, too.
+    assert again > 10 and same <= again // 2, "new streams have the memory of destroyed ones"
+    torch.cuda.synchronize()
+    for got in results:
+        same_bits(got, want, "a stream that was destroyed")
+
+
+def test_memory_of_destroyed_streams_is_freed():
+    usual = sync_of(torch.cuda.current_stream())
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(1000):
+        with short_lived_stream() as stream:
+            sync_of(stream)
+    assert free - torch.cuda.mem_get_info()[0] < 32 << 20  # 1000 blocks are 250 MiB
+    assert sync_of(torch.cuda.current_stream()) == usual
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_memory_of_destroyed_streams_is_freed_during_a_capture(mode):
+    x = random((1, 64, 192, 192), HALF, 0)
+    warmed_up(lambda: nft.group_norm(x, 1))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        for _ in range(100):
+            with short_lived_stream() as stream:
+                sync_of(stream)
+        y = nft.group_norm(x, 1)
+    graph.replay()
+    assert torch.equal(y, nft.group_norm(x, 1))
 
 
 @pytest.mark.parametrize("name", [*WHOLE_GRID, "group norm, clusters"])

@@ -414,6 +414,40 @@ def test_refusals_name_the_argument():
         ops.group_norm(torch.ones(2, 8, 3, dtype=torch.int32, device=DEVICE), *[None] * 6, 2, 1e-5, 0, 0.0)
 
 
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_inference", "lean_group_norm_inference",
+                                  "group_norm_backward", "channel_affine"])
+def test_numbers_that_32_bits_do_not_hold(name):
+    """2**32 + 3 is not SiLU's 3, whichever of the two kernels are registered."""
+    call = list(arguments(name))
+    place = [argument.name for argument in getattr(ops, name).default._schema.arguments].index("activation")
+    for number in (2**32 + SILU, -2**32, 2**63 - 1):
+        call[place] = number
+        for kernel in (_operators._ctypes_kernel(name), getattr(ops, name)):
+            with pytest.raises((RuntimeError, OverflowError), match="activation"):
+                kernel(*call)
+
+
+@pytest.mark.parametrize("name", ["group_norm", "lean_group_norm", "group_norm_stats", "group_norm_apply"])
+@pytest.mark.parametrize("groups", [2**62, 2**40, 3, 0, -1])
+def test_no_output_is_made_of_a_number_of_groups_that_is_refused(name, groups):
+    call = list(arguments(name))
+    call[[argument.name for argument in getattr(ops, name).default._schema.arguments].index("groups")] = groups
+    for kernel in (_operators._ctypes_kernel(name), getattr(ops, name)):
+        with pytest.raises(RuntimeError, match="groups must be greater than 0 and divide"):
+            kernel(*call)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_tensors_on_several_devices_are_refused(name):
+    """One of them meta, too: the fake kernel runs then, which fills nothing."""
+    call = arguments(name)
+    tensors = [place for place, value in enumerate(call) if isinstance(value, torch.Tensor)]
+    for place in tensors[1:]:
+        mixed = [value.to("meta") if k == place else value for k, value in enumerate(call)]
+        with pytest.raises(RuntimeError, match="same device"):
+            getattr(ops, name)(*mixed)
+
+
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_inference", "lean_group_norm", "lean_group_norm_inference",
                                   "batch_norm", "instance_norm", "channel_affine"])
 @pytest.mark.parametrize("shape", [(), (6,)])

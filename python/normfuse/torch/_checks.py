@@ -40,6 +40,19 @@ def dimensions(input: Tensor) -> None:
         raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {input.dim()}")
 
 
+def one_device(tensors) -> None:
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, Tensor)}
+    if len(devices) > 1:
+        raise RuntimeError("Expected all tensors to be on the same device, but found " +
+                           " and ".join(sorted(map(str, devices))))
+
+
+def groups_divide(channels: int, groups: int) -> None:
+    if groups <= 0 or channels % groups != 0:
+        raise RuntimeError("groups must be greater than 0 and divide the number of channels, but are "
+                           f"{groups} of {channels}")
+
+
 def like_input(input: Tensor, **others: Optional[Tensor]) -> None:
     for name, other in others.items():
         if other is not None and other.shape != input.shape:

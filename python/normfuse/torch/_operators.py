@@ -419,8 +419,10 @@ def _ctypes_kernel(name: str):
                 tensors[slot] = value
             elif value is not None:
                 numbers[argument] = value
-        outputs = outputs_of(*values)
         x = tensors["x"]
+        if "groups" in numbers:
+            _checks.groups_divide(x.shape[1], numbers["groups"])  # before outputs are made of their number
+        outputs = outputs_of(*values)
         if name in ("lean_group_norm", "lean_group_norm_inference"):
             _checks.values_per_group(x, numbers["groups"])
         if name == "instance_norm":
@@ -446,7 +448,8 @@ def _ctypes_merge(name: str):
 
 
 def _with_checks(name: str):
-    """The fake kernel: what the library would refuse, then the outputs."""
+    """The fake kernel: what the library would refuse, then the outputs. The kernel, too, of tensors on several devices
+    one of which is meta."""
     outputs_of = getattr(_Outputs, name)
     lean = name.removeprefix("lean_")
     if name in ("lean_group_norm", "lean_group_norm_inference"):
@@ -468,9 +471,11 @@ def _with_checks(name: str):
         def check(*args):
             _checks.channel_affine(*args[:4])
     else:
-        return outputs_of
+        def check(*args):
+            pass
 
     def fake(*args):
+        _checks.one_device(args)
         check(*args)
         return outputs_of(*args)
 
