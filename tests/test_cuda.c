@@ -46,6 +46,7 @@ extern const char normfuse_test_image[];
     ENTRY(cuDeviceGetName)                                                                                             \
     ENTRY(cuDeviceGetAttribute)                                                                                        \
     ENTRY(cuDevicePrimaryCtxRetain)                                                                                    \
+    ENTRY(cuDevicePrimaryCtxReset)                                                                                     \
     ENTRY(cuCtxSetCurrent)                                                                                             \
     ENTRY(cuCtxGetCurrent)                                                                                             \
     ENTRY(cuCtxSynchronize)                                                                                            \
@@ -982,6 +983,116 @@ static void test_more_than_31_bits(void)
         test_huge(problems[i]);
 }
 
+/* ---- tensors without elements -------------------------------------------------------------------------------------- */
+
+/* What a call over nothing writes is what it writes on the CPU. */
+static void test_empty(void)
+{
+    enum { N = 3, C = 4, VALUES = N * C, OUTPUTS = 4 };
+    static const struct {
+        int64_t n, c, s, groups;
+        bool batch, backward;
+    } cases[] = {{N, C, 0, 2, false, false}, {N, 0, 5, 2, false, false}, {N, C, 0, 2, false, true}, {0, C, 5, 2, false, true},
+                 {N, C, 0, 0, true, false},  {0, C, 5, 0, true, false},  {0, C, 5, 0, true, true}};
+    CUdeviceptr memory;
+    NEED(cuMemAlloc(&memory, 4096));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float results[2][OUTPUTS][VALUES];
+        for (int on_device = 0; on_device < 2; on_device++) {
+            float *const host = &results[on_device][0][0];
+            for (int k = 0; k < OUTPUTS * VALUES; k++)
+                host[k] = 7;
+            const CUdeviceptr there = memory + 256;
+            NEED(cuMemcpyHtoDAsync(there, host, sizeof results[0], NULL));
+            NEED(cuStreamSynchronize(NULL));
+            float *const data = on_device ? pointer(there) : host;
+            const normfuse_device device = {on_device ? NORMFUSE_CUDA : NORMFUSE_CPU, 0};
+            const bool batch = cases[i].batch, backward = cases[i].backward;
+            const int64_t sizes[] = {cases[i].n, cases[i].c, cases[i].s}, sets[] = {cases[i].n, cases[i].groups},
+                          channels[] = {cases[i].c};
+            normfuse_axes of_x, axes[OUTPUTS];
+            normfuse_tensor x = normfuse_tensor_contiguous(NULL, NORMFUSE_F32, 3, sizes, &of_x), out[OUTPUTS], saved;
+            for (int k = 0; k < OUTPUTS; k++) {
+                const bool of_sets = !batch && !backward && k < 2, of_samples = backward && k >= 2;
+                out[k] = normfuse_tensor_contiguous(data + k * VALUES, NORMFUSE_F32, of_sets || of_samples ? 2 : 1,
+                                                    of_sets ? sets : of_samples ? sizes : channels, &axes[k]);
+                out[k].device = device;
+            }
+            normfuse_axes of_saved;
+            saved = normfuse_tensor_contiguous(data, NORMFUSE_F32, batch ? 1 : 2, batch ? channels : sets, &of_saved);
+            x.device = saved.device = device;
+            normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x};
+            if (!backward) {
+                tensors.y = &x;
+                tensors.mean = &out[0];
+                tensors.rstd = &out[1];
+                tensors.running_mean = batch ? &out[2] : NULL;
+                tensors.running_var = batch ? &out[3] : NULL;
+            } else {
+                saved.data = on_device ? pointer(there + sizeof results[0]) : data; /* not read */
+                tensors.mean = tensors.rstd = &saved;
+                tensors.dy = tensors.dx = &x;
+                tensors.dweight = &out[0];
+                tensors.dbias = &out[1];
+                tensors.dscale = batch ? NULL : &out[2];
+                tensors.dshift = batch ? NULL : &out[3];
+                if (!on_device)
+                    saved.data = results[1];
+            }
+            const normfuse_exec exec = {
+                .struct_bytes = sizeof exec, .scratch = on_device ? pointer(memory + 2048) : NULL, .scratch_bytes = 2048};
+            const normfuse_group_norm_options group = {.struct_bytes = sizeof group, .groups = cases[i].groups, .eps = 1e-5};
+            const normfuse_batch_norm_options of_batch = {.struct_bytes = sizeof of_batch, .eps = 1e-5, .momentum = 0.5};
+            const normfuse_status status =
+                batch ? (backward ? normfuse_batch_norm_backward : normfuse_batch_norm_forward)(&of_batch, &tensors, &exec)
+                      : (backward ? normfuse_group_norm_backward : normfuse_group_norm_forward)(&group, &tensors, &exec);
+            CHECK(status == NORMFUSE_OK, "empty case %zu: %s", i, normfuse_last_error());
+            NEED(cuCtxSynchronize());
+            if (on_device) {
+                NEED(cuMemcpyDtoHAsync(host, there, sizeof results[0], NULL));
+                NEED(cuStreamSynchronize(NULL));
+                if (planted)
+                    host[0] += 1;
+            }
+        }
+        double worst = 0;
+        for (int k = 0; k < OUTPUTS * VALUES; k++) {
+            const double cpu = (double)(&results[0][0][0])[k], gpu = (double)(&results[1][0][0])[k];
+            worst = fabs(gpu - cpu) <= 1e-6 * fabs(cpu) ? worst : INFINITY;
+        }
+        CHECK(worst == 0, "empty case %zu: other results than on the CPU", i);
+    }
+    NEED(cuMemFree(memory));
+}
+
+/* ---- a device reset -------------------------------------------------------------------------------------------- */
+
+/* All that was in the context is gone. The kernels are loaded again, ahead of a capture too. */
+static void test_reset(void)
+{
+    struct job job;
+    make(&job, kinds[0], 0, true);
+    settle(&job);
+    char *const want = job.want;
+    job.want = NULL;
+    drop(&job);
+    CUdevice device;
+    NEED(cuDeviceGet(&device, 0));
+    NEED(cuCtxSetCurrent(NULL));
+    NEED(cuDevicePrimaryCtxReset(device));
+    CHECK(normfuse_prepare(0) == NORMFUSE_OK, "prepare: %s", normfuse_last_error());
+    NEED(cuDevicePrimaryCtxRetain(&contexts[0], device));
+    NEED(cuCtxSetCurrent(contexts[0]));
+    make(&job, kinds[0], 0, true);
+    job.want = want;
+    const CUgraphExec graph = capture(&job);
+    NEED(cuGraphLaunch(graph, job.stream));
+    wait_for(&job);
+    same_bits(&job, "a graph after a device reset");
+    NEED(cuGraphExecDestroy(graph));
+    drop(&job);
+}
+
 /* ---- the host's time -------------------------------------------------------------------------------------------- */
 
 static void test_host_time(void)
@@ -1063,6 +1174,8 @@ int main(int count, char **arguments)
     timed("host threads", test_host_threads);
     timed("refused memory", test_refused);
     timed("more than 2^31 elements", test_more_than_31_bits);
+    timed("tensors without elements", test_empty);
     timed("the host's time", test_host_time);
+    timed("a device reset", test_reset); /* the last: nothing of before can be used */
     return harness_close();
 }
