@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * caller.h - what a call leaves as it found it in its caller's thread: errno, and the floating-point environment with its
- * flags. In between the environment is the standard one, for the same bits whatever the caller set: rounding to nearest,
- * subnormal numbers, no traps. */
+ * caller.h - what a call leaves as it found it in its caller's thread: errno, and the floating-point environment with
+ * its flags. In between the environment is the standard one, for the same bits whatever the caller set: rounding to
+ * nearest, subnormal numbers, no traps. */
 #ifndef NORMFUSE_CALLER_H
 #define NORMFUSE_CALLER_H
 

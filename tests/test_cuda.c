@@ -983,7 +983,7 @@ static void test_more_than_31_bits(void)
         test_huge(problems[i]);
 }
 
-/* ---- tensors without elements -------------------------------------------------------------------------------------- */
+/* ---- tensors without elements ----------------------------------------------------------------------------------- */
 
 /* What a call over nothing writes is what it writes on the CPU. */
 static void test_empty(void)

@@ -171,8 +171,8 @@ static void after_fork_in_child(void)
     atomic_store(&pool.remaining, 0);
 }
 
-/* Makes threads 1 to count - 1 where missing. They block the signals that are sent to a process, whose handlers run on the
- * program's own threads, and none of those that a thread brings upon itself: a host may handle its faults. */
+/* Makes threads 1 to count - 1 where missing. They block the signals that are sent to a process, whose handlers run on
+ * the program's own threads, and none of those that a thread brings upon itself: a host may handle its faults. */
 static bool start_threads(int32_t count)
 {
     static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};

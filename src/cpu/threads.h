@@ -17,8 +17,8 @@ int32_t normfuse_threads_default(void);
  * busy with another caller's work, or threads cannot be made, the caller runs all tasks itself. */
 void normfuse_threads_run(int32_t count, void (*task)(void *context, int64_t i), void *context);
 
-/* A flag that is raised once, from 0 on. The wait spins (`spins` pauses), yields, then sleeps: a caller whose priority is
- * higher would otherwise keep the thread that it waits for from its CPU. */
+/* A flag that is raised once, from 0 on. The wait spins (`spins` pauses), yields, then sleeps: a caller of higher
+ * priority would otherwise keep the thread that it waits for from its CPU. */
 void normfuse_flag_wait(_Atomic int32_t *flag, int spins);
 void normfuse_flag_raise(_Atomic int32_t *flag);
 

@@ -286,8 +286,8 @@ static bool follows_forks(void)
     return atomic_load(&is_told);
 }
 
-/* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be installed or
- * started later, memory may be free. */
+/* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be installed
+ * or started later, memory may be free. */
 static struct loaded *driver_known(void)
 {
     struct loaded *loaded = atomic_load_explicit(&known, memory_order_acquire);
