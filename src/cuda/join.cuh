@@ -29,14 +29,16 @@ template <typename R> __device__ __forceinline__ R sum_lanes(R value, int lanes,
 }
 
 /* Over `lanes` adjacent threads: first the mean, then squares about it, which cannot cancel. All threads of the warp
- * call, and every shuffle is outside of conditions: where a warp has several norm groups their counts differ, and a lane
- * with a count of 0 that skipped a shuffle would leave the others waiting for it. */
+ * call. Where a warp has several norm groups their counts differ, so no shuffle may depend on one: a lane that skipped
+ * it would leave the others waiting. A whole warp has one count, and the branch spares its kernels registers. */
 template <typename R> __device__ __forceinline__ moments<R> join_lanes(const moments<R> &own, int lanes)
 {
     moments<R> all;
     all.count = sum_lanes(own.count, lanes);
-    const R sum = sum_lanes(own.count * own.mean, lanes);
-    all.mean = all.count > R(0) ? sum / all.count : R(0);
+    if (lanes == 32)
+        all.mean = all.count > R(0) ? sum_lanes(own.count * own.mean, lanes) / all.count : R(0);
+    else
+        all.mean = sum_lanes(own.count * own.mean, lanes) / max(all.count, R(1)); /* a count is 0 or at least 1 */
     const R distance = own.mean - all.mean;
     all.squares = sum_lanes(own.count > R(0) ? own.squares + own.count * distance * distance : R(0), lanes);
     return all;
