@@ -18,6 +18,23 @@ size_t reference_type_bytes(normfuse_type type)
     }
 }
 
+/* 2^exponent where that is a normal double; products with it are exact, and quicker than ldexp. */
+static double power_of_two(int exponent)
+{
+    uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+/* The exponent of a value above 0: value in [2^exponent, 2^(exponent+1)); of subnormal doubles -1023. */
+static int exponent_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (int)(bits >> 52) - 1023;
+}
+
 /* A 16-bit float with this many bits of exponent and fraction. */
 static double load_16(uint16_t bits, int exponent_bits, int fraction_bits)
 {
@@ -28,8 +45,8 @@ static double load_16(uint16_t bits, int exponent_bits, int fraction_bits)
     if (exponent == (1 << exponent_bits) - 1)
         return fraction ? (double)NAN : sign * (double)INFINITY;
     if (exponent == 0)
-        return sign * ldexp(fraction, 1 - bias - fraction_bits);
-    return sign * ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
+        return sign * fraction * power_of_two(1 - bias - fraction_bits);
+    return sign * ((1 << fraction_bits) + fraction) * power_of_two(exponent - bias - fraction_bits);
 }
 
 static uint16_t store_16(double value, int exponent_bits, int fraction_bits)
@@ -44,14 +61,12 @@ static uint16_t store_16(double value, int exponent_bits, int fraction_bits)
         return (uint16_t)(sign | infinity);
     if (size == 0.0)
         return (uint16_t)sign;
-    int exponent;
-    frexp(size, &exponent); /* size in [2^(exponent-1), 2^exponent) */
-    exponent -= 1;
+    int exponent = exponent_of(size);
     if (exponent < 1 - bias)
         exponent = 1 - bias; /* subnormals have the spacing of the smallest normals */
     /* Steps of the spacing at this exponent; a carry into the next exponent is right because the bits count on. */
-    double steps = nearbyint(ldexp(size, fraction_bits - exponent));
-    double bits = steps + ldexp(exponent - (1 - bias), fraction_bits);
+    double steps = nearbyint(size * power_of_two(fraction_bits - exponent));
+    double bits = steps + (exponent - (1 - bias)) * power_of_two(fraction_bits);
     return (uint16_t)(sign | (bits >= infinity ? infinity : (int)bits));
 }
 
