@@ -38,7 +38,11 @@ const char problem_help[] =
     "    per=channel|sample affine: weight and bias are [C] (default) or [N, C]\n"
     "    eps=V              added to the variance (1e-5)\n"
     "    dir=fwd|bwd        forward (default), or dx, dweight and dbias from given mean and rstd\n"
-    "    device=cpu|cuda    cpu\n";
+    "    device=cpu|cuda    cpu\n"
+    "    +pre_add           u = x + pre_add is normalized\n"
+    "    +u                 with +pre_add: forward writes u; backward takes it, and du\n"
+    "    +post_add          added before the activation; backward writes its gradient\n"
+    "    +scale             group_norm, instance_norm: scale and shift, [N, C]\n";
 
 static void print_help(void)
 {

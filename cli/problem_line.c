@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,18 @@ static const char *const direction_names[] = { "fwd", "bwd" };
 static const char *const device_names[] = { "cpu", "cuda" };
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+/* +adagn is what +scale was called before. */
+static const struct {
+    const char *word;
+    size_t offset;
+} additions[] = {
+    { "+pre_add", offsetof(struct problem_line, pre_add) },
+    { "+u", offsetof(struct problem_line, write_u) },
+    { "+post_add", offsetof(struct problem_line, post_add) },
+    { "+scale", offsetof(struct problem_line, scale_shift) },
+    { "+adagn", offsetof(struct problem_line, scale_shift) },
+};
 
 static const double default_eps = 1e-5;
 
@@ -201,6 +214,17 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
     return KEY_TAKEN;
 }
 
+static bool take_addition(struct problem_line *line, const char *word, char *error, size_t error_bytes)
+{
+    for (int i = 0; i < COUNT(additions); i++)
+        if (strcmp(word, additions[i].word) == 0) {
+            *(bool *)((char *)line + additions[i].offset) = true;
+            return true;
+        }
+    complain(error, error_bytes, "'%.80s': an addition must be one of +pre_add, +u, +post_add, +scale", word);
+    return false;
+}
+
 /* "2x320x64x64". The elements in f64 must be addressable even where another axis is 0: views are made of strides. */
 static bool parse_sizes(const char *word, struct problem_line *line, char *error, size_t error_bytes)
 {
@@ -331,6 +355,11 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
                     return 0;
                 }
             }
+            if (word[0] == '+') {
+                if (!take_addition(line, word, error, error_bytes))
+                    return 0;
+                continue;
+            }
             bool is_dtype = strncmp(word, "dtype=", 6) == 0;
             if (is_dtype == (pass == 0) && problem_line_key(line, word, error, error_bytes) != KEY_TAKEN)
                 return 0;
@@ -356,6 +385,15 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
     if (line->has_act_param && !takes_act_param(line->activation)) {
         complain(error, error_bytes, "'act_param': only leaky_relu and elu take it, not %s",
                  problem_activation_name(line->activation));
+        return 0;
+    }
+    if (line->write_u && !line->pre_add) {
+        complain(error, error_bytes, "'+u': +pre_add is missing, without which u is x");
+        return 0;
+    }
+    if (line->scale_shift && line->op != GROUP_NORM && line->op != INSTANCE_NORM) {
+        complain(error, error_bytes, "'+scale': only group_norm and instance_norm take it, not %s",
+                 problem_operator_name(line->op));
         return 0;
     }
     return taken;
@@ -413,6 +451,14 @@ size_t problem_line_name(const struct problem_line *line, char *name, size_t byt
         length = append(name, bytes, length, " dir=bwd");
     if (line->device == NORMFUSE_CUDA)
         length = append(name, bytes, length, " device=cuda");
+    if (line->pre_add)
+        length = append(name, bytes, length, " +pre_add");
+    if (line->write_u)
+        length = append(name, bytes, length, " +u");
+    if (line->post_add)
+        length = append(name, bytes, length, " +post_add");
+    if (line->scale_shift)
+        length = append(name, bytes, length, " +scale");
     return length;
 }
 

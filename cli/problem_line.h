@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * problem_line.h - the one spelling of a problem, used by the program, the case files, failure messages and benchmark
- * rows:  group_norm 128x256x28x28 groups=32 dtype=f32 layout=nchw act=silu dir=fwd
+ * rows:  group_norm 128x256x28x28 groups=32 dtype=f32 layout=nchw act=silu dir=fwd +post_add
  * Sizes are always N, C, spatial, whatever the layout. docs: `normfuse --help`. */
 #ifndef NORMFUSE_PROBLEM_LINE_H
 #define NORMFUSE_PROBLEM_LINE_H
@@ -11,6 +11,9 @@
 #include <stdint.h>
 
 #include "normfuse.h"
+
+/* Room for every problem_line_name. */
+enum { PROBLEM_NAME_BYTES = 512 };
 
 enum problem_operator { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
 
@@ -29,11 +32,15 @@ struct problem_line {
     double eps;
     bool backward;
     int32_t device; /* NORMFUSE_CPU, NORMFUSE_CUDA */
+    bool pre_add;     /* +pre_add */
+    bool write_u;     /* +u: the forward writes u; the backward is given u in place of x and pre_add, and du */
+    bool post_add;    /* +post_add: the backward writes dpost_add */
+    bool scale_shift; /* +scale: scale and shift; group and instance norm */
 };
 
-/* Reads words[0..count): an operator, its sizes, then key=value words; stops at the next operator's name. Returns how
- * many words it took, or 0 with a message in error[0..error_bytes) that names the word and the rule. A single word that
- * holds spaces (a quoted problem) is split first. */
+/* Reads words[0..count): an operator, its sizes, then key=value and +addition words; stops at the next operator's name.
+ * Returns how many words it took, or 0 with a message in error[0..error_bytes) that names the word and the rule. A single
+ * word that holds spaces (a quoted problem) is split first. */
 size_t problem_line_parse(char *const *words, size_t count, struct problem_line *line, char *error,
                           size_t error_bytes);
 

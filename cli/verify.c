@@ -26,9 +26,6 @@ enum {
     MOST_REFERENCE_THREADS = 16
 };
 
-/* Inputs larger than this are not compared with what they were: it doubles the time that filling takes. */
-enum { UNCHANGED_VALUES = 1 << 22 };
-
 static const double double_unit = 0x1p-53;
 
 enum tensor_name {
@@ -55,7 +52,8 @@ struct buffer {
     ptrdiff_t batch, channel, position;
     bool is_big, is_sample_wise; /* has x's shape; has an axis N */
     bool overwritten;            /* an output was put into it: what it held is known from the generator only */
-    bool is_output;
+    bool is_output, is_dense;
+    uint64_t sum;                /* of an input before the call; of what a first run left */
     normfuse_tensor tensor;
     normfuse_axes axes;
 };
@@ -85,6 +83,7 @@ struct work {
     bool set_is_group;   /* of one sample; otherwise of one channel over all samples */
     bool has_statistics; /* made of x; not given and not absent */
     bool evaluates;
+    bool gives_u; /* in x's place, without pre_add */
     double parameter;
     struct buffer buffers[TENSORS];
     const struct buffer *at[TENSORS]; /* NULL: absent. In place: another's buffer */
@@ -95,6 +94,7 @@ struct work {
     char *scratch;
     size_t scratch_bytes;
     double *statistics; /* of shards and parts */
+    int32_t threads;    /* of a call */
     bool on_device;
     char *sync;
     size_t sync_bytes;
@@ -154,11 +154,9 @@ static double data_mean(const struct work *work)
     }
 }
 
-/* What the tensor holds before it is rounded to its type. */
-static double generated(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+/* What the tensor holds before it is rounded to its type; n counts from the bigger batch's first sample. */
+static double generated_at(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
 {
-    if (work->buffers[name].is_sample_wise)
-        n += work->options->first_sample;
     double value = bell(work->options->seed, name, n, c, s);
     enum verify_data data = work->options->data;
     switch (name) {
@@ -179,6 +177,18 @@ static double generated(const struct work *work, enum tensor_name name, int64_t 
     case SHIFT: return 0.25 * value;
     default: return value;
     }
+}
+
+static double generated(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+{
+    if (work->buffers[name].is_sample_wise)
+        n += work->options->first_sample;
+    double value = generated_at(work, name, n, c, s);
+    if (name != X || !work->gives_u)
+        return value;
+    normfuse_type type = work->line->type;
+    return reference_add(reference_round(value, type),
+                         reference_round(generated_at(work, PRE_ADD, n, c, s), type), type);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -221,6 +231,7 @@ static bool make_big(struct work *work, enum tensor_name name)
     buffer->channel = channels_last ? 1 : work->s;
     buffer->position = channels_last ? channels : 1;
     buffer->is_big = buffer->is_sample_wise = true;
+    buffer->is_dense = !more_samples && !more_channels;
     if (elements > 0)
         buffer->data = element(buffer, more_samples / 2, more_channels / 3, 0);
     int32_t ndim = work->line->ndim;
@@ -275,22 +286,84 @@ static bool make_small(struct work *work, enum tensor_name name, normfuse_type t
     return true;
 }
 
+static int thread_count(const struct work *work)
+{
+    int threads = work->options->reference_threads ? work->options->reference_threads : 2;
+    return threads > MOST_REFERENCE_THREADS ? MOST_REFERENCE_THREADS : threads;
+}
+
+/* A part of a tensor: rows [from, to) of those that lie one after the other. */
+struct filling {
+    const struct work *work;
+    enum tensor_name name;
+    int64_t from, to;
+    pthread_t thread;
+    bool started;
+};
+
+static void *fill_rows(void *argument)
+{
+    const struct filling *filling = argument;
+    const struct buffer *buffer = &filling->work->buffers[filling->name];
+    bool by_position = buffer->channel < buffer->position;
+    int64_t rows = by_position ? buffer->s : buffer->c, columns = by_position ? buffer->c : buffer->s;
+    for (int64_t i = filling->from; i < filling->to; i++)
+        for (int64_t j = 0; j < columns; j++) {
+            int64_t n = i / rows, c = by_position ? j : i % rows, s = by_position ? i % rows : j;
+            reference_store(element(buffer, n, c, s), buffer->type, generated(filling->work, filling->name, n, c, s));
+        }
+    return NULL;
+}
+
 static void fill_generated(const struct work *work, enum tensor_name name)
 {
+    enum { VALUES_WORTH_THREADS = 1 << 15 };
     const struct buffer *buffer = &work->buffers[name];
-    for (int64_t n = 0; n < buffer->n; n++)
-        for (int64_t c = 0; c < buffer->c; c++)
-            for (int64_t s = 0; s < buffer->s; s++)
-                reference_store(element(buffer, n, c, s), buffer->type, generated(work, name, n, c, s));
+    struct filling fillings[MOST_REFERENCE_THREADS];
+    int64_t rows = buffer->n * (buffer->channel < buffer->position ? buffer->s : buffer->c);
+    int threads = buffer->n * buffer->c * buffer->s < VALUES_WORTH_THREADS ? 1 : thread_count(work);
+    for (int i = 0; i < threads; i++) {
+        fillings[i] = (struct filling){ work, name, rows * i / threads, rows * (i + 1) / threads, 0, false };
+        fillings[i].started = i && pthread_create(&fillings[i].thread, NULL, fill_rows, &fillings[i]) == 0;
+    }
+    for (int i = 0; i < threads; i++)
+        if (!fillings[i].started)
+            fill_rows(&fillings[i]);
+    for (int i = 0; i < threads; i++)
+        if (fillings[i].started)
+            pthread_join(fillings[i].thread, NULL);
 }
 
 static void fill_bytes(const struct buffer *buffer, int byte)
 {
     size_t element_bytes = reference_type_bytes(buffer->type);
+    if (buffer->is_dense) {
+        memset(buffer->data, byte, (size_t)(buffer->n * buffer->c * buffer->s) * element_bytes);
+        return;
+    }
     for (int64_t n = 0; n < buffer->n; n++)
         for (int64_t c = 0; c < buffer->c; c++)
             for (int64_t s = 0; s < buffer->s; s++)
                 memset(element(buffer, n, c, s), byte, element_bytes);
+}
+
+/* What an output holds before a call. */
+static void clear_output(const struct work *work, enum tensor_name name)
+{
+    fill_bytes(&work->buffers[name], work->options->accumulate && (name == DWEIGHT || name == DBIAS) ? 0 : UNWRITTEN);
+}
+
+/* Of a tensor and the guards around it. */
+static uint64_t sum_of(const struct buffer *buffer)
+{
+    uint64_t sum = 0;
+    for (size_t at = 0; at < buffer->bytes; at += sizeof sum) {
+        uint64_t word;
+        memcpy(&word, buffer->base + at, sizeof word);
+        sum = (sum ^ word) * 0x9E3779B97F4A7C15u;
+        sum ^= sum >> 32;
+    }
+    return sum;
 }
 
 /* One value of a tensor as it was before the call. */
@@ -353,15 +426,15 @@ static bool make_tensors(struct work *work)
     int64_t parameter_rows = per_sample ? work->n : NO_ROWS, statistics_rows = work->set_is_group ? work->n : NO_ROWS;
 
     good = good && make_big(work, X);
-    if (options->pre_add)
+    if (line->pre_add && !work->gives_u)
         good = good && make_big(work, PRE_ADD);
-    if (options->post_add)
+    if (line->post_add)
         good = good && make_big(work, POST_ADD);
     if (!options->no_weight)
         good = good && make_small(work, WEIGHT, line->weight_type, parameter_rows, work->c, true);
     if (!options->no_bias)
         good = good && make_small(work, BIAS, line->weight_type, parameter_rows, work->c, true);
-    if (options->scale_shift) {
+    if (line->scale_shift) {
         good = good && make_small(work, SCALE, line->weight_type, work->n, work->c, true);
         good = good && make_small(work, SHIFT, line->weight_type, work->n, work->c, true);
     }
@@ -382,7 +455,7 @@ static bool make_tensors(struct work *work)
             else
                 good = good && make_big(work, Y);
         }
-        if (options->write_u) {
+        if (line->write_u) {
             if (options->in_place)
                 put_into(work, U, PRE_ADD);
             else
@@ -390,7 +463,7 @@ static bool make_tensors(struct work *work)
         }
     } else {
         good = good && make_big(work, DY);
-        if (options->write_u)
+        if (line->write_u)
             good = good && make_big(work, DU);
         if (!is_left_out(work, VERIFY_DX)) {
             if (options->in_place)
@@ -402,11 +475,11 @@ static bool make_tensors(struct work *work)
             good = good && make_small(work, DWEIGHT, gradient_type, parameter_rows, work->c, true);
         if (!options->no_bias && !is_left_out(work, VERIFY_DBIAS))
             good = good && make_small(work, DBIAS, gradient_type, parameter_rows, work->c, true);
-        if (options->scale_shift && !is_left_out(work, VERIFY_DSCALE))
+        if (line->scale_shift && !is_left_out(work, VERIFY_DSCALE))
             good = good && make_small(work, DSCALE, line->weight_type, work->n, work->c, true);
-        if (options->scale_shift && !is_left_out(work, VERIFY_DSHIFT))
+        if (line->scale_shift && !is_left_out(work, VERIFY_DSHIFT))
             good = good && make_small(work, DSHIFT, line->weight_type, work->n, work->c, true);
-        if (options->post_add && !is_left_out(work, VERIFY_DPOST_ADD)) {
+        if (line->post_add && !is_left_out(work, VERIFY_DPOST_ADD)) {
             if (options->in_place && !work->at[DX] && !options->sharded)
                 put_into(work, DPOST_ADD, DY);
             else
@@ -422,7 +495,7 @@ static bool make_tensors(struct work *work)
         bool is_statistics = name == MEAN || name == RSTD;
         buffer->is_output = name == Y || name == U || name >= DX || (is_statistics && !backward);
         if (buffer->is_output)
-            fill_bytes(buffer, options->accumulate && (name == DWEIGHT || name == DBIAS) ? 0 : UNWRITTEN);
+            clear_output(work, (enum tensor_name)name);
         else if (!is_statistics)
             fill_generated(work, (enum tensor_name)name);
     }
@@ -529,9 +602,7 @@ static void join_tally(struct tally *total, const struct tally *part)
 static bool for_each_set(struct work *work, bool (*each)(struct share *, int64_t), struct tally *tally)
 {
     struct share shares[MOST_REFERENCE_THREADS];
-    int threads = work->options->reference_threads ? work->options->reference_threads : 2;
-    if (threads > MOST_REFERENCE_THREADS)
-        threads = MOST_REFERENCE_THREADS;
+    int threads = thread_count(work);
     if (threads > work->sets)
         threads = work->sets > 1 ? (int)work->sets : 1;
     int64_t set_values = largest_set(work), pairs = work->set_is_group ? work->group_channels : work->n;
@@ -733,6 +804,7 @@ static double *make_sharded_memory(struct work *work, int64_t values, int byte)
     size_t bytes = (size_t)(values + 1) * sizeof(double);
     if (work->on_device)
         return (double *)(void *)take_room(work, bytes, byte);
+    free(work->statistics);
     work->statistics = malloc(bytes);
     if (work->statistics)
         memset(work->statistics, byte, bytes);
@@ -742,7 +814,7 @@ static double *make_sharded_memory(struct work *work, int64_t values, int byte)
 static normfuse_exec make_exec(const struct work *work)
 {
     normfuse_exec exec = { .struct_bytes = sizeof exec,
-                           .threads = work->options->threads,
+                           .threads = work->threads,
                            .parallel_for = work->options->parallel_for,
                            .pool = work->options->pool };
     if (work->on_device) {
@@ -1500,27 +1572,33 @@ static void compare_running(struct share *share)
 
 /* ---- memory around tensors ------------------------------------------------------------------------------------ */
 
+/* Whether a call writes into a buffer, or may: running statistics. */
+static bool is_written(const struct work *work, int name)
+{
+    const struct buffer *buffer = &work->buffers[name];
+    return buffer->is_output || buffer->overwritten ||
+           ((name == RUNNING_MEAN || name == RUNNING_VAR) && work->options->running);
+}
+
+static void sum_inputs(struct work *work)
+{
+    for (int name = 0; name < TENSORS; name++)
+        if (work->buffers[name].base && !is_written(work, name))
+            work->buffers[name].sum = sum_of(&work->buffers[name]);
+}
+
 /* The name of a tensor whose surroundings, or which itself though an input, were changed; NULL when all is well.
  * Destroys the tensors. */
 static const char *find_changed(struct work *work)
 {
-    bool unchanged_checked = work->n * work->c * work->s <= UNCHANGED_VALUES;
     for (int name = 0; name < TENSORS; name++) {
         struct buffer *buffer = &work->buffers[name];
         if (!buffer->base)
             continue;
-        bool is_running = (name == RUNNING_MEAN || name == RUNNING_VAR) && work->options->running;
-        bool is_given = name == MEAN || name == RSTD;
-        if (unchanged_checked && !buffer->is_output && !buffer->overwritten && !is_running && !is_given) {
-            size_t bytes = reference_type_bytes(buffer->type);
-            for (int64_t n = 0; n < buffer->n; n++)
-                for (int64_t c = 0; c < buffer->c; c++)
-                    for (int64_t s = 0; s < buffer->s; s++) {
-                        char want[8];
-                        reference_store(want, buffer->type, generated(work, (enum tensor_name)name, n, c, s));
-                        if (memcmp(element(buffer, n, c, s), want, bytes) != 0)
-                            return tensor_names[name];
-                    }
+        if (!is_written(work, name)) {
+            if (sum_of(buffer) != buffer->sum)
+                return tensor_names[name];
+            continue;
         }
         fill_bytes(buffer, UNTOUCHED);
         if (!is_untouched(buffer->base, buffer->bytes))
@@ -1531,20 +1609,54 @@ static const char *find_changed(struct work *work)
     return NULL;
 }
 
+/* ---- on the CPU ----------------------------------------------------------------------------------------------- */
+
+/* Makes the call, and with +twice once more on fresh tensors, in one thread where it had several and in three where it
+ * had one. */
+static enum verify_outcome run_on_cpu(struct work *work)
+{
+    enum { OTHER_THREADS = 3 };
+    struct verify_result *result = work->result;
+    result->status = call_operator(work);
+    if (result->status != NORMFUSE_OK)
+        return conclude_refused(result);
+    if (!work->options->twice)
+        return VERIFY_PASSED;
+    for (int name = 0; name < TENSORS; name++) {
+        struct buffer *buffer = &work->buffers[name];
+        if (!buffer->base || !is_written(work, name))
+            continue;
+        buffer->sum = sum_of(buffer);
+        if (buffer->is_output)
+            clear_output(work, (enum tensor_name)name);
+        else
+            fill_generated(work, (enum tensor_name)name);
+    }
+    work->threads = work->options->threads == 1 ? OTHER_THREADS : 1;
+    result->status = call_operator(work);
+    if (result->status != NORMFUSE_OK)
+        return conclude_refused(result);
+    for (int name = 0; name < TENSORS; name++) {
+        const struct buffer *buffer = &work->buffers[name];
+        if (buffer->base && is_written(work, name) && sum_of(buffer) != buffer->sum)
+            return conclude(result, VERIFY_FAILED, "%s: a second run, threads=%d, gives other bits", tensor_names[name],
+                            (int)work->threads);
+    }
+    return VERIFY_PASSED;
+}
+
 /* ---- the whole ------------------------------------------------------------------------------------------------ */
 
 static const char *impossible(const struct problem_line *line, const struct verify_options *options)
 {
     bool grouped = line->op == GROUP_NORM || line->op == INSTANCE_NORM;
     bool evaluates = line->evaluate || options->evaluate;
-    if (line->device == NORMFUSE_CPU && (options->no_sync || options->twice || options->graph))
-        return "+no_sync, +twice and +graph need device=cuda";
-    if (options->write_u && !options->pre_add)
-        return "+u needs +pre_add";
+    if (line->device == NORMFUSE_CPU && (options->no_sync || options->graph))
+        return "+no_sync and +graph need device=cuda";
+    if (options->resum && !(line->backward && line->write_u))
+        return "+resum is of a backward with +u";
     if (!line->backward && (options->left_out & VERIFY_Y) && (line->op == AFFINE || evaluates))
         return "+no_y leaves nothing to write";
-    if (options->scale_shift && !grouped)
-        return "+adagn is group norm's";
     if (options->evaluate && line->op != INSTANCE_NORM)
         return "+evaluate is instance norm's";
     if (options->running && (line->backward || evaluates || (line->op != INSTANCE_NORM && line->op != BATCH_NORM)))
@@ -1587,15 +1699,10 @@ static enum verify_outcome verify_work(struct work *work)
     }
     if ((backward || !options->bits_only) && !for_each_set(work, make_statistics, NULL))
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
-    if (work->on_device) {
-        enum verify_outcome outcome = run_on_device(work);
-        if (outcome != VERIFY_PASSED)
-            return outcome;
-    } else {
-        result->status = call_operator(work);
-        if (result->status != NORMFUSE_OK)
-            return conclude_refused(result);
-    }
+    sum_inputs(work);
+    enum verify_outcome outcome = work->on_device ? run_on_device(work) : run_on_cpu(work);
+    if (outcome != VERIFY_PASSED)
+        return outcome;
     struct share last = { .work = work };
     if (!for_each_set(work, backward ? compare_backward : compare_forward, &last.tally))
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
@@ -1654,6 +1761,8 @@ enum verify_outcome verify_problem(const struct problem_line *line, const struct
     work.group_channels = work.set_is_group && work.groups ? work.c / work.groups : 1;
     work.sets = verify_sets(line);
     work.evaluates = line->evaluate || options->evaluate;
+    work.threads = options->threads;
+    work.gives_u = line->backward && line->write_u && !options->resum;
     work.has_statistics = line->op != AFFINE && !work.evaluates;
     work.parameter = line->has_act_param ? line->act_param : reference_default_parameter(line->activation);
     if (line->type != NORMFUSE_F64)
@@ -1671,10 +1780,7 @@ static const struct {
     const char *word;
     size_t offset;
 } flag_words[] = {
-    { "+pre_add", offsetof(struct verify_options, pre_add) },
-    { "+u", offsetof(struct verify_options, write_u) },
-    { "+post_add", offsetof(struct verify_options, post_add) },
-    { "+adagn", offsetof(struct verify_options, scale_shift) },
+    { "+resum", offsetof(struct verify_options, resum) },
     { "+no_weight", offsetof(struct verify_options, no_weight) },
     { "+no_bias", offsetof(struct verify_options, no_bias) },
     { "+inplace", offsetof(struct verify_options, in_place) },

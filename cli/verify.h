@@ -42,9 +42,7 @@ struct verify_options {
     uint64_t seed;
     enum verify_data data;
     unsigned left_out;      /* VERIFY_Y ... */
-    bool pre_add, write_u;  /* write_u: backward: du is given */
-    bool post_add;          /* backward: dpost_add is written */
-    bool scale_shift;       /* group and instance norm */
+    bool resum;             /* backward of +u: x and pre_add are given, and not u */
     bool no_weight, no_bias;
     bool in_place;          /* y = x, u = pre_add; dx = dy, dpost_add = post_add's own memory */
     bool slice_channels, slice_batch; /* tensors are slices of bigger ones */
@@ -59,7 +57,8 @@ struct verify_options {
     bool sharded;           /* stats, merge, apply; sums, merge, apply: over 3 shards */
     bool accumulate;        /* in parts of normfuse_sample_quantum samples */
     bool no_sync;           /* device=cuda: no sync memory */
-    bool twice;             /* device=cuda: a second run, with the sync memory that the first left, gives the same bits */
+    bool twice;             /* a second run gives the same bits: on the CPU with another number of threads, with
+                             * device=cuda with the sync memory that the first left */
     bool graph;             /* device=cuda: so do two replays of a graph that the calls were captured into */
     int64_t first_sample;   /* the data are those of a bigger batch from here on */
     int32_t threads;        /* 0: the default */

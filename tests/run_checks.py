@@ -17,7 +17,7 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$")
 PROGRAMS = ["test_passes", "test_problem_line", "test_arguments", "test_failures", "test_threads", "test_reference",
-            "test_operators", "test_torch_shim"]
+            "test_verify", "test_operators", "test_torch_shim"]
 # There only where the build found nvcc.
 CUDA_PROGRAM = "test_cuda_host"
 HEADER_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only"]

@@ -49,7 +49,7 @@ static void case_name(const struct test_case *test, char *name, size_t bytes)
     verify_options_name(&test->options, name + length, bytes - length);
 }
 
-/* "+" words are options, the others the problem's. */
+/* What is no option is the problem's. */
 static bool parse_case(const char *text, struct test_case *test, char *error, size_t error_bytes)
 {
     char copy[2 * CASE_BYTES], *words[64], *rest = copy;
@@ -57,14 +57,8 @@ static bool parse_case(const char *text, struct test_case *test, char *error, si
     snprintf(copy, sizeof copy, "%s", text);
     test->options = (struct verify_options){ 0 };
     for (char *word; (word = strtok_r(rest, " \t\r\n", &rest));) {
-        if (word[0] == '+') {
-            if (!verify_option(&test->options, word)) {
-                snprintf(error, error_bytes, "'%s': not an option of a case", word);
-                return false;
-            }
-        } else if (count < 64) {
+        if (!verify_option(&test->options, word) && count < 64)
             words[count++] = word;
-        }
     }
     return problem_line_parse(words, count, &test->line, error, error_bytes) == count;
 }
@@ -242,10 +236,11 @@ static struct test_case random_case(void)
     if (line->op == BATCH_NORM && !line->evaluate && samples * positions == 1)
         line->evaluate = true; /* training is refused */
     options->seed = random_bits() >> 40;
-    options->pre_add = one_in(4);
-    options->write_u = options->pre_add && one_in(2);
-    options->post_add = one_in(4);
-    options->scale_shift = grouped && one_in(4);
+    line->pre_add = one_in(4);
+    line->write_u = line->pre_add && one_in(2);
+    line->post_add = one_in(4);
+    line->scale_shift = grouped && one_in(4);
+    options->resum = line->backward && line->write_u && one_in(2);
     options->no_weight = one_in(6);
     options->no_bias = one_in(6);
     options->slice_channels = one_in(6);
@@ -362,7 +357,7 @@ static const char *const bit_cases[] = {
     "group_norm 3x24x17x19 groups=4 act=silu",
     "group_norm 1x64x61x67 groups=8",
     "group_norm 1x3x211x223 groups=1",
-    "group_norm 17x40x7 groups=10 +adagn",
+    "group_norm 17x40x7 groups=10 +scale",
     "group_norm 2x130x33 groups=13 dtype=bf16 +pre_add +u",
     "instance_norm 3x7x41x43 act=leaky_relu",
     "instance_norm 4x33x65 dtype=f16 +running",
@@ -424,7 +419,7 @@ static void test_batch_independence(void)
 {
     static const char *const cases[] = {
         "group_norm 5x12x29x3 groups=4 act=gelu", "group_norm 6x6x700 groups=3 dtype=bf16",
-        "instance_norm 4x9x77", "group_norm 7x32x49 groups=2 +adagn +pre_add",
+        "instance_norm 4x9x77", "group_norm 7x32x49 groups=2 +scale +pre_add",
         "group_norm 3x2x70001 groups=1",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -507,7 +502,7 @@ static void test_accumulated_bits(void)
         "batch_norm 70x5x11 dir=bwd", "batch_norm 9x33x65 dir=bwd act=silu", "batch_norm 701x3 dir=bwd",
         "batch_norm 3x2x40001 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd", "group_norm 9x32x300 groups=8 dir=bwd act=gelu",
         "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd",
-        "batch_norm 70x5x11 mode=eval dir=bwd", "group_norm 5x3x30000 groups=1 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd +adagn",
+        "batch_norm 70x5x11 mode=eval dir=bwd", "group_norm 5x3x30000 groups=1 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd +scale",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int last = 0; last < 2; last++) {

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_problem_line.c - the spelling of problems: what is taken, what is refused and in which words, and that a name
- * reads back as the problem it names. */
+ * reads back as the problem it names; and random ones: the same on every machine, valid, in the shares they should
+ * have. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "../cli/problem_line.h"
+#include "../cli/random.h"
 
 static int passed, failed;
 
@@ -41,6 +44,10 @@ static const struct {
     { "affine 0x3x0 per=channel", "affine 0x3x0" },
     { "group_norm 3x0x5 groups=4 eps=0", "group_norm 3x0x5 groups=4 eps=0" },
     { "group_norm 3x8x5 groups=4 eps=-0.25", "group_norm 3x8x5 groups=4 eps=-0.25" },
+    { "group_norm 3x8x5 +scale +u groups=4 +post_add dir=bwd +pre_add device=cuda",
+      "group_norm 3x8x5 groups=4 dir=bwd device=cuda +pre_add +u +post_add +scale" },
+    { "instance_norm 3x8x5 +adagn", "instance_norm 3x8x5 +scale" },
+    { "affine 3x8x5 +pre_add +u", "affine 3x8x5 +pre_add +u" },
 };
 
 /* Text that must be refused, and the words that the message must hold. */
@@ -89,7 +96,11 @@ static const struct {
     { "affine 2x8x3 dir=forward", "'dir=forward'", "fwd, bwd" },
     { "affine 2x8x3 device=gpu", "'device=gpu'", "cpu, cuda" },
     { "affine 2x8x3 colour=red", "'colour=red'", "not a key" },
-    { "affine 2x8x3 +pre_add", "'+pre_add'", "key=value" },
+    { "affine 2x8x3 +residual", "'+residual'", "must be one of +pre_add" },
+    { "affine 2x8x3 +pre_add=1", "'+pre_add=1'", "must be one of +pre_add" },
+    { "affine 2x8x3 +post_add +post_add", "'+post_add'", "given twice" },
+    { "affine 2x8x3 +u", "'+u'", "+pre_add is missing" },
+    { "batch_norm 2x8x3 +scale", "'+scale'", "not batch_norm" },
     { "affine 2x8x3 affine 2x8x3", "'affine'", "one problem only" },
 };
 
@@ -152,6 +163,7 @@ static void test_fields(void)
     check(problem_line_key(&line, "momentum=1", error, sizeof error) == 1, "unknown key", error);
     check(problem_line_key(&line, "per=x", error, sizeof error) == 2, "bad value", error);
     check(problem_line_key(&line, "per", error, sizeof error) == 1, "no key", error);
+    check(problem_line_key(&line, "+pre_add", error, sizeof error) == 1, "additions are no keys", error);
 }
 
 static void test_lists(void)
@@ -195,12 +207,133 @@ static void test_lists(void)
     check(failure != NULL, "words after a file", "was taken");
 }
 
+/* ---- random problems ------------------------------------------------------------------------------------------- */
+
+static int64_t positions_of(const struct problem_line *line)
+{
+    int64_t positions = 1;
+    for (int32_t i = 2; i < line->ndim; i++)
+        positions *= line->sizes[i];
+    return positions;
+}
+
+static int64_t bytes_of(const struct problem_line *line)
+{
+    int64_t item = line->type == NORMFUSE_F64 ? 8 : line->type == NORMFUSE_F32 ? 4 : 2;
+    return line->sizes[0] * line->sizes[1] * positions_of(line) * item;
+}
+
+/* Each name reads back as itself, and the list is what it was when the seed was first written into a report. */
+static void test_random_list(void)
+{
+    const uint64_t golden = 0xd7686d260269edb6u;
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (int64_t i = 0; i < 2000; i++) {
+        struct problem_line line = random_problem(1, i, 65536, 268435456), again;
+        char name[PROBLEM_NAME_BYTES], second[PROBLEM_NAME_BYTES], error[400] = "";
+        size_t length = problem_line_name(&line, name, sizeof name);
+        char *words[] = { name };
+        check(problem_line_parse(words, 1, &again, error, sizeof error) == 1, name, error);
+        problem_line_name(&again, second, sizeof second);
+        check(strcmp(name, second) == 0, name, second);
+        for (size_t at = 0; at <= length; at++)
+            hash = (hash ^ (unsigned char)(name[at] ? name[at] : '\n')) * 1099511628211u;
+    }
+    char text[80];
+    snprintf(text, sizeof text, "0x%016llxu", (unsigned long long)hash);
+    check(hash == golden, "the list of seed 1 has another hash", text);
+}
+
+/* Shares of 10,000 draws, in percent, within four standard deviations; sizes within the limits and log-uniform. */
+static void test_random_shares(void)
+{
+    enum { DRAWS = 10000 };
+    struct {
+        const char *what;
+        double share;
+        int64_t count;
+    } shares[] = {
+        { "group norm", 45, 0 },     { "batch norm, training", 20, 0 }, { "batch norm, evaluation", 8, 0 },
+        { "instance norm", 15, 0 },  { "affine", 12, 0 },               { "backward", 50, 0 },
+        { "f64", 4, 0 },             { "f32", 32, 0 },                  { "bf16", 32, 0 },
+        { "f16", 32, 0 },            { "identity", 25, 0 },             { "relu", 25, 0 },
+        { "silu", 25, 0 },           { "another activation", 25, 0 },   { "+pre_add", 15, 0 },
+        { "+u", 7.5, 0 },            { "+post_add", 20, 0 },            { "+scale", 4.5, 0 },
+        { "f32 weights", 32, 0 },    { "first quarter of sizes", 25, 0 }, { "second quarter", 25, 0 },
+        { "third quarter", 25, 0 },  { "last quarter", 25, 0 },
+    };
+    int64_t axes[4] = { 0 }, channels_last = 0, odd = 0, beyond = 0, few = 0, misshapen = 0;
+    for (int64_t i = 0; i < DRAWS; i++) {
+        struct problem_line line = random_problem(7, i, 65536, 268435456);
+        int64_t bytes = bytes_of(&line), positions = positions_of(&line), samples = line.sizes[0];
+        int64_t channels = line.sizes[1];
+        bool is_half = line.type == NORMFUSE_F16 || line.type == NORMFUSE_BF16;
+        const bool met[] = {
+            line.op == GROUP_NORM, line.op == BATCH_NORM && !line.evaluate, line.op == BATCH_NORM && line.evaluate,
+            line.op == INSTANCE_NORM, line.op == AFFINE, line.backward, line.type == NORMFUSE_F64,
+            line.type == NORMFUSE_F32, line.type == NORMFUSE_BF16, line.type == NORMFUSE_F16,
+            line.activation == NORMFUSE_IDENTITY, line.activation == NORMFUSE_RELU, line.activation == NORMFUSE_SILU,
+            line.activation != NORMFUSE_IDENTITY && line.activation != NORMFUSE_RELU &&
+                line.activation != NORMFUSE_SILU,
+            line.pre_add, line.write_u, line.post_add, line.scale_shift, is_half && line.weight_type == NORMFUSE_F32,
+            bytes < 65536 * 8, bytes >= 65536 * 8 && bytes < 65536 * 64, bytes >= 65536 * 64 && bytes < 65536 * 512,
+            bytes >= 65536 * 512,
+        };
+        for (size_t k = 0; k < sizeof shares / sizeof *shares; k++)
+            shares[k].count += met[k];
+        axes[line.ndim - 2]++;
+        channels_last += line.channels_last;
+        odd += channels % 2;
+        beyond += bytes < 65536 - 65536 / 8 || bytes > 268435456 + 268435456 / 8;
+        int64_t per_set = line.op == GROUP_NORM ? channels / line.groups * positions
+                          : line.op == INSTANCE_NORM || line.per_sample || line.scale_shift ? positions
+                                                                                            : samples * positions;
+        few += per_set < RANDOM_VALUES;
+        misshapen += (line.op == GROUP_NORM && channels % line.groups) || (line.backward != (i % 2 == 1)) ||
+                     (line.write_u && !line.pre_add) || (line.scale_shift && line.op != GROUP_NORM) ||
+                     (line.weight_type != line.type && !is_half);
+    }
+    for (size_t k = 0; k < sizeof shares / sizeof *shares; k++) {
+        double p = shares[k].share / 100, wide = 4 * sqrt(p * (1 - p) / DRAWS) * 100;
+        double got = 100.0 * (double)shares[k].count / DRAWS;
+        /* sizes may round over a quarter's end */
+        wide += strstr(shares[k].what, "quarter") ? 1 : 0;
+        char text[80];
+        snprintf(text, sizeof text, "%.2f %% are, %.2f should be", got, shares[k].share);
+        check(fabs(got - shares[k].share) <= wide, shares[k].what, text);
+    }
+    check(axes[0] > DRAWS / 20 && axes[1] > DRAWS / 10 && axes[2] > DRAWS / 10 && axes[3] > DRAWS / 10, "spatial axes",
+          "too few of a kind");
+    check(channels_last > DRAWS * 4 / 10 && channels_last < DRAWS / 2 && odd > DRAWS / 5 && odd < DRAWS / 2,
+          "layouts and odd channels", "other shares");
+    check(beyond == 0, "bytes", "beyond the limits by more than an eighth");
+    check(few == 0 && misshapen == 0, "shapes", "few values or wrong ones");
+}
+
+static void test_random_limits(void)
+{
+    static const int64_t limits[] = { RANDOM_LEAST_BYTES, 100000, 1 << 20, (int64_t)1 << 33, RANDOM_MOST_BYTES };
+    int64_t wrong = 0;
+    for (size_t k = 0; k < sizeof limits / sizeof *limits; k++)
+        for (int64_t i = 0; i < 3000; i++) {
+            struct problem_line line = random_problem(k + 1, i, limits[k], limits[k]);
+            int64_t error = bytes_of(&line) - limits[k];
+            wrong += error > limits[k] / 8 || error < -limits[k] / 8 - 8;
+        }
+    check(wrong == 0, "one size", "missed by more than an eighth");
+    struct problem_line one = random_problem(1, 3, 65536, 1 << 20), other = random_problem(2, 3, 65536, 1 << 20);
+    check(memcmp(one.sizes, other.sizes, sizeof one.sizes) != 0, "another seed", "the same sizes");
+}
+
 int main(void)
 {
     test_good_lines();
     test_bad_lines();
     test_fields();
     test_lists();
+    test_random_list();
+    test_random_shares();
+    test_random_limits();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed ? 1 : 0;
 }
