@@ -187,85 +187,139 @@ void floor_run(struct floor *floor, size_t bytes, void (*task)(void *, size_t, s
 
 /* ---- the loops -------------------------------------------------------------------------------------------------- */
 
-struct streams {
-    char *out;
-    const char *x, *dy; /* dy NULL: a copy */
-};
+/* Each output is the exclusive or of the inputs. A body is compiled for every number of streams, so that it has no loop
+ * over them. */
+#define BODY static inline __attribute__((always_inline))
 
 #if defined(__x86_64__)
 
-__attribute__((target("avx"))) static size_t move_avx(const struct streams *s, size_t begin, size_t end)
+BODY __attribute__((target("avx"))) size_t move_avx(const struct floor_streams *s, size_t begin, size_t end, int reads,
+                                                    int writes)
 {
+    const char *const a = s->in[0], *const b = s->in[1], *const c = s->in[2], *const d = s->in[3];
+    char *const y = s->out[0], *const z = s->out[1];
+#define LOAD(from) _mm256_load_ps((const float *)(const void *)((from) + i + j))
     size_t i = begin;
     for (; i + 128 <= end; i += 128)
         for (size_t j = 0; j < 128; j += 32) {
-            __m256 value = _mm256_load_ps((const float *)(const void *)(s->x + i + j));
-            if (s->dy)
-                value = _mm256_xor_ps(value, _mm256_load_ps((const float *)(const void *)(s->dy + i + j)));
-            _mm256_stream_ps((float *)(void *)(s->out + i + j), value);
+            __m256 value = LOAD(a);
+            if (reads > 1)
+                value = _mm256_xor_ps(value, LOAD(b));
+            if (reads > 2)
+                value = _mm256_xor_ps(value, LOAD(c));
+            if (reads > 3)
+                value = _mm256_xor_ps(value, LOAD(d));
+            _mm256_stream_ps((float *)(void *)(y + i + j), value);
+            if (writes > 1)
+                _mm256_stream_ps((float *)(void *)(z + i + j), value);
         }
+#undef LOAD
     return i;
 }
 
-static size_t move_sse2(const struct streams *s, size_t begin, size_t end)
+BODY size_t move_sse2(const struct floor_streams *s, size_t begin, size_t end, int reads, int writes)
 {
+    const char *const a = s->in[0], *const b = s->in[1], *const c = s->in[2], *const d = s->in[3];
+    char *const y = s->out[0], *const z = s->out[1];
+#define LOAD(from) _mm_load_si128((const __m128i *)(const void *)((from) + i + j))
     size_t i = begin;
     for (; i + 64 <= end; i += 64)
         for (size_t j = 0; j < 64; j += 16) {
-            __m128i value = _mm_load_si128((const __m128i *)(const void *)(s->x + i + j));
-            if (s->dy)
-                value = _mm_xor_si128(value, _mm_load_si128((const __m128i *)(const void *)(s->dy + i + j)));
-            _mm_stream_si128((__m128i *)(void *)(s->out + i + j), value);
+            __m128i value = LOAD(a);
+            if (reads > 1)
+                value = _mm_xor_si128(value, LOAD(b));
+            if (reads > 2)
+                value = _mm_xor_si128(value, LOAD(c));
+            if (reads > 3)
+                value = _mm_xor_si128(value, LOAD(d));
+            _mm_stream_si128((__m128i *)(void *)(y + i + j), value);
+            if (writes > 1)
+                _mm_stream_si128((__m128i *)(void *)(z + i + j), value);
         }
+#undef LOAD
     return i;
 }
 
-static size_t move_vectors(const struct streams *s, size_t begin, size_t end)
-{
-    size_t i = __builtin_cpu_supports("avx") ? move_avx(s, begin, end) : move_sse2(s, begin, end);
-    _mm_sfence();
-    return i;
-}
+/* A function for each pair of numbers, so that target("avx") holds for the body. */
+#define EACH(reads, writes)                                                                                            \
+    __attribute__((target("avx"))) static size_t move_avx_##reads##writes(const struct floor_streams *s, size_t begin, \
+                                                                          size_t end)                                  \
+    {                                                                                                                  \
+        return move_avx(s, begin, end, reads, writes);                                                                 \
+    }                                                                                                                  \
+    static size_t move_##reads##writes(const struct floor_streams *s, size_t begin, size_t end)                        \
+    {                                                                                                                  \
+        size_t moved = __builtin_cpu_supports("avx") ? move_avx_##reads##writes(s, begin, end)                         \
+                                                     : move_sse2(s, begin, end, reads, writes);                        \
+        _mm_sfence();                                                                                                  \
+        return moved;                                                                                                  \
+    }
 
 #elif defined(__aarch64__)
 
 typedef unsigned char bytes16 __attribute__((vector_size(16)));
 
-static size_t move_vectors(const struct streams *s, size_t begin, size_t end)
+BODY bytes16 load(const char *from)
 {
+    bytes16 value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+BODY size_t move_neon(const struct floor_streams *s, size_t begin, size_t end, int reads, int writes)
+{
+    const char *const in[] = {s->in[0], s->in[1], s->in[2], s->in[3]};
+    char *const y = s->out[0], *const z = s->out[1];
     size_t i = begin;
     for (; i + 32 <= end; i += 32) {
-        bytes16 a, b, c, d;
-        memcpy(&a, s->x + i, 16);
-        memcpy(&b, s->x + i + 16, 16);
-        if (s->dy) {
-            memcpy(&c, s->dy + i, 16);
-            memcpy(&d, s->dy + i + 16, 16);
-            a ^= c;
-            b ^= d;
+        bytes16 low = load(in[0] + i), high = load(in[0] + i + 16);
+        for (int r = 1; r < reads; r++) {
+            low ^= load(in[r] + i);
+            high ^= load(in[r] + i + 16);
         }
-        __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(s->out + i), "w"(a), "w"(b) : "memory");
+        __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(y + i), "w"(low), "w"(high) : "memory");
+        if (writes > 1)
+            __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(z + i), "w"(low), "w"(high) : "memory");
     }
     return i;
 }
+
+#define EACH(reads, writes)                                                                                            \
+    static size_t move_##reads##writes(const struct floor_streams *s, size_t begin, size_t end)                        \
+    {                                                                                                                  \
+        return move_neon(s, begin, end, reads, writes);                                                                \
+    }
 
 #else
 #error "the copy floor knows x86-64 and aarch64"
 #endif
 
+EACH(1, 1)
+EACH(1, 2)
+EACH(2, 1)
+EACH(2, 2)
+EACH(3, 1)
+EACH(3, 2)
+EACH(4, 1)
+EACH(4, 2)
+
+static size_t (*const moves[FLOOR_READS_MAX][FLOOR_WRITES_MAX])(const struct floor_streams *, size_t, size_t) = {
+    {move_11, move_12}, {move_21, move_22}, {move_31, move_32}, {move_41, move_42}};
+
 static void move(void *context, size_t begin, size_t end)
 {
-    const struct streams *s = context;
-    for (size_t i = move_vectors(s, begin, end); i < end; i++)
-        s->out[i] = (char)(s->dy ? s->x[i] ^ s->dy[i] : s->x[i]);
+    const struct floor_streams *s = context;
+    for (size_t i = moves[s->reads - 1][s->writes - 1](s, begin, end); i < end; i++) {
+        char value = s->in[0][i];
+        for (int r = 1; r < s->reads; r++)
+            value = (char)(value ^ s->in[r][i]);
+        for (int w = 0; w < s->writes; w++)
+            s->out[w][i] = value;
+    }
 }
 
-void floor_copy(struct floor *floor, void *y, const void *x, size_t bytes)
+void floor_move(struct floor *floor, const struct floor_streams *streams, size_t bytes)
 {
-    floor_run(floor, bytes, move, &(struct streams){y, x, NULL});
-}
-
-void floor_combine(struct floor *floor, void *dx, const void *x, const void *dy, size_t bytes)
-{
-    floor_run(floor, bytes, move, &(struct streams){dx, x, dy});
+    struct floor_streams copy = *streams;
+    floor_run(floor, bytes, move, &copy);
 }

@@ -10,6 +10,8 @@
 
 #include <stddef.h>
 
+#include "floor_streams.h"
+
 struct floor;
 
 /* NULL: no memory or no threads. The caller is one of the threads. */
@@ -25,10 +27,7 @@ void floor_rest(struct floor *floor);
 void floor_run(struct floor *floor, size_t bytes, void (*task)(void *context, size_t begin, size_t end),
                void *context);
 
-/* y = x. All pointers are 64-byte aligned. */
-void floor_copy(struct floor *floor, void *y, const void *x, size_t bytes);
-
-/* Reads x and dy, writes dx. */
-void floor_combine(struct floor *floor, void *dx, const void *x, const void *dy, size_t bytes);
+/* Reads and writes every stream: one to four in, one or two out. All pointers are 64-byte aligned. */
+void floor_move(struct floor *floor, const struct floor_streams *streams, size_t bytes);
 
 #endif

@@ -6,89 +6,90 @@
  * faster. */
 #include <stdint.h>
 
+#include "floor_streams.h"
+
 #define FLOOR_THREADS(VECTORS) ((VECTORS) == 1 ? 512 : 256)
 
 typedef unsigned long long int vector_count;
-
-template <int VECTORS> static __device__ void copy_tile(uint4 *y, const uint4 *x, vector_count vectors)
-{
-    const uint32_t threads = FLOOR_THREADS(VECTORS);
-    const vector_count first = (vector_count)blockIdx.x * (threads * VECTORS) + threadIdx.x;
-    uint4 values[VECTORS];
-    if (first - threadIdx.x + threads * VECTORS <= vectors) {
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            values[i] = __ldcs(x + first + i * threads);
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            __stcs(y + first + i * threads, values[i]);
-        return;
-    }
-    for (int i = 0; i < VECTORS; i++)
-        if (first + i * threads < vectors)
-            __stcs(y + first + i * threads, __ldcs(x + first + i * threads));
-}
 
 static __device__ uint4 combine(uint4 a, uint4 b)
 {
     return make_uint4(a.x ^ b.x, a.y ^ b.y, a.z ^ b.z, a.w ^ b.w);
 }
 
-template <int VECTORS>
-static __device__ void combine_tile(uint4 *dx, const uint4 *x, const uint4 *dy, vector_count vectors)
+static __device__ const uint4 *vectors_of(const char *data)
 {
-    const uint32_t threads = FLOOR_THREADS(VECTORS);
-    const vector_count first = (vector_count)blockIdx.x * (threads * VECTORS) + threadIdx.x;
-    uint4 a[VECTORS], b[VECTORS];
-    if (first - threadIdx.x + threads * VECTORS <= vectors) {
+    return (const uint4 *)data;
+}
+
+template <int READS> static __device__ uint4 read(const floor_streams &s, vector_count at)
+{
+    uint4 value = __ldcs(vectors_of(s.in[0]) + at);
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            a[i] = __ldcs(x + first + i * threads);
-            b[i] = __ldcs(dy + first + i * threads);
-        }
+    for (int r = 1; r < READS; r++)
+        value = combine(value, __ldcs(vectors_of(s.in[r]) + at));
+    return value;
+}
+
+template <int WRITES> static __device__ void write(const floor_streams &s, vector_count at, uint4 value)
+{
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            __stcs(dx + first + i * threads, combine(a[i], b[i]));
-        return;
-    }
-    for (int i = 0; i < VECTORS; i++)
-        if (first + i * threads < vectors)
-            __stcs(dx + first + i * threads,
-                   combine(__ldcs(x + first + i * threads), __ldcs(dy + first + i * threads)));
+    for (int w = 0; w < WRITES; w++)
+        __stcs((uint4 *)s.out[w] + at, value);
 }
 
 /* `rest` bytes, fewer than 16, follow the vectors; the first block moves them. */
-static __device__ void copy_rest(uint4 *y, const uint4 *x, vector_count vectors, uint32_t rest)
+template <int READS, int WRITES, int VECTORS>
+static __device__ void move(const floor_streams &s, vector_count vectors, uint32_t rest)
 {
-    if (blockIdx.x == 0 && threadIdx.x < rest)
-        ((unsigned char *)(y + vectors))[threadIdx.x] = ((const unsigned char *)(x + vectors))[threadIdx.x];
+    const uint32_t threads = FLOOR_THREADS(VECTORS);
+    const vector_count first = (vector_count)blockIdx.x * (threads * VECTORS) + threadIdx.x;
+    if (first - threadIdx.x + threads * VECTORS <= vectors) {
+        uint4 values[VECTORS][READS];
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++)
+#pragma unroll
+            for (int r = 0; r < READS; r++)
+                values[i][r] = __ldcs(vectors_of(s.in[r]) + first + i * threads);
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+#pragma unroll
+            for (int r = 1; r < READS; r++)
+                values[i][0] = combine(values[i][0], values[i][r]);
+            write<WRITES>(s, first + i * threads, values[i][0]);
+        }
+    } else {
+        for (int i = 0; i < VECTORS; i++)
+            if (first + i * threads < vectors)
+                write<WRITES>(s, first + i * threads, read<READS>(s, first + i * threads));
+    }
+    if (blockIdx.x == 0 && threadIdx.x < rest) {
+        const vector_count at = vectors * sizeof(uint4) + threadIdx.x;
+        char value = 0;
+        for (int r = 0; r < READS; r++)
+            value ^= s.in[r][at];
+        for (int w = 0; w < WRITES; w++)
+            s.out[w][at] = value;
+    }
 }
 
-static __device__ void combine_rest(uint4 *dx, const uint4 *x, const uint4 *dy, vector_count vectors, uint32_t rest)
-{
-    if (blockIdx.x == 0 && threadIdx.x < rest)
-        ((unsigned char *)(dx + vectors))[threadIdx.x] = ((const unsigned char *)(x + vectors))[threadIdx.x] ^
-                                                         ((const unsigned char *)(dy + vectors))[threadIdx.x];
-}
-
-#define COPY(VECTORS)                                                                                                  \
+#define FLOOR(READS, WRITES, VECTORS)                                                                                  \
     extern "C" __global__ void __launch_bounds__(FLOOR_THREADS(VECTORS))                                               \
-        floor_copy_##VECTORS(uint4 *y, const uint4 *x, vector_count vectors, uint32_t rest)                            \
+        floor_##READS##r##WRITES##w_##VECTORS(floor_streams s, vector_count vectors, uint32_t rest)                    \
     {                                                                                                                  \
-        copy_tile<VECTORS>(y, x, vectors);                                                                             \
-        copy_rest(y, x, vectors, rest);                                                                                \
+        move<READS, WRITES, VECTORS>(s, vectors, rest);                                                                \
     }
-#define COMBINE(VECTORS)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(FLOOR_THREADS(VECTORS))                                               \
-        floor_combine_##VECTORS(uint4 *dx, const uint4 *x, const uint4 *dy, vector_count vectors, uint32_t rest)       \
-    {                                                                                                                  \
-        combine_tile<VECTORS>(dx, x, dy, vectors);                                                                     \
-        combine_rest(dx, x, dy, vectors, rest);                                                                        \
-    }
+/* A thread has registers for 32 vectors. */
+#define FLOORS(READS, WRITES, SOME, MANY)                                                                              \
+    FLOOR(READS, WRITES, 1)                                                                                            \
+    FLOOR(READS, WRITES, SOME)                                                                                         \
+    FLOOR(READS, WRITES, MANY)
 
-COPY(1)
-COPY(8)
-COPY(16)
-COMBINE(1)
-COMBINE(8)
-COMBINE(16)
+FLOORS(1, 1, 8, 16)
+FLOORS(1, 2, 8, 16)
+FLOORS(2, 1, 8, 16)
+FLOORS(2, 2, 8, 16)
+FLOORS(3, 1, 4, 8)
+FLOORS(3, 2, 4, 8)
+FLOORS(4, 1, 4, 8)
+FLOORS(4, 2, 4, 8)

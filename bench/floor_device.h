@@ -8,16 +8,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "floor_streams.h"
+
 enum { FLOOR_WAYS_MAX = 4 };
 
 /* Loads the kernels; false: device_error() says why. */
 bool floor_device_open(void);
 
-/* How many ways there are, and what each is called. */
-int floor_device_ways(bool backward);
-const char *floor_device_name(bool backward, int way);
+/* How many ways there are to move so many tensors, and what each is called. */
+int floor_device_ways(int reads, int writes);
+const char *floor_device_name(int reads, int writes, int way);
 
-/* Enqueues out = x; with dy: reads both and writes out. Pointers are 16-byte aligned. */
-bool floor_device_move(int way, void *out, const void *x, const void *dy, size_t bytes);
+/* Enqueues it: every output becomes the exclusive or of the inputs. Pointers are 16-byte aligned. */
+bool floor_device_move(int way, const struct floor_streams *streams, size_t bytes);
 
 #endif

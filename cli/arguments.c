@@ -3,10 +3,12 @@
  * arguments.c - reads options from a table and prints the help of the same table. */
 #include "arguments.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "report.h"
 
@@ -110,17 +112,17 @@ static int64_t scaled_number(const struct arguments *arguments, int option, int6
     errno = 0;
     long long number = strtoll(text, &end, 10);
     bool overflow = errno == ERANGE;
-    if (suffix && end != text && *end != '\0' && end[1] == '\0') {
+    if (suffix && end != text && *end != '\0') {
         const char *units = "KMG";
-        const char *unit = strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end);
-        if (unit) {
+        const char *unit = strchr(units, toupper((unsigned char)*end));
+        if (unit && (end[1] == '\0' || strcasecmp(end + 1, "iB") == 0)) {
             overflow |= __builtin_mul_overflow(number, 1LL << (10 * (unit - units + 1)), &number);
-            end++;
+            end += strlen(end);
         }
     }
     if (end == text || *end != '\0')
         report_usage(arguments->command->name, "option '--%s': '%s' is not a number%s", name, text,
-                     suffix ? " of bytes (4096, 64K, 256M, 1G)" : "");
+                     suffix ? " of bytes (4096, 64K, 256MiB, 1G)" : "");
     if (overflow || number < least || number > most)
         report_usage(arguments->command->name, "option '--%s': '%s' is not between %lld and %lld", name, text,
                      (long long)least, (long long)most);

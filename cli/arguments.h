@@ -50,7 +50,7 @@ void arguments_help(const struct command *command);
 /* The value of an option as a number of the given range, or `absent` when it was not given; a usage error otherwise. */
 int64_t arguments_number(const struct arguments *arguments, int option, int64_t least, int64_t most, int64_t absent);
 
-/* The same for a number of bytes: 4096, 64K, 256M, 1G. */
+/* The same for a number of bytes: 4096, 64K, 64KiB, 256M, 1G. */
 int64_t arguments_bytes(const struct arguments *arguments, int option, int64_t absent);
 
 static inline bool arguments_has(const struct arguments *arguments, int option)

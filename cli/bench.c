@@ -25,19 +25,23 @@
 #include "problems.h"
 #include "report.h"
 
+enum { ALIGNMENT = 64 };
+
 #ifndef NORMFUSE_COMMIT
 #define NORMFUSE_COMMIT "unknown"
 #endif
 
-enum { OPTION_JSON, OPTION_WARM, OPTION_SAMPLES, OPTION_THREADS, OPTION_COUNT };
+enum { OPTION_JSON = PROBLEMS_OPTIONS, OPTION_WARM, OPTION_SAMPLES, OPTION_THREADS, OPTION_COUNT };
 
 static const struct option options[OPTION_COUNT] = {
+    PROBLEMS_OPTION_TABLE("Draw with this number (default 1)."),
     [OPTION_JSON] = {"json", 'j', NULL, "Print one JSON object a problem, each on one line of standard output."},
     [OPTION_WARM] = {"warm", 'w', NULL, "Use the same tensors again and again, so that what fits in the caches stays "
                      "there. Without it tensors rotate through at least four times the last-level cache (GPU: the "
                      "L2)."},
     [OPTION_SAMPLES] = {"samples", 'n', "N", "Take N samples, however long it takes. Without it: at least 30 where "
-                        "10 seconds for the problem allow, and at least 3; on a GPU at least 15."},
+                        "10 seconds for the problem allow, and at least 3; with --random 15 where 1.5 seconds allow. "
+                        "On a GPU: at least 15."},
     [OPTION_THREADS] = {"threads", 0, "N", "Use N threads, for the copy too. Default: what 'normfuse info' says."},
 };
 
@@ -46,34 +50,51 @@ static int bench_main(const struct arguments *arguments);
 const struct command bench_command = {
     .name = "bench",
     .summary = "time problems beside the copy floor",
-    .synopsis = "bench PROBLEM... [--json] [--warm] [--samples N] [--threads N]\n",
-    .description = "Times each problem and, in turn with it, a copy of as many bytes with non-temporal stores\n"
-                   "and the same threads: forward, x to y; backward, x and dy read and dx written. The ratio\n"
-                   "of the medians says how far the operator is from what the machine's memory allows; it\n"
-                   "moves far less than times do from one moment, and one machine, to the next.\n"
+    .synopsis = "bench PROBLEM... [--json] [--warm] [--samples N] [--threads N] [--list]\n"
+                "bench --random N [device=cuda] [--min-bytes BYTES] [--max-bytes BYTES] [--seed N]\n",
+    .description = "Times each problem and, in turn with it, the floor: as many tensors of x's size as the\n"
+                   "problem must read and write, moved with non-temporal stores and the same threads. The\n"
+                   "ratio of the medians says how far the operator is from what the machine's memory allows;\n"
+                   "it moves far less than times do from one moment, and one machine, to the next.\n"
+                   "\n"
+                   "    forward    reads x [pre_add] [post_add]                writes y [u]\n"
+                   "    backward   reads x [pre_add] dy [post_add] [+u: du]    writes dx [dpost_add]\n"
+                   "\n"
+                   "A backward with +u is given the u that the forward wrote, in place of x and pre_add. One\n"
+                   "without an activation needs no post_add, whose gradient then is dy.\n"
                    "\n"
                    "device=cuda: a sample is a replay of a graph that holds a call for each of the sets of\n"
                    "tensors, at least 15 of them after 40 ms of warm-up; the copy is the fastest of the driver's\n"
                    "and several kernels, each replayed in turn with the problem over the same sets.\n"
                    "\n"
                    "A forward has weight and bias and writes the mean and rstd that a backward needs; batch\n"
-                   "norm in training updates running statistics too.\n",
+                   "norm in training updates running statistics too.\n"
+                   "\n"
+                   "--random draws problems over everything that the library does: every operator, dtype,\n"
+                   "layout, activation and addition, tensors log-uniform between two sizes, zero to three\n"
+                   "spatial axes. A problem's line is one that bench and check take again.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections =
         {problem_help, "OUTPUT\n"
                        "    Times are microseconds a call. --json rows have the members problem, op, shape, groups,\n"
                        "    dtype, layout, act, dir, device, isa, threads, cache (cold or warm), samples, median_us,\n"
-                       "    p10_us, p90_us, floor_us (the copy's median), ratio (median_us / floor_us), bytes (the\n"
-                       "    least that must move: forward x and y; backward x, dy and dx), gbps (bytes in median_us),\n"
-                       "    version, commit, compiler, cpu, and date, in UTC. device=cuda: isa is cuda, threads 0,\n"
-                       "    and there are further gpu, driver, cc, kernel (those that the call launched),\n"
-                       "    floor_kernel (the fastest copy), host_us (the host's time for one call) and impl.\n"
+                       "    p10_us, p90_us, floor_us (the floor's median), ratio (median_us / floor_us), bytes\n"
+                       "    (that the floor moves), gbps (bytes in median_us), version, commit, compiler, cpu, and\n"
+                       "    date, in UTC. device=cuda: isa is cuda, threads 0, and there are further gpu, driver,\n"
+                       "    cc, kernel (those that the call launched), floor_kernel (the fastest one), host_us (the\n"
+                       "    host's time for one call) and impl.\n"
+                       "\n"
+                       "    --random ends with a line, or row, for each direction, with the members summary\n"
+                       "    (random), seed, dir, problems, geomean, p90 and worst (of the ratios), worst_problem,\n"
+                       "    over_us (the greatest median_us - 4 * floor_us), min_bytes, max_bytes, device, isa,\n"
+                       "    threads, cache, commit, cpu, date; device=cuda: gpu.\n"
                        "\n"
                        "EXAMPLES\n"
                        "    normfuse bench group_norm 128x256x28x28 groups=32 --threads 2\n"
                        "    normfuse bench @problems.txt --json > rows.jsonl\n"
-                       "    normfuse bench group_norm 2x320x64x64 groups=32 dtype=f16 layout=nhwc device=cuda\n"},
+                       "    normfuse bench group_norm 2x320x64x64 groups=32 dtype=f16 layout=nhwc device=cuda\n"
+                       "    normfuse bench --random 150 --seed 3 --min-bytes 1MiB --max-bytes 64MiB --json\n"},
     .main = bench_main,
 };
 
@@ -140,6 +161,10 @@ void bench_make_smalls(struct bench *bench)
     const int64_t *shape = by_sample ? sizes : sizes + 1;
     tensors->weight = make_small(bench, BENCH_WEIGHT, line->weight_type, ndim, shape, 1, 0.0625);
     tensors->bias = make_small(bench, BENCH_BIAS, line->weight_type, ndim, shape, 0, 0.0625);
+    if (line->scale_shift) {
+        tensors->scale = make_small(bench, BENCH_SCALE, line->weight_type, 2, sizes, 0, 0.0625);
+        tensors->shift = make_small(bench, BENCH_SHIFT, line->weight_type, 2, sizes, 0, 0.0625);
+    }
     if (bench_is_training(line)) {
         const int64_t statistics[2] = {sizes[0], line->op == GROUP_NORM ? line->groups : sizes[1]};
         bool batch = line->op == BATCH_NORM;
@@ -148,7 +173,6 @@ void bench_make_smalls(struct bench *bench)
             make_small(bench, BENCH_MEAN, NORMFUSE_F64, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
         tensors->rstd = make_small(bench, BENCH_RSTD, rstd_type, batch ? 1 : 2, batch ? sizes + 1 : statistics, 1, 0);
     }
-    tensors->x = &bench->big[0];
     if (line->op == BATCH_NORM && (line->evaluate || !line->backward)) {
         tensors->running_mean = make_small(bench, BENCH_RUNNING_MEAN, NORMFUSE_F32, 1, sizes + 1, 0, 0.0625);
         tensors->running_var = make_small(bench, BENCH_RUNNING_VAR, NORMFUSE_F32, 1, sizes + 1, 1, 0.0625);
@@ -156,47 +180,78 @@ void bench_make_smalls(struct bench *bench)
     if (line->backward) {
         tensors->dweight = make_small(bench, BENCH_DWEIGHT, line->weight_type, ndim, shape, 0, 0);
         tensors->dbias = make_small(bench, BENCH_DBIAS, line->weight_type, ndim, shape, 0, 0);
-        tensors->dy = &bench->big[1];
-        tensors->dx = &bench->big[2];
-    } else {
-        tensors->y = &bench->big[1];
     }
+    if (line->backward && line->scale_shift) {
+        tensors->dscale = make_small(bench, BENCH_DSCALE, line->weight_type, 2, sizes, 0, 0);
+        tensors->dshift = make_small(bench, BENCH_DSHIFT, line->weight_type, 2, sizes, 0, 0);
+    }
+}
+
+/* What may be taken without swapping; 0: the system does not say. */
+static uint64_t available_memory(void)
+{
+    FILE *file = fopen("/proc/meminfo", "r");
+    char entry[128];
+    uint64_t kib = 0;
+    while (file && fgets(entry, sizeof entry, file) && sscanf(entry, "MemAvailable: %" SCNu64, &kib) != 1)
+        kib = 0;
+    if (file)
+        fclose(file);
+    return kib * 1024;
 }
 
 static void choose_sets(struct bench *bench, const char *name, int64_t llc_bytes, bool warm)
 {
-    size_t set_bytes = bench->tensor_stride * (size_t)bench->big_count;
+    size_t set_bytes = bench->tensor_stride * (size_t)(bench->reads + bench->writes);
     if (llc_bytes <= 0)
         llc_bytes = INT64_C(32) << 20;
     int64_t wanted = set_bytes ? (4 * llc_bytes + (int64_t)set_bytes - 1) / (int64_t)set_bytes : 1;
     bench->sets = warm ? 1 : wanted < 2 ? 2 : wanted;
-    int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
-    if (__builtin_mul_overflow(set_bytes, (size_t)bench->sets, &bench->arena_bytes) ||
-        (memory > 0 && bench->arena_bytes > (uint64_t)memory / 10 * 9))
-        report_failure(name, "%" PRId64 " sets of %zu bytes are more than this machine's memory%s", bench->sets,
-                       set_bytes, warm ? "" : "; --warm needs one");
+    if (__builtin_mul_overflow(set_bytes, (size_t)bench->sets, &bench->arena_bytes))
+        report_failure(name, "the sizes of %" PRId64 " sets overflow", bench->sets);
 }
 
-static void make_arena(struct bench *bench, struct floor *floor)
+/* The memory of the largest problem, kept for all of them: on a huge page's boundary in a mapping. */
+static char *arena;
+
+/* Ends the program before the first problem is timed if one of them does not fit. */
+static void open_arena(const struct problem_line *lines, size_t count, int64_t llc_bytes, bool warm)
 {
     enum { HUGE_PAGE = 2 << 20 };
-    size_t bytes = bench->arena_bytes + HUGE_PAGE;
+    uint64_t memory = available_memory() / 10 * 9;
+    size_t most = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct bench bench;
+        char name[PROBLEM_NAME_BYTES];
+        if (lines[i].device != NORMFUSE_CPU)
+            continue;
+        problem_line_name(&lines[i], name, sizeof name);
+        bench_describe(&bench, &lines[i], name, ALIGNMENT);
+        choose_sets(&bench, name, llc_bytes, warm);
+        if (memory && bench.arena_bytes > memory)
+            report_failure(name, "%" PRId64 " sets of %zu bytes are more than this machine's free memory%s", bench.sets,
+                           bench.arena_bytes / (size_t)bench.sets, warm ? "" : "; --warm needs one");
+        most = bench.arena_bytes > most ? bench.arena_bytes : most;
+    }
+    size_t bytes = most + HUGE_PAGE;
     char *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED)
         report_failure("memory", "%zu bytes for the tensors: %s", bytes, strerror(errno));
     /* The operator and the copy use the same pages; small ones would cost both address translations. */
     (void)madvise(mapped, bytes, MADV_HUGEPAGE);
-    bench->arena = mapped + (HUGE_PAGE - (uintptr_t)mapped % HUGE_PAGE) % HUGE_PAGE;
-    bench->mapping = mapped;
-    bench->mapping_bytes = bytes;
+    arena = mapped + (HUGE_PAGE - (uintptr_t)mapped % HUGE_PAGE) % HUGE_PAGE;
+}
 
+static void fill_arena(struct bench *bench, struct floor *floor)
+{
+    int count = bench->reads + bench->writes;
     double table[BENCH_TABLE_VALUES];
     bench_make_table(bench->line.type, table);
     floor_wake(floor);
     for (int64_t set = 0; set < bench->sets; set++)
-        for (int i = 0; i < bench->big_count; i++) {
+        for (int i = 0; i < count; i++) {
             struct bench_filling filling = {
-                .out = bench->arena + ((size_t)set * (size_t)bench->big_count + (size_t)i) * bench->tensor_stride,
+                .out = bench->arena + ((size_t)set * (size_t)count + (size_t)i) * bench->tensor_stride,
                 .type = bench->line.type,
                 .salt = (uint64_t)i * 1000003,
                 .table = table};
@@ -205,12 +260,25 @@ static void make_arena(struct bench *bench, struct floor *floor)
     floor_rest(floor);
 }
 
-void bench_take_set(struct bench *bench)
+struct floor_streams bench_take_set(struct bench *bench)
 {
-    char *data = bench->arena + (size_t)bench->next_set * (size_t)bench->big_count * bench->tensor_stride;
+    int count = bench->reads + bench->writes;
+    char *data = bench->arena + (size_t)bench->next_set * (size_t)count * bench->tensor_stride;
+    struct floor_streams streams = {.reads = bench->reads, .writes = bench->writes};
     bench->next_set = (bench->next_set + 1) % bench->sets;
-    for (int i = 0; i < bench->big_count; i++)
-        bench->big[i].data = data + (size_t)i * bench->tensor_stride;
+    for (int i = 0; i < count; i++, data += bench->tensor_stride) {
+        bench->big[i].data = data;
+        if (i < bench->reads)
+            streams.in[i] = data;
+        else
+            streams.out[i - bench->reads] = data;
+    }
+    return streams;
+}
+
+double bench_bytes(const struct bench *bench)
+{
+    return (double)bench->tensor_bytes * (bench->reads + bench->writes);
 }
 
 normfuse_status bench_call(const struct bench *bench, const normfuse_tensors *tensors, bool backward,
@@ -259,14 +327,40 @@ normfuse_status bench_call(const struct bench *bench, const normfuse_tensors *te
 normfuse_tensors bench_statistics_tensors(const struct bench *bench)
 {
     return (normfuse_tensors){.struct_bytes = sizeof(normfuse_tensors),
-                              .x = &bench->big[0],
+                              .x = bench->tensors.x,
+                              .pre_add = bench->tensors.pre_add,
                               .mean = bench->tensors.mean,
                               .rstd = bench->tensors.rstd};
 }
 
+/* The big tensors of the call, what it reads before what it writes. */
+static void choose_tensors(struct bench *bench)
+{
+    const struct problem_line *line = &bench->line;
+    normfuse_tensors *tensors = &bench->tensors;
+    const normfuse_tensor *next = bench->big;
+    bool needs_post_add = line->post_add && (!line->backward || line->activation != NORMFUSE_IDENTITY);
+    tensors->x = next++;
+    if (line->backward)
+        tensors->dy = next++;
+    if (line->pre_add && !(line->backward && line->write_u))
+        tensors->pre_add = next++;
+    if (needs_post_add)
+        tensors->post_add = next++;
+    if (line->backward && line->write_u)
+        tensors->du = next++;
+    bench->reads = (int)(next - bench->big);
+    *(line->backward ? &tensors->dx : &tensors->y) = next++;
+    if (!line->backward && line->write_u)
+        tensors->u = next++;
+    if (line->backward && needs_post_add)
+        tensors->dpost_add = next++;
+    bench->writes = (int)(next - bench->big) - bench->reads;
+}
+
 void bench_describe(struct bench *bench, const struct problem_line *line, const char *name, size_t alignment)
 {
-    *bench = (struct bench){.line = *line, .big_count = line->backward ? 3 : 2};
+    *bench = (struct bench){.line = *line};
     bench->exec.struct_bytes = sizeof bench->exec;
     bench->tensors.struct_bytes = sizeof bench->tensors;
     size_t bytes = number_bytes(line->type);
@@ -275,7 +369,8 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
             report_failure(name, "the product of the sizes overflows");
     bench->tensor_bytes = bytes;
     bench->tensor_stride = (bytes + alignment - 1) / alignment * alignment;
-    for (int i = 0; i < bench->big_count; i++) {
+    choose_tensors(bench);
+    for (int i = 0; i < bench->reads + bench->writes; i++) {
         bench->big[i] =
             line->channels_last
                 ? normfuse_tensor_channels_last(NULL, line->type, line->ndim, line->sizes, &bench->big_axes)
@@ -287,11 +382,11 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
 static void make_bench(struct bench *bench, const struct problem_line *line, const char *name, int threads,
                        struct floor *floor, int64_t llc_bytes, bool warm)
 {
-    enum { ALIGNMENT = 64 };
     bench_describe(bench, line, name, ALIGNMENT);
     bench->exec.threads = threads;
     choose_sets(bench, name, llc_bytes, warm);
-    make_arena(bench, floor);
+    bench->arena = arena;
+    fill_arena(bench, floor);
     bench_make_smalls(bench);
     normfuse_status status = NORMFUSE_OK;
     if (line->backward && bench_is_training(line)) {
@@ -309,7 +404,6 @@ static void make_bench(struct bench *bench, const struct problem_line *line, con
 
 static void free_bench(struct bench *bench)
 {
-    munmap(bench->mapping, bench->mapping_bytes);
     for (int i = 0; i < BENCH_SMALLS; i++)
         free(bench->small_data[i]);
 }
@@ -339,11 +433,8 @@ static double time_floor(struct bench *bench, struct floor *floor, int64_t repea
     floor_wake(floor);
     double begin = bench_now_us();
     for (int64_t i = 0; i < repeats; i++) {
-        bench_take_set(bench);
-        if (bench->line.backward)
-            floor_combine(floor, bench->big[2].data, bench->big[0].data, bench->big[1].data, bench->tensor_bytes);
-        else
-            floor_copy(floor, bench->big[1].data, bench->big[0].data, bench->tensor_bytes);
+        const struct floor_streams streams = bench_take_set(bench);
+        floor_move(floor, &streams, bench->tensor_bytes);
     }
     double time = (bench_now_us() - begin) / (double)repeats;
     floor_rest(floor);
@@ -371,11 +462,17 @@ double bench_quantile(const double *sorted, int64_t count, double part)
     return sorted[below] + (at - (double)below) * (sorted[above] - sorted[below]);
 }
 
-static struct bench_result measure(struct bench *bench, struct floor *floor, int64_t samples_wanted, double begin_us)
+/* All that a problem may take, and what it takes when `samples` are had sooner. */
+struct effort {
+    int64_t samples;
+    double usual_us, budget_us;
+};
+static const struct effort named_effort = {30, 1.5e6, 9e6}, drawn_effort = {15, 0.4e6, 1.5e6};
+
+static struct bench_result measure(struct bench *bench, struct floor *floor, const struct effort *effort,
+                                   int64_t samples_wanted, double begin_us)
 {
-    enum { SAMPLES_LEAST = 3, SAMPLES_GOOD = 30, SAMPLES_MOST = 400 };
-    /* All that a problem may take, and what it takes when 30 samples are had sooner. */
-    const double budget_us = 9e6, usual_us = 1.5e6;
+    enum { SAMPLES_LEAST = 3, SAMPLES_MOST = 400 };
     /* A sample is at least so long: the clock and a wake-up are then no part of it. */
     const double sample_us = 20;
 
@@ -395,7 +492,7 @@ static struct bench_result measure(struct bench *bench, struct floor *floor, int
     while (count < most) {
         double spent_us = bench_now_us() - begin_us;
         if (!samples_wanted && count >= SAMPLES_LEAST &&
-            (spent_us + pair_us > budget_us || (count >= SAMPLES_GOOD && spent_us > usual_us)))
+            (spent_us + pair_us > effort->budget_us || (count >= effort->samples && spent_us > effort->usual_us)))
             break;
         double begin = bench_now_us();
         operator_us[count] = time_operator(bench, repeats);
@@ -416,6 +513,14 @@ static struct bench_result measure(struct bench *bench, struct floor *floor, int
 
 /* ---- rows ------------------------------------------------------------------------------------------------------- */
 
+static void format_date(char *date, size_t bytes)
+{
+    time_t now = time(NULL);
+    struct tm utc;
+    gmtime_r(&now, &utc);
+    strftime(date, bytes, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
 static void print_json(const struct bench *bench, const char *name, const struct bench_result *result,
                        const normfuse_information *info, bool warm)
 {
@@ -424,11 +529,8 @@ static void print_json(const struct bench *bench, const char *name, const struct
     int length = 0;
     for (int32_t i = 0; i < line->ndim; i++)
         length += snprintf(shape + length, sizeof shape - (size_t)length, "%s%" PRId64, i ? "x" : "", line->sizes[i]);
-    time_t now = time(NULL);
-    struct tm utc;
-    gmtime_r(&now, &utc);
-    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    double bytes = (double)bench->tensor_bytes * bench->big_count;
+    format_date(date, sizeof date);
+    double bytes = bench_bytes(bench);
     bool on_device = line->device == NORMFUSE_CUDA;
     json_open();
     json_string("problem", name);
@@ -473,7 +575,7 @@ static void print_json(const struct bench *bench, const char *name, const struct
 
 static void print_row(const struct bench *bench, const char *name, const struct bench_result *result)
 {
-    double bytes = (double)bench->tensor_bytes * bench->big_count;
+    double bytes = bench_bytes(bench);
     int digits = bench->line.device == NORMFUSE_CUDA ? 2 : 1;
     printf("%11.*f %11.*f %11.*f %11.*f %7.2f %8.2f %8" PRId64 "  %s", digits, result->median_us, digits,
            result->p10_us, digits, result->p90_us, digits, result->floor_us, result->median_us / result->floor_us,
@@ -483,10 +585,78 @@ static void print_row(const struct bench *bench, const char *name, const struct 
     putchar('\n');
 }
 
+/* ---- what was drawn ---------------------------------------------------------------------------------------------- */
+
+/* One problem of --random, timed. */
+struct drawn {
+    const struct problem_line *line;
+    double ratio, over_us;
+};
+
+static void print_summary(const struct problems *problems, const struct drawn *drawn, bool backward, int threads,
+                          const normfuse_information *info, bool warm, bool json)
+{
+    double *ratios = malloc(problems->count * sizeof *ratios);
+    if (!ratios)
+        report_failure("memory", "%s", strerror(errno));
+    int64_t count = 0;
+    double logs = 0, over_us = -(double)INFINITY;
+    const struct drawn *worst = NULL;
+    for (const struct drawn *one = drawn; one < drawn + problems->count; one++) {
+        if (one->line->backward != backward)
+            continue;
+        ratios[count++] = one->ratio;
+        logs += log(one->ratio);
+        over_us = fmax(over_us, one->over_us);
+        if (!worst || one->ratio > worst->ratio)
+            worst = one;
+    }
+    if (!worst) {
+        free(ratios);
+        return;
+    }
+    bench_sort(ratios, count);
+    double geomean = exp(logs / (double)count), p90 = bench_quantile(ratios, count, 0.9);
+    free(ratios);
+    const char *direction = backward ? "bwd" : "fwd";
+    char name[PROBLEM_NAME_BYTES], date[32];
+    problem_line_name(worst->line, name, sizeof name);
+    if (!json) {
+        printf("random seed %" PRId64 ", %" PRId64 " %s: geometric mean %.2f, p90 %.2f, worst %.2f: %s\n",
+               problems->seed, count, direction, geomean, p90, worst->ratio, name);
+        return;
+    }
+    bool on_device = worst->line->device == NORMFUSE_CUDA;
+    format_date(date, sizeof date);
+    json_open();
+    json_string("summary", "random");
+    json_integer("seed", problems->seed);
+    json_string("dir", direction);
+    json_integer("problems", count);
+    json_number("geomean", geomean, 4);
+    json_number("p90", p90, 4);
+    json_number("worst", worst->ratio, 4);
+    json_string("worst_problem", name);
+    json_number("over_us", over_us, 3);
+    json_integer("min_bytes", problems->least_bytes);
+    json_integer("max_bytes", problems->most_bytes);
+    json_string("device", on_device ? "cuda" : "cpu");
+    json_string("isa", on_device ? "cuda" : info->isa);
+    json_integer("threads", on_device ? 0 : threads);
+    json_string("cache", warm ? "warm" : "cold");
+    json_string("commit", NORMFUSE_COMMIT);
+    json_string("cpu", info->cpu);
+    if (on_device)
+        json_string("gpu", device_facts()->name);
+    json_string("date", date);
+    json_close();
+}
+
 static int bench_main(const struct arguments *arguments)
 {
-    size_t count;
-    struct problem_line *lines = problems_read(arguments, &count);
+    struct problems problems = problems_read(arguments);
+    const struct problem_line *lines = problems.lines;
+    size_t count = problems.count;
     normfuse_information info = {.struct_bytes = sizeof info};
     normfuse_status status = normfuse_info(&info);
     if (status != NORMFUSE_OK)
@@ -495,28 +665,31 @@ static int bench_main(const struct arguments *arguments)
     int64_t samples = arguments_number(arguments, OPTION_SAMPLES, 1, 1000000, 0);
     bool warm = arguments_has(arguments, OPTION_WARM);
     bool json = arguments_has(arguments, OPTION_JSON);
-    const struct problem_line *first_on_device = NULL, *first_on_cpu = NULL;
-    for (size_t i = count; i-- > 0;)
-        *(lines[i].device == NORMFUSE_CPU ? &first_on_cpu : &first_on_device) = &lines[i];
+    bool any_on_device = false, any_on_cpu = false;
+    for (size_t i = 0; i < count; i++)
+        *(lines[i].device == NORMFUSE_CPU ? &any_on_cpu : &any_on_device) = true;
     char where[256] = "";
-    if (first_on_device) {
-        char name[512];
-        problem_line_name(first_on_device, name, sizeof name);
-        bench_device_open(name);
+    if (any_on_device) {
+        bench_device_open(lines, count, warm);
         snprintf(where, sizeof where, "%s, ", device_facts()->name);
     }
-    if (first_on_cpu)
+    if (any_on_cpu) {
+        open_arena(lines, count, info.llc_bytes, warm);
         snprintf(where + strlen(where), sizeof where - strlen(where), "%s, %d thread%s, ", info.isa, threads,
                  threads == 1 ? "" : "s");
+    }
     struct floor *floor = floor_create(threads);
     if (!floor)
         report_failure("threads", "%d threads cannot be started", threads);
+    struct drawn *drawn = problems.drawn ? calloc(count, sizeof *drawn) : NULL;
+    if (problems.drawn && !drawn)
+        report_failure("memory", "%s", strerror(errno));
     if (!json)
         printf("%11s %11s %11s %11s %7s %8s %8s  problem (%s%s)\n", "median us", "p10", "p90", "floor us", "ratio",
                "GB/s", "samples", where, warm ? "warm" : "cold");
     for (size_t i = 0; i < count; i++) {
         static struct bench bench;
-        char name[512];
+        char name[PROBLEM_NAME_BYTES];
         double begin_us = bench_now_us();
         problem_line_name(&lines[i], name, sizeof name);
         struct bench_result result;
@@ -525,17 +698,24 @@ static int bench_main(const struct arguments *arguments)
             bench_device(&bench, &lines[i], name, samples, warm, &result);
         } else {
             make_bench(&bench, &lines[i], name, threads, floor, info.llc_bytes, warm);
-            result = measure(&bench, floor, samples, begin_us);
+            result = measure(&bench, floor, drawn ? &drawn_effort : &named_effort, samples,
+                             drawn ? bench_now_us() : begin_us);
         }
         if (json)
             print_json(&bench, name, &result, &info, warm);
         else
             print_row(&bench, name, &result);
         report_flush();
+        if (drawn)
+            drawn[i] = (struct drawn){&lines[i], result.median_us / result.floor_us,
+                                      result.median_us - 4 * result.floor_us};
         if (!on_device)
             free_bench(&bench);
     }
+    for (int backward = 0; drawn && backward < 2; backward++)
+        print_summary(&problems, drawn, backward, threads, &info, warm, json);
     floor_destroy(floor);
-    free(lines);
-    return CODE_OK;
+    free(drawn);
+    free(problems.lines);
+    return report_finish(CODE_OK);
 }

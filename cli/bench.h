@@ -9,32 +9,36 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "bench/floor_streams.h"
 #include "normfuse.h"
 #include "problem_line.h"
 
-enum { BENCH_BIG_MAX = 3 };
+enum { BENCH_BIG_MAX = FLOOR_READS_MAX + FLOOR_WRITES_MAX };
 enum bench_small {
     BENCH_WEIGHT,
     BENCH_BIAS,
+    BENCH_SCALE,
+    BENCH_SHIFT,
     BENCH_MEAN,
     BENCH_RSTD,
     BENCH_RUNNING_MEAN,
     BENCH_RUNNING_VAR,
     BENCH_DWEIGHT,
     BENCH_DBIAS,
+    BENCH_DSCALE,
+    BENCH_DSHIFT,
     BENCH_SMALLS
 };
 
-/* One problem. A set is the big tensors of one call: x, y or x, dy, dx. */
+/* One problem. A set is the big tensors of one call, those of x's size: first what the call must read, then what it
+ * writes. The floor moves the same ones. */
 struct bench {
     struct problem_line line;
     normfuse_exec exec;
     size_t tensor_bytes, tensor_stride; /* of a big tensor */
-    int big_count;
-    char *arena; /* all sets; on the CPU inside the mapping, on a huge page's boundary */
+    int reads, writes;
+    char *arena; /* all sets */
     size_t arena_bytes;
-    void *mapping;
-    size_t mapping_bytes;
     int64_t sets, next_set;
     void *small_data[BENCH_SMALLS];
     size_t small_bytes[BENCH_SMALLS];
@@ -54,12 +58,15 @@ struct bench_result {
     const char *floor_name; /* which way of moving bytes was the fastest */
 };
 
-/* Sizes, and tensors without data, of a problem; tensor_stride is a multiple of `alignment`. */
+/* Sizes, and big tensors without data, of a problem; tensor_stride is a multiple of `alignment`. */
 void bench_describe(struct bench *bench, const struct problem_line *line, const char *name, size_t alignment);
 /* The parameters and statistics, in host memory; then `tensors` are those of the timed call. */
 void bench_make_smalls(struct bench *bench);
-void bench_take_set(struct bench *bench);
-/* mean and rstd of x alone. */
+/* The tensors of the next call, or for the floor. */
+struct floor_streams bench_take_set(struct bench *bench);
+/* What is read and written, in bytes. */
+double bench_bytes(const struct bench *bench);
+/* mean and rstd of u alone. */
 normfuse_tensors bench_statistics_tensors(const struct bench *bench);
 bool bench_is_training(const struct problem_line *line);
 /* Makes the call, or with scratch_bytes asks only for what it needs. */
@@ -84,8 +91,9 @@ double bench_quantile(const double *sorted, int64_t count, double part);
 
 /* ---- bench_device.c --------------------------------------------------------------------------------------------- */
 
-/* Opens the GPU, or ends the program: `name` is the problem that asked for it. */
-void bench_device_open(const char *name);
+/* Opens the GPU, or ends the program, and takes the memory that the largest of the problems with device=cuda needs.
+ * There is one. */
+void bench_device_open(const struct problem_line *lines, size_t count, bool warm);
 /* Times a problem with device=cuda. samples 0: as many as the default time allows. */
 void bench_device(struct bench *bench, const struct problem_line *line, const char *name, int64_t samples, bool warm,
                   struct bench_result *result);

@@ -45,12 +45,8 @@ static void accept(normfuse_status status)
         report_failure(problem_name, "%s: %s", normfuse_status_text(status), normfuse_last_error());
 }
 
-void bench_device_open(const char *name)
-{
-    problem_name = name;
-    accept(normfuse_prepare(0));
-    need(device_open() && floor_device_open());
-}
+/* The memory of the largest problem, kept for all of them. */
+static char *arena;
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
@@ -65,12 +61,35 @@ static void choose_sets(struct bench *bench, bool warm)
     int64_t wanted = (rotated + tensor - 1) / tensor;
     wanted = wanted < 2 ? 2 : wanted > CALLS_MOST ? CALLS_MOST : wanted;
     bench->sets = warm ? 1 : wanted;
-    if (__builtin_mul_overflow(bench->tensor_stride * (size_t)bench->big_count, (size_t)bench->sets,
-                               &bench->arena_bytes) ||
+    size_t set_bytes = bench->tensor_stride * (size_t)(bench->reads + bench->writes);
+    if (__builtin_mul_overflow(set_bytes, (size_t)bench->sets, &bench->arena_bytes) ||
         bench->arena_bytes > device_facts()->memory_bytes)
         report_failure(problem_name, "%" PRId64 " sets of %zu bytes are more than the memory of %s%s", bench->sets,
-                       bench->tensor_stride * (size_t)bench->big_count, device_facts()->name,
-                       warm ? "" : "; --warm needs one");
+                       set_bytes, device_facts()->name, warm ? "" : "; --warm needs one");
+}
+
+void bench_device_open(const struct problem_line *lines, size_t count, bool warm)
+{
+    static char name[PROBLEM_NAME_BYTES];
+    size_t most = 0;
+    bool opened = false;
+    for (size_t i = 0; i < count; i++) {
+        struct bench bench;
+        if (lines[i].device != NORMFUSE_CUDA)
+            continue;
+        problem_line_name(&lines[i], name, sizeof name);
+        problem_name = name;
+        if (!opened) {
+            accept(normfuse_prepare(0));
+            need(device_open() && floor_device_open());
+            opened = true;
+        }
+        bench_describe(&bench, &lines[i], name, ALIGNMENT);
+        choose_sets(&bench, warm);
+        most = bench.arena_bytes > most ? bench.arena_bytes : most;
+    }
+    arena = device_allocate(most);
+    need(arena != NULL);
 }
 
 /* The same numbers in every set, made of one piece of them. */
@@ -79,13 +98,13 @@ static void fill_sets(struct bench *bench)
     enum { PIECE_BYTES = 16 << 20 };
     double table[BENCH_TABLE_VALUES];
     size_t bytes = bench->tensor_bytes, piece = bytes < PIECE_BYTES ? bytes : PIECE_BYTES;
-    size_t set_bytes = bench->tensor_stride * (size_t)bench->big_count;
+    size_t set_bytes = bench->tensor_stride * (size_t)(bench->reads + bench->writes);
     char *host = malloc(piece + 1);
     if (!host)
         report_failure("memory", "%s", strerror(errno));
     bench_make_table(bench->line.type, table);
     need(device_fill(bench->arena, 0, bench->arena_bytes));
-    for (int i = 0; i + 1 < bench->big_count; i++) { /* the last one is the output */
+    for (int i = 0; i < bench->reads; i++) {
         struct bench_filling filling = {.out = host,
                                         .type = bench->line.type,
                                         .salt = (uint64_t)i * 1000003,
@@ -145,8 +164,7 @@ static void make_bench(struct bench *bench, const struct problem_line *line, boo
 {
     bench_describe(bench, line, problem_name, ALIGNMENT);
     choose_sets(bench, warm);
-    bench->arena = device_allocate(bench->arena_bytes);
-    need(bench->arena != NULL);
+    bench->arena = arena;
     fill_sets(bench);
     upload_smalls(bench);
     take_memory(bench);
@@ -159,7 +177,6 @@ static void make_bench(struct bench *bench, const struct problem_line *line, boo
 
 static void free_bench(struct bench *bench)
 {
-    device_free(bench->arena);
     device_free(bench->exec.sync);
     device_free(bench->exec.scratch);
     for (int i = 0; i < BENCH_SMALLS; i++)
@@ -178,13 +195,11 @@ struct timed {
 /* way -1: the operator. */
 static void enqueue(struct bench *bench, int way)
 {
-    bench_take_set(bench);
+    const struct floor_streams streams = bench_take_set(bench);
     if (way < 0)
         accept(bench_call(bench, &bench->tensors, bench->line.backward, NULL));
-    else if (bench->line.backward)
-        need(floor_device_move(way, bench->big[2].data, bench->big[0].data, bench->big[1].data, bench->tensor_bytes));
     else
-        need(floor_device_move(way, bench->big[1].data, bench->big[0].data, NULL, bench->tensor_bytes));
+        need(floor_device_move(way, &streams, bench->tensor_bytes));
 }
 
 static struct device_graph *record(struct bench *bench, int way, int64_t calls)
@@ -243,8 +258,7 @@ static void measure(struct bench *bench, int64_t samples_wanted, struct bench_re
 {
     enum { SAMPLES_LEAST = 15, SAMPLES_MOST = 100 };
     const double warm_up_us = 40e3, usual_us = 300e3; /* of all that is timed */
-    bool backward = bench->line.backward;
-    int timed_count = 1 + floor_device_ways(backward);
+    int timed_count = 1 + floor_device_ways(bench->reads, bench->writes);
     int64_t most = samples_wanted ? samples_wanted : SAMPLES_MOST, count = 0;
     double *us = malloc((size_t)timed_count * (size_t)most * sizeof *us);
     if (!us)
@@ -257,7 +271,7 @@ static void measure(struct bench *bench, int64_t samples_wanted, struct bench_re
     int64_t calls = choose_calls(bench);
     struct timed timed[WAYS_MOST];
     for (int i = 0; i < timed_count; i++)
-        timed[i] = (struct timed){.name = i ? floor_device_name(backward, i - 1) : "",
+        timed[i] = (struct timed){.name = i ? floor_device_name(bench->reads, bench->writes, i - 1) : "",
                                   .graph = record(bench, i - 1, calls),
                                   .us = us + i * most};
     double spent = 0;

@@ -1139,6 +1139,14 @@ USAGE = [
     (["check", "batch_norm", "1x4", "mode=maybe"], "mode"),
     (["check", "group_norm", "4x0x5", f"groups={2**62}"], "statistics overflow"),
     (["run", "affine", "x.npy", "-o", "y.npy", "--sync=1"], "takes no value"),
+    (["check", "batch_norm", "1x4", "+scale"], "not batch_norm"),
+    (["bench", "--random", "0"], "between"),
+    (["bench", "--random", "3", "group_norm"], "no problem and no word but device="),
+    (["check", "--random", "3", "device=gpu"], "cpu, cuda"),
+    (["check", "--random", "3", "--min-bytes", "2MiB", "--max-bytes", "1MiB"], "must rise"),
+    (["check", "--random", "3", "--min-bytes", "1K"], "between 16384"),
+    (["check", "--random", "3", "--max-bytes", "1MiX"], "not a number of bytes"),
+    (["bench", "affine", "1x4", "--max-bytes", "1M"], "need --random"),
 ]
 
 
@@ -1256,6 +1264,88 @@ def test_check(folder):
         assert list(row) == CHECK_FIELDS
         assert row["ok"] is True and 0 < row["budget_used"] <= 1 and row["compared"] > 0 and row["message"] is None
     assert rows[0]["problem"] == problems[0]
+
+
+def traffic(words):
+    """Tensors of x's size that a problem must read and write."""
+    backward, pre_add, u, post_add = (word in words for word in ("dir=bwd", "+pre_add", "+u", "+post_add"))
+    if not backward:
+        return 2 + pre_add + post_add + u
+    gated = post_add and any(word.startswith("act=") for word in words)
+    return 3 + (pre_add and not u) + u + 2 * gated
+
+
+def test_bench_counts_additions(folder):
+    additions = ["+pre_add", "+pre_add +u", "+post_add", "+pre_add +u +post_add", "+scale +pre_add +post_add"]
+    problems = [f"group_norm 2x8x5x5 groups=2{act}{direction} {words}" for act in ("", " act=silu")
+                for direction in ("", " dir=bwd") for words in additions]
+    rows = [json.loads(line) for line in succeed("bench", *problems, "--warm", "--json", "--samples", "1").splitlines()]
+    assert [set(row["problem"].split()) for row in rows] == [set(problem.split()) for problem in problems]
+    for row in rows:
+        assert row["bytes"] == 2 * 8 * 25 * 4 * traffic(row["problem"].split()), row["problem"]
+    assert [traffic(problem.split()) for problem in problems] == [3, 4, 3, 5, 4, 4, 4, 3, 4, 4,
+                                                                  3, 4, 3, 5, 4, 4, 4, 5, 6, 6]
+
+
+SMALL = ["--min-bytes", "16KiB", "--max-bytes", "64k"]
+
+
+def test_random_lists(folder):
+    """One list for both commands, on every instruction set; the longer begins as the shorter does."""
+    listed = succeed("bench", "--random", "50", "--list")
+    assert listed == succeed("check", "--random", "50", "--seed", "1", "--list")
+    assert listed == succeed("check", "--random", "50", "--list", env={**os.environ, "NORMFUSE_MAX_ISA": "scalar"})
+    assert succeed("bench", "--random", "80", "--list").startswith(listed)
+    assert not succeed("bench", "--random", "50", "--seed", "2", "--list").startswith(listed[:40])
+    on_device = succeed("bench", "--random", "50", "device=cuda", "--list").splitlines()
+    assert [line.replace(" device=cuda", "") for line in on_device] == listed.splitlines()
+    assert all(" device=cuda" in line for line in on_device)
+    open("drawn.txt", "w").write(listed)
+    assert succeed("check", "@drawn.txt", "--list") == listed
+    assert succeed("check", "affine 2x3 dtype=f32", "--list") == "affine 2x3\n"
+
+
+def test_random_bench(folder):
+    words = ["bench", "--random", "6", "--seed", "4", "--warm", *SMALL]
+    *rows, forward, backward = [json.loads(line) for line in succeed(*words, "--json", "--samples", "3").splitlines()]
+    assert "".join(row["problem"] + "\n" for row in rows) == succeed(*words, "--list")
+    for direction, summary in (("fwd", forward), ("bwd", backward)):
+        assert list(summary) == ["summary", "seed", "dir", "problems", "geomean", "p90", "worst", "worst_problem",
+                                 "over_us", "min_bytes", "max_bytes", "device", "isa", "threads", "cache", "commit",
+                                 "cpu", "date"]
+        mine = [row for row in rows if row["dir"] == direction]
+        ratios = [row["ratio"] for row in mine]
+        worst = max(mine, key=lambda row: row["ratio"])
+        assert (summary["summary"], summary["seed"], summary["dir"], summary["problems"]) == ("random", 4, direction, 3)
+        assert (summary["min_bytes"], summary["max_bytes"]) == (16384, 65536)
+        assert summary["geomean"] == pytest.approx(math.prod(ratios) ** (1 / 3), rel=1e-3)
+        assert summary["p90"] == pytest.approx(np.quantile(ratios, 0.9), rel=1e-3)
+        assert summary["worst"] == pytest.approx(worst["ratio"], rel=1e-3)
+        assert summary["worst_problem"] == worst["problem"]
+        assert summary["over_us"] == pytest.approx(max(row["median_us"] - 4 * row["floor_us"] for row in mine), abs=0.05)
+        for row in mine:
+            item = {"f64": 8, "f32": 4}.get(row["dtype"], 2)
+            elements = math.prod(map(int, row["shape"].split("x")))
+            assert row["bytes"] == elements * item * traffic(row["problem"].split())
+    text = succeed(*words, "--samples", "3").splitlines()
+    assert len(text) == 9 and "3 fwd: geometric mean" in text[-2] and "3 bwd: geometric mean" in text[-1]
+
+
+def test_random_check(folder):
+    words = ["check", "--random", "30", "--seed", "4", *SMALL]
+    *rows, summary = [json.loads(line) for line in succeed(*words, "--json").splitlines()]
+    assert "".join(row["problem"] + "\n" for row in rows) == succeed(*words, "--list")
+    assert all(row["ok"] and row["seed"] == 4 for row in rows)
+    assert list(summary) == ["summary", "seed", "problems", "failed", "budget_used", "worst_problem", "min_bytes",
+                             "max_bytes"]
+    assert summary["problems"] == 30 and summary["failed"] == 0
+    assert summary["budget_used"] == max(row["budget_used"] for row in rows)
+    text = succeed(*words).splitlines()
+    assert len(text) == 31 and text[-1].startswith("30 random problems, seed 4: 0 failed")
+
+
+def test_a_draw_that_does_not_fit_is_refused_at_once(folder):
+    refuse(3, "free memory", "bench", "--random", "1", "--min-bytes", "512G", "--max-bytes", "512G")
 
 
 def test_problem_files(folder):

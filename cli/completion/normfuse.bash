@@ -53,15 +53,16 @@ _normfuse()
             words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype=
                 device="
             ;;
-        check) options="--seed --threads --json --help" ;;
-        bench) options="--json --warm --samples --threads --help" ;;
+        check) options="--random --seed --min-bytes --max-bytes --list --threads --json --help" ;;
+        bench) options="--random --seed --min-bytes --max-bytes --list --json --warm --samples --threads --help" ;;
     esac
     if [[ $command == check || $command == bench ]]; then
-        words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device="
+        words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device= +pre_add
+            +u +post_add +scale"
     fi
     case $previous in
-        --threads | --block-bytes | --samples | --seed | -n) return ;;
-        --json | --quiet | --sync | --warm | --help | -j | -q | -w) ;;
+        --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | -n | -r | -s) return ;;
+        --json | --quiet | --sync | --warm | --list | --help | -j | -q | -w | -l) ;;
         --* | -o | -b)
             compopt -o filenames 2>/dev/null
             COMPREPLY=($(compgen -f -- "$current"))
