@@ -147,8 +147,10 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, con
     plan->block_samples = samples_of_block(p->c, p->s);
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
 
-    plan->spread = 1;
-    if (plan->batch && !p->columns && plan->apply && plan->all_direct && p->s > 1 && plan->coefficients > 1 &&
+    if (plan->add && !(p->u.data && direct(plan, &p->u)))
+        plan->staged = true;
+    plan->spread = 1; /* tiles of all samples, which no stage holds */
+    if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 && plan->coefficients > 1 &&
         p->s * (int64_t)plan->type_bytes < SHORT_RUN_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
         plan->coefficients * p->s <= MOST_SPREAD && plan->parts == 1) {
         bool adjacent = true;
@@ -157,8 +159,6 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, con
         if (adjacent)
             plan->spread = p->s;
     }
-    if (plan->add && !(p->u.data && direct(plan, &p->u)))
-        plan->staged = true;
 
     /* How it is run changes no bits. */
     const int64_t values = p->n * p->c * p->s;
