@@ -255,7 +255,7 @@ BODY size_t move_sse2(const struct floor_streams *s, size_t begin, size_t end, i
         return moved;                                                                                                  \
     }
 
-#elif defined(__aarch64__)
+#else
 
 typedef unsigned char bytes16 __attribute__((vector_size(16)));
 
@@ -266,7 +266,17 @@ BODY bytes16 load(const char *from)
     return value;
 }
 
-BODY size_t move_neon(const struct floor_streams *s, size_t begin, size_t end, int reads, int writes)
+BODY void store(char *to, bytes16 low, bytes16 high)
+{
+#if defined(__aarch64__)
+    __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(to), "w"(low), "w"(high) : "memory");
+#else
+    memcpy(to, &low, sizeof low);
+    memcpy(to + sizeof low, &high, sizeof high);
+#endif
+}
+
+BODY size_t move_vectors(const struct floor_streams *s, size_t begin, size_t end, int reads, int writes)
 {
     const char *const in[] = {s->in[0], s->in[1], s->in[2], s->in[3]};
     char *const y = s->out[0], *const z = s->out[1];
@@ -277,9 +287,9 @@ BODY size_t move_neon(const struct floor_streams *s, size_t begin, size_t end, i
             low ^= load(in[r] + i);
             high ^= load(in[r] + i + 16);
         }
-        __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(y + i), "w"(low), "w"(high) : "memory");
+        store(y + i, low, high);
         if (writes > 1)
-            __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(z + i), "w"(low), "w"(high) : "memory");
+            store(z + i, low, high);
     }
     return i;
 }
@@ -287,11 +297,9 @@ BODY size_t move_neon(const struct floor_streams *s, size_t begin, size_t end, i
 #define EACH(reads, writes)                                                                                            \
     static size_t move_##reads##writes(const struct floor_streams *s, size_t begin, size_t end)                        \
     {                                                                                                                  \
-        return move_neon(s, begin, end, reads, writes);                                                                \
+        return move_vectors(s, begin, end, reads, writes);                                                             \
     }
 
-#else
-#error "the copy floor knows x86-64 and aarch64"
 #endif
 
 EACH(1, 1)

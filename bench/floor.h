@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * floor.h - the copy floor of the benchmark: how fast this machine moves the bytes that an operator must move, with
- * non-temporal stores and a given number of threads. No operator that reads its input from memory and writes its
- * output there is faster.
+ * non-temporal stores (x86-64 and aarch64; plain ones elsewhere) and a given number of threads. No operator that reads
+ * its input from memory and writes its output there is faster.
  *
  * The threads are kept, and are spinning when a timed call begins: starting them is no part of the floor. */
 #ifndef NORMFUSE_BENCH_FLOOR_H

@@ -146,8 +146,14 @@ static bool read_descr(struct reader *reader, struct npy_header *header)
                  (header->kind == 'V' && header->item_bytes == 2);
     if (!known)
         return refuse(reader, "dtype '%s' is not read; f2, f4, f8 (and, as bf16, u2, i2, V2) are", header->descr);
-    header->swapped = order == '>' && header->kind != 'V';
+    header->swapped = npy_swapped(header->descr);
     return true;
+}
+
+bool npy_swapped(const char *descr)
+{
+    const bool raw = strchr(descr, 'V') != NULL, big = *descr == '>' && !raw, little = *descr == '<' || raw;
+    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? little : big;
 }
 
 static bool read_dict(struct reader *reader, struct npy_header *header)

@@ -20,7 +20,7 @@ struct npy_header {
     char descr[NPY_DESCR_BYTES]; /* as the file spells it: "<f4" */
     char kind;                   /* f, u, i, V */
     int32_t item_bytes;          /* 2, 4, 8 */
-    bool swapped;                /* big-endian */
+    bool swapped;                /* npy_swapped(descr) */
     bool fortran;
     int32_t ndim;
     int64_t shape[NPY_MAX_AXES]; /* as in the file */
@@ -33,6 +33,10 @@ struct npy_header {
  * whose elements this program reads: floats of 2, 4, 8 bytes, integers of 2 bytes, or raw V2. */
 bool npy_parse_header(const void *bytes, size_t count, int64_t file_bytes, struct npy_header *header, char *error,
                       size_t error_bytes);
+
+/* Whether elements of this descr have the other byte order in a file than in this machine's memory. Without a mark, or
+ * with '=', they have this machine's. V2 is raw bytes to NumPy: here, little-endian ones. */
+bool npy_swapped(const char *descr);
 
 /* Writes a version 1 header of row-major data, padded so that the data is 64-byte aligned. ndim is at most 8. Returns
  * its length. */

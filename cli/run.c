@@ -735,8 +735,7 @@ static void write_statistics(struct run *run, int64_t count)
     if (run->wanted & BIT(MEAN))
         stream_output_write_f64(&run->outputs[MEAN], run->mean.data, values);
     if (run->wanted & BIT(RSTD))
-        output_write(run->outputs[RSTD].output, run->rstd.data,
-                     (size_t)values * number_bytes(run->outputs[RSTD].type));
+        stream_output_write(&run->outputs[RSTD], run->rstd.data, values);
 }
 
 /* ---- progress --------------------------------------------------------------------------------------------------- */

@@ -231,7 +231,7 @@ void stream_output_open(struct stream_output *output, const char *path, normfuse
     if (!descr)
         descr = descrs[type];
     *output = (struct stream_output){
-        .type = type, .shape = *shape, .swapped = descr[0] == '>' && descr[1] != 'V'};
+        .type = type, .shape = *shape, .swapped = npy_swapped(descr)};
     file_sizes(shape, sizes);
     size_t header_bytes = npy_write_header(header, descr, shape->ndim, sizes);
     int64_t bytes;
@@ -252,22 +252,32 @@ const normfuse_tensor *stream_output_block(struct stream_output *output, int64_t
     return &output->tensor;
 }
 
-void stream_output_flush(struct stream_output *output)
+/* Appends the first `items` of the buffer, which it leaves in the file's byte order. */
+static void append_buffer(struct stream_output *output, size_t items)
 {
-    size_t items = (size_t)(output->count * stream_sample_elements(&output->shape));
     size_t item_bytes = number_bytes(output->type);
     if (output->swapped)
         swap_items(output->buffer, items, item_bytes);
     output_write(output->output, output->buffer, items * item_bytes);
 }
 
+void stream_output_flush(struct stream_output *output)
+{
+    append_buffer(output, (size_t)(output->count * stream_sample_elements(&output->shape)));
+}
+
+void stream_output_write(struct stream_output *output, const void *values, int64_t count)
+{
+    size_t bytes = (size_t)count * number_bytes(output->type);
+    stream_reserve(&output->buffer, &output->buffer_bytes, bytes);
+    memcpy(output->buffer, values, bytes);
+    append_buffer(output, (size_t)count);
+}
+
 void stream_output_write_f64(struct stream_output *output, const double *values, int64_t count)
 {
-    size_t item_bytes = number_bytes(output->type);
-    stream_reserve(&output->buffer, &output->buffer_bytes, (size_t)count * item_bytes);
+    stream_reserve(&output->buffer, &output->buffer_bytes, (size_t)count * number_bytes(output->type));
     for (int64_t i = 0; i < count; i++)
         number_store(output->buffer, output->type, i, values[i]);
-    if (output->swapped)
-        swap_items(output->buffer, (size_t)count, item_bytes);
-    output_write(output->output, output->buffer, (size_t)count * item_bytes);
+    append_buffer(output, (size_t)count);
 }

@@ -55,7 +55,7 @@ const normfuse_tensor *stream_input_block(struct stream_input *input, int64_t fi
 struct stream_output {
     struct output *output;
     normfuse_type type;
-    bool swapped; /* the file is big-endian, as its model was */
+    bool swapped; /* the file's byte order is not this machine's */
     struct stream_shape shape;
     void *buffer;
     size_t buffer_bytes;
@@ -73,6 +73,9 @@ const normfuse_tensor *stream_output_block(struct stream_output *output, int64_t
 
 /* Appends the block to the file. */
 void stream_output_flush(struct stream_output *output);
+
+/* Appends count values of the file's type. */
+void stream_output_write(struct stream_output *output, const void *values, int64_t count);
 
 /* Appends values[0..count), rounded to the file's type. */
 void stream_output_write_f64(struct stream_output *output, const double *values, int64_t count);

@@ -105,7 +105,11 @@ int main(int count, char **words)
         return 2;
     }
 
+#ifdef _SC_LEVEL3_CACHE_SIZE /* musl has none */
     const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#else
+    const long cache = 0;
+#endif
     const size_t cold = 4 * (cache > 0 ? (size_t)cache : (size_t)32 << 20);
     const size_t sets = cold / (3 * values * sizeof(float)) + 2;
     float **x = malloc(sets * sizeof *x), **dy = malloc(sets * sizeof *dy), **y = malloc(sets * sizeof *y);

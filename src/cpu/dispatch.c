@@ -32,7 +32,7 @@ const struct normfuse_table *const normfuse_tables[] = {
 #if defined(NORMFUSE_HAVE_AVX2)
     &normfuse_table_avx2,
 #endif
-#if defined(__aarch64__)
+#if defined(NORMFUSE_HAVE_NEON)
     &normfuse_table_neon,
 #endif
     &normfuse_table_scalar, NULL};

@@ -14,12 +14,15 @@
 #ifndef NORMFUSE_VEC_SCALAR_H
 #define NORMFUSE_VEC_SCALAR_H
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "cpu/convert.h"
+
+_Static_assert(FLT_EVAL_METHOD == 0, "floats are rounded after each operation");
 
 typedef struct { float l[16]; } vf;
 typedef struct { double l[8]; } vd;
