@@ -57,6 +57,11 @@ void report_flush(void)
 {
     errno = 0;
     if (fflush(stdout) || ferror(stdout)) {
+        if (!errno) { /* an earlier write failed, as those of musl do: another one fails alike, and says why */
+            clearerr(stdout);
+            putchar('\n');
+            fflush(stdout);
+        }
         const char *reason = errno ? strerror(errno) : "write error";
         fprintf(stderr, "normfuse: standard output: %s\n", reason);
         /* What is still in the buffer cannot be written, and exit() would try again. */

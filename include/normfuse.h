@@ -20,6 +20,7 @@
  * Threads         Every function may be called from several threads at once, none from a signal handler. One call at a
  *                 time has the built-in pool; another runs its tasks in its own thread. The threads of the pool are
  *                 made when a call first needs them, 1023 at most, and never end.
+ * Stack           A call on CPU tensors needs at most 64 KiB, and so does a task.
  * Signals         Threads of the pool block every signal but SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP and SIGSYS: the
  *                 process's handler gets a fault in a task, in the thread that faulted. It must return or end the
  *                 process.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs every check of `make check` or `make check-sanitize`, adds up what they counted, and closes with the line
+"""Runs every check of `make check`, `make check-sanitize` or `make check-platforms`, adds up what they counted, and closes with the line
 `N passed, N failed, N skipped`. Needs nothing but the standard library. Logs: build/logs/."""
 import argparse
 import fnmatch
@@ -17,10 +17,20 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$")
 PROGRAMS = ["test_passes", "test_problem_line", "test_arguments", "test_failures", "test_threads", "test_reference",
-            "test_verify", "test_operators", "test_torch_shim"]
+            "test_verify", "test_operators", "test_stack", "test_torch_shim"]
 # There only where the build found nvcc.
 CUDA_PROGRAM = "test_cuda_host"
-HEADER_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only"]
+# -Wpadded: no struct of the interface has bytes that nobody sets.
+HEADER_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wundef", "-Wredundant-decls", "-Wpadded", "-Werror",
+                "-fsyntax-only"]
+# What a platform is built with, what runs its programs here, and the packages of Debian that bring the compiler and its
+# static C library.
+PLATFORMS = {
+    "aarch64": ("aarch64-linux-gnu-gcc", "qemu-aarch64-static", "gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"),
+    "s390x": ("s390x-linux-gnu-gcc", "qemu-s390x-static", "gcc-s390x-linux-gnu and libc6-dev-s390x-cross"),
+    "riscv64": ("riscv64-linux-gnu-gcc", "qemu-riscv64-static", "gcc-riscv64-linux-gnu and libc6-dev-riscv64-cross"),
+    "musl": ("musl-gcc", None, "musl-tools"),
+}
 
 totals = [0, 0, 0]
 failures = []
@@ -154,16 +164,26 @@ def cxx_compiler():
 
 # ---- make check -----------------------------------------------------------------------------------------------------
 
-def header_alone():
+def header_alone(compilers=("gcc", "clang")):
+    """The header as the first and only thing that a file includes."""
     source = BUILD / "header.c"
     source.write_text("#include <normfuse.h>\n")
-    include = f"-I{ROOT / 'include'}"
-    check("header alone, C11", [compiler(), "-std=c11", *HEADER_FLAGS, include, source])
-    cxx = cxx_compiler()
-    if cxx:
-        check("header alone, C++17", [cxx, "-std=c++17", *HEADER_FLAGS, "-x", "c++", include, source])
-    else:
-        skip("header alone, C++17", "no C++ compiler is installed")
+    empty = BUILD / "empty.c"
+    empty.write_text("typedef int nothing;\n")
+    for name in compilers:
+        for language, command, standards, flags in (
+                ("C", name, ("c11", "c17", "c2x"), ["-Wstrict-prototypes"]),
+                ("C++", name.replace("gcc", "g++").replace("clang", "clang++"), ("c++17", "c++20", "c++2b"),
+                 ["-Wold-style-cast", "-Wzero-as-null-pointer-constant", "-x", "c++"])):
+            if not shutil.which(command):
+                skip(f"header alone, {command}", f"{command} is not installed")
+                continue
+            for standard in standards:
+                title = f"header alone, {command} -std={standard}"
+                if run(title + ", empty", [command, f"-std={standard}", "-fsyntax-only", *flags, empty])[0] != 0:
+                    skip(title, "the compiler does not have that standard")
+                else:
+                    check(title, [command, f"-std={standard}", *HEADER_FLAGS, *flags, f"-I{ROOT / 'include'}", source])
 
 
 def installed():
@@ -240,26 +260,92 @@ def second_compiler():
         test_program(f"{other}: test_passes", [BUILD / other / "test_passes"])
 
 
+def cross_build(name, *options):
+    """Builds static programs for another platform, warnings as errors. Returns the words that run them here, in front of
+    the program's name; None, and counted: this machine has no compiler or emulator for it, or the build failed."""
+    compiler, emulator, package = PLATFORMS[name]
+    found = emulator and (shutil.which(emulator) or shutil.which(emulator.replace("-static", "")))
+    if emulator and not found:
+        skip(name, f"{emulator} is not installed")
+        return None
+    source, program = BUILD / "static.c", BUILD / "static"
+    source.write_text("#include <pthread.h>\nint main(void) { return 0; }\n")
+    if not shutil.which(compiler) or run(f"{name} compiler", [compiler, "-static", source, "-o", program], 60)[0] != 0:
+        skip(name, f"{compiler} with a static C library is not installed (Debian: {package})")
+        return None
+    system = [] if not emulator else ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={name}"]
+    if not cmake_build(f"{name}: build, warnings are errors", name, [
+            f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_EXE_LINKER_FLAGS=-static", "-DNORMFUSE_BUILD_SHARED=OFF",
+            "-DNORMFUSE_WERROR=ON", "-DNORMFUSE_CUDA=OFF", *system, *options]):
+        return None
+    return [found] if emulator else []
+
+
+def cross_tests(name, emulator, *tests):
+    """Each test: a program with its words, or {variable: value} first. Emulated ones may run past their time."""
+    for words in tests:
+        environment, words = (words[0], words[1:]) if isinstance(words[0], dict) else ({}, words)
+        title = " ".join([f"{name}: {words[0]}", *environment.values()])
+        test_program(title, [*emulator, BUILD / name / words[0], *words[1:]], 120,
+                     {"NORMFUSE_NUM_THREADS": "2", **environment}, past_time_is_skip=bool(emulator))
+
+
+def cross_program(name, emulator, *words):
+    """Words of pytest, which finds the platform's program under NORMFUSE_PROGRAM, and this machine's for test_platform.py."""
+    program = BUILD / name / "run-normfuse"
+    program.write_text("#!/bin/sh\nexec " + " ".join([*emulator, f"'{BUILD / name / 'normfuse'}'"]) + ' "$@"\n')
+    program.chmod(0o755)
+    pytest(f"{name}: test_platform.py", ["tests/test_platform.py"],
+           env={"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse"), "NORMFUSE_OTHER_PROGRAM": str(program)})
+    pytest(f"{name}: test_program.py", ["tests/test_program.py", *words], 900, env={"NORMFUSE_PROGRAM": str(program)})
+
+
+# Reaches every pass; all operator cases would take an emulator a quarter of an hour.
+OPTIONS = ("test_operators", ROOT / "tests/cases/options.txt")
+
+
 def neon():
     """The NEON tables, on an emulated aarch64."""
     if os.uname().machine == "aarch64":
         return
-    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
-    if not shutil.which("aarch64-linux-gnu-gcc"):
-        skip("NEON", "aarch64-linux-gnu-gcc is not installed")
-    elif not emulator:
-        skip("NEON", "qemu-aarch64-static is not installed")
-    elif "/" not in subprocess.run(["aarch64-linux-gnu-gcc", "-print-file-name=libc.a"], stdout=subprocess.PIPE,
-                                   text=True).stdout:
-        skip("NEON", "aarch64-linux-gnu-gcc has no C library (Debian: libc6-dev-arm64-cross)")
-    elif cmake_build("NEON: cross build, warnings are errors", "neon", [
-            f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake/aarch64-linux-gnu.cmake'}", "-DNORMFUSE_WERROR=ON",
-            "-DNORMFUSE_BUILD_SHARED=OFF", "-DNORMFUSE_BUILD_CLI=OFF"]):
-        # All operator cases would take an emulator a quarter of an hour; those of options.txt reach every pass.
-        for words, timeout in ((["test_passes"], 120), (["test_threads"], 60),
-                               (["test_operators", ROOT / "tests/cases/options.txt"], 120)):
-            test_program(f"NEON: {words[0]}", [emulator, BUILD / "neon" / words[0], *words[1:]], timeout,
-                         {"NORMFUSE_NUM_THREADS": "2"}, past_time_is_skip=True)
+    emulator = cross_build("aarch64", "-DNORMFUSE_BUILD_CLI=OFF")
+    if emulator is not None:
+        cross_tests("aarch64", emulator, ("test_passes",), ("test_threads",), OPTIONS)
+
+
+def platforms():
+    """Another C library, another byte order, and a CPU without a table of its own: what takes seconds."""
+    emulator = cross_build("musl", "-DNORMFUSE_ENABLE_AVX512=OFF")
+    if emulator is not None:
+        cross_tests("musl", emulator, ("test_passes",), ("test_threads",), ("test_stack",), OPTIONS,
+                    ({"NORMFUSE_MAX_ISA": "scalar"}, *OPTIONS))
+        cross_program("musl", emulator, "-k", "operators or info or closed")
+    for name in ("s390x", "riscv64"):
+        emulator = cross_build(name)
+        if emulator is not None:
+            cross_tests(name, emulator, ("test_arguments",), ("test_problem_line",))
+            cross_program(name, emulator, "-k", "order or spellings or header_versions or written_header")
+
+
+def all_platforms():
+    """What takes an emulator minutes, and compilers of other versions."""
+    for name in PLATFORMS:
+        emulator = cross_build(name)
+        if emulator is None:
+            continue
+        cross_tests(name, emulator, *((program,) for program in PROGRAMS if program != "test_operators"), OPTIONS)
+        # Timed out, or ended by a signal, an emulator is not what it emulates.
+        cross_program(name, emulator, *(["-k", "not bench and not signal"] if emulator else []))
+    names = {name for folder in os.get_exec_path() if os.path.isdir(folder) for name in os.listdir(folder)
+             if re.fullmatch(r"(gcc|clang)-\d+", name)}
+    usual = {os.path.realpath(shutil.which(name)) for name in ("gcc", "clang") if shutil.which(name)}
+    for name in sorted(names):
+        if os.path.realpath(shutil.which(name)) in usual:
+            continue
+        if cmake_build(f"build with {name}, warnings are errors", name,
+                       ["-DNORMFUSE_WERROR=ON", "-DNORMFUSE_CUDA=OFF", f"-DCMAKE_C_COMPILER={name}"]):
+            test_program(f"{name}: test_passes", [BUILD / name / "test_passes"])
+        header_alone([name])
 
 
 def cuda():
@@ -311,12 +397,14 @@ def check_all():
     pytest("test_program.py", ["tests/test_program.py"], env={"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse")})
     test_program("check_symbols.py", [sys.executable, ROOT / "tests/check_symbols.py",
                                       BUILD / "release/libnormfuse.so", BUILD / "release/libnormfuse.a"])
+    test_program("check_abi.py", [sys.executable, ROOT / "tests/check_abi.py", BUILD / "release/libnormfuse.so"])
     header_alone()
     examples()
     installed()
     python_package()
     second_compiler()
     neon()
+    platforms()
 
 
 # ---- make check-sanitize --------------------------------------------------------------------------------------------
@@ -376,7 +464,7 @@ def fuzz(seconds):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["check", "sanitize"])
+    parser.add_argument("what", choices=["check", "sanitize", "platforms"])
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--fast", action="store_true", help="sanitize: what fits into five minutes")
@@ -384,7 +472,7 @@ if __name__ == "__main__":
     if "/" in args.cmake:
         args.cmake = str((ROOT / args.cmake).resolve())
     begin = time.monotonic()
-    (check_all if args.what == "check" else sanitize_all)()
+    {"check": check_all, "sanitize": sanitize_all, "platforms": all_platforms}[args.what]()
     print(f"\n{time.monotonic() - begin:.0f} s; logs are in {LOGS.relative_to(ROOT)}/"
           + (f"; failed: {', '.join(failures)}" if failures else ""))
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")

@@ -64,6 +64,8 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def failing(tmp_path_factory):
     """An environment in which calls of the program fail: see fail_calls.c."""
+    if b"/ld" not in open(PROGRAM, "rb").read():
+        pytest.skip("the program is static, or a script that starts it: no library can be preloaded")
     library = tmp_path_factory.mktemp("preload") / "fail_calls.so"
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
@@ -830,7 +832,7 @@ def test_symbolic_links_are_followed(folder):
             succeed("run", "affine", "x.npy", "-o", link)
             assert os.path.islink(link) and os.path.islink("link.npy")
             assert open("there/y.npy", "rb").read() == x and os.listdir("there") == ["y.npy"]
-    refuse(3, "round.npy: cannot be written: Too many levels", "run", "affine", "x.npy", "-o", "round.npy")
+    refuse(3, "round.npy: cannot be written: (Too many levels|Symbolic link loop)", "run", "affine", "x.npy", "-o", "round.npy")
     refuse(3, "lost.npy: cannot be written: No such file", "run", "affine", "x.npy", "-o", "lost.npy")
     refuse(3, "there/: cannot be written: is a directory", "run", "affine", "x.npy", "-o", "there/")
     assert os.path.islink("round.npy") and os.path.islink("lost.npy")

@@ -212,8 +212,10 @@ static void set_environment(enum environment environment)
         __asm__ volatile("msr fpcr, %0" : : "r"(UINT64_C(1) << 24));
 #endif
     }
+#if defined(__GLIBC__) /* other C libraries cannot trap */
     if (environment == TRAPPING)
         feenableexcept(FE_ALL_EXCEPT);
+#endif
 }
 
 /* What would differ if a call changed it. */

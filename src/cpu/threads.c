@@ -8,7 +8,6 @@
 #include "cpu/threads.h"
 
 #include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -24,6 +23,9 @@ enum {
     SPINS = 4000, /* pauses: 40 to 160 us, a few times the wake-up they save */
     YIELDS = 256  /* of the CPU, before a wait sleeps */
 };
+
+/* Of <linux/futex.h>, which a C library need not bring. */
+enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 static struct {
     pthread_mutex_t busy;  /* held by the caller that uses the pool */
