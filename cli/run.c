@@ -380,7 +380,7 @@ static void read_files(struct run *run)
     bool backward = arguments_has(arguments, OPTION_BACKWARD);
     const char *paths[OUTPUTS];
     for (int side = 0; side < 2; side++)
-        for (int i = 0; i < (side ? OUTPUTS : INPUTS); i++) {
+        for (int i = 0; i < (side ? (int)OUTPUTS : (int)INPUTS); i++) {
             const struct role *role = side ? &output_roles[i] : &input_roles[i];
             if (role->option >= 0 && !arguments_has(arguments, role->option))
                 continue;

@@ -119,9 +119,12 @@ static size_t touched(void *(*function)(void *))
 int main(void)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+    const bool measured = false;
     harness_skip("frames are larger under sanitizers and without optimization");
 #else
-    for (int i = 0; normfuse_tables[i]; i++) {
+    const bool measured = true;
+#endif
+    for (int i = 0; measured && normfuse_tables[i]; i++) {
         if (!normfuse_tables[i]->usable()) {
             harness_skip("%s: this CPU does not have it", normfuse_tables[i]->isa);
             continue;
@@ -142,6 +145,5 @@ int main(void)
         CHECK(bytes <= PROMISED_BYTES, "%s: calls need %zu bytes of stack", normfuse_tables[i]->isa, bytes);
         printf("%s: %zu bytes of stack\n", normfuse_tables[i]->isa, bytes);
     }
-#endif
     return harness_close();
 }
