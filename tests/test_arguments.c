@@ -1044,7 +1044,7 @@ static void test_most_scratch(void)
     uint64_t state = 20261202;
     int asked = 0;
     double largest = 0;
-    for (int i = 0; i < 100000; i++) {
+    for (int i = 0; i < 20000; i++) {
         int64_t sizes[3], elements = 1;
         for (int a = 0; a < 3; a++) {
             state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -1073,7 +1073,7 @@ static void test_most_scratch(void)
                   (int)operator, (int)call, (long long)sizes[0], (long long)c, (long long)sizes[2], (long long)groups,
                   (int)threads, asked_bytes, most, normfuse_last_error());
     }
-    CHECK(asked > 10000 && largest > 0.9, "%d problems need %g of the bound at most", asked, largest);
+    CHECK(asked > 4000 && largest > 0.8, "%d problems need %g of the bound at most", asked, largest);
 }
 
 static void test_scratch(void)
