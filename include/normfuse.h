@@ -17,6 +17,10 @@
  * and normfuse_last_error() names the argument and the rule. Results do not depend on the number of threads, on the
  * instruction set, nor on the caller's floating-point environment. Error bounds: docs/numerics.md.
  *
+ * What programs may rely on, with reasons and tests: docs/promises.md. In short:
+ *
+ * Versions        A patch version changes nothing in this header. Before 1.0 a minor version may change it, and the
+ *                 soname with it. struct_bytes has one accepted value for each struct: its sizeof in this header.
  * Threads         Every function may be called from several threads at once, none from a signal handler. One call at a
  *                 time has the built-in pool; another runs its tasks in its own thread. The threads of the pool are
  *                 made when a call first needs them, 1023 at most, and never end.
@@ -25,13 +29,15 @@
  *                 process's handler gets a fault in a task, in the thread that faulted. It must return or end the
  *                 process.
  * fork            The child may call every function on CPU tensors, whatever other threads did at the fork, and makes a
- *                 pool of its own. CUDA works in a child only if the parent never started the driver.
+ *                 pool of its own. CUDA works in a child only if the parent never started the driver;
+ *                 otherwise operators return NORMFUSE_DEVICE_ERROR there.
  * Unloading       libnormfuse.so stays loaded after dlclose. A shared object that holds the static library must stay
  *                 loaded too: link it with -z nodelete, as the CMake package and pkg-config --static do.
  * Cancellation    No function is a cancellation point, but for what NORMFUSE_VERBOSE prints and what the CUDA driver
  *                 does. A thread must not be cancelled asynchronously inside a call.
  * Floating point  Calls and tasks compute in the standard environment (to nearest, subnormals kept, no traps), and
  *                 leave their thread's environment and its flags as they were.
+ * Memory          A call on CPU tensors leaves no memory behind. It and its tasks need at most 64 KiB of stack each.
  * Read once       The first calls of a process read the CPU affinity, /proc/cpuinfo, /sys/devices/system/cpu, the
  *                 cgroup's CPU quota, NORMFUSE_MAX_ISA, NORMFUSE_NUM_THREADS and NORMFUSE_VERBOSE. What could not be
  *                 read stays unknown; that costs time, never bits. No thread may call setenv meanwhile. */
@@ -244,8 +250,8 @@ typedef struct normfuse_exec {
                    every call, not shared by calls that may overlap; NULL is allowed */
     size_t sync_bytes;
     /* CPU: runs task(context, i) once for every i in [0, tasks), in any order, on any threads, and returns when all are
-     * done. Tasks never throw. It must return: no exception, longjmp or thread exit may leave it. NULL: the built-in
-     * pool. */
+     * done. Tasks never throw. It must return: no exception, longjmp or thread exit may leave it, since tasks may
+     * still use the call's memory. NULL: the built-in pool. */
     void (*parallel_for)(void *pool, int64_t tasks, void (*task)(void *context, int64_t i), void *context);
     void *pool;      /* first argument of parallel_for */
     int32_t threads; /* most threads to use, or tasks to give parallel_for. 0: the default. Above 1024: 1024 */
@@ -371,6 +377,11 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * The driver, libcuda.so.1, is opened by the first call that needs it and never closed. It must be of the CUDA major
  * version that the library was built with, or newer. Where no device was found, the next call looks again.
  *
+ * NORMFUSE_OK means that the kernels are enqueued: a fault on the device shows in a later call, or when the caller
+ * waits. From then on operators return NORMFUSE_DEVICE_ERROR, for as long as the context lives. Tensors, scratch and
+ * sync memory must live until the kernels have run, for a captured call as long as its graph; the stream until the call
+ * returns.
+ *
  * After a device reset calls work once the caller has the device's context again, with memory, sync memory and graphs
  * of its own made anew; normfuse_prepare loads the kernels again. */
 
@@ -384,6 +395,7 @@ NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
 /* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The memory is the device's, aligned
  * to 64 bytes, and zeroed once by the caller, before the first call that is given it; every call leaves it ready for
  * the next one. Calls that may overlap share none: one to a stream, and one to each graph that may run beside another.
+ * If it is shared, not zeroed, or written to by others, values are wrong or a kernel never ends: nothing detects it.
  * Without it a kernel whose blocks wait for one another is launched cooperatively, or another kernel takes its place:
  * legal, and at times slower. Asks no driver; a library without CUDA: NORMFUSE_NO_DRIVER. */
 NORMFUSE_API normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes);

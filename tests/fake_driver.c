@@ -233,7 +233,7 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 {
     CALLED(cuCtxGetCurrent);
     *context = depth > 0 ? stack[depth - 1] : NULL;
-    return CUDA_SUCCESS;
+    return fake_driver.context_result;
 }
 
 CUresult cuCtxGetId(CUcontext context, unsigned long long *id)

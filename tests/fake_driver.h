@@ -58,6 +58,7 @@ struct fake_driver {
     int init_milliseconds; /* that cuInit takes */
     CUresult init_result; /* and what further calls are made to answer */
     CUresult library_result;
+    CUresult context_result; /* of asking for the current context */
     CUresult launch_result;
     CUresult occupancy_result;
     struct fake_device device[FAKE_DEVICES];

@@ -274,6 +274,15 @@ static void test_structs(void)
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "exec.threads", f.exec.threads = -1);
     REFUSED(GROUP, FORWARD, BAD_POINTER, "exec.scratch", f.exec.scratch = scratch + 8);
     REFUSED(GROUP, FORWARD_SCRATCH, BAD_ARGUMENT, "exec.flags", f.exec.flags = 1);
+    for (int difference = -8; difference <= 8; difference += 8) {
+        normfuse_information info = {.struct_bytes = (uint32_t)((int)sizeof info + difference)};
+        const normfuse_information given = info;
+        const normfuse_status status = normfuse_info(&info);
+        CHECK(difference == 0 ? status == NORMFUSE_OK
+                              : status == NORMFUSE_BAD_ARGUMENT && memcmp(&info, &given, sizeof info) == 0 &&
+                                    strstr(normfuse_last_error(), "info->struct_bytes") != NULL,
+              "info of %d bytes more: status %d", difference, (int)status);
+    }
 }
 
 static void test_options(void)
@@ -1002,6 +1011,71 @@ static void test_vast_scratch(void)
     CHECK(ask_scratch(INT64_C(1) << 56, 2, 1, INT32_MAX) == NORMFUSE_OK && asked_bytes != 0, "%s", normfuse_last_error());
 }
 
+/* The bound of docs/promises.md. */
+static double most_scratch(enum operator operator, double n, double c, double s, double groups, double threads)
+{
+    const double elements = n * c * s, norm_groups = operator == GROUP ? n * groups : operator == BATCH ? c : n;
+    threads = fmax(1, fmin(threads, floor(elements / 32768)));
+    return elements * (fmin(c, 65536) + 4) / 2048 + 128 * c + threads * ((704 << 10) + 256 * c) +
+           4 * norm_groups * (threads + 2);
+}
+
+/* Of a call with every tensor that it takes, which is nowhere, as contiguous memory or as slices. */
+static normfuse_status ask_scratch_of_all(enum operator operator, enum call call, normfuse_type type, bool channels_last,
+                                          const int64_t sizes[3], int64_t groups, bool sliced, int32_t threads)
+{
+    fresh_of(operator, call, type, sizes[0], sizes[1], sizes[2], 1, groups);
+    f.exec.threads = threads;
+    for (int slot = 0; slot < SLOTS; slot++) {
+        if ((&f.tensors.x)[slot] == NULL)
+            continue;
+        if (is_big(slot)) {
+            shape((enum slot)slot, type, channels_last, 4, (int64_t[]){sizes[0], sizes[1], sizes[2], 1});
+            if (sliced)
+                f.axes[slot].strides[0] *= 2;
+        }
+        f.t[slot].data = (void *)((uintptr_t)(slot + 1) << 42);
+    }
+    return call_it();
+}
+
+static void test_most_scratch(void)
+{
+    uint64_t state = 20261202;
+    int asked = 0;
+    double largest = 0;
+    for (int i = 0; i < 20000; i++) {
+        int64_t sizes[3], elements = 1;
+        for (int a = 0; a < 3; a++) {
+            state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            const int64_t power = INT64_C(1) << (state >> 32) % 21;
+            sizes[a] = (state >> 40) % 3 == 0 ? power : power + (int64_t)((state >> 42) % (uint64_t)power);
+            elements *= sizes[a];
+            if (elements > INT64_C(1) << 34)
+                break;
+        }
+        if (elements > INT64_C(1) << 34)
+            continue;
+        const enum operator operator = (enum operator)(i % 3);
+        if (operator == BATCH && sizes[0] * sizes[2] == 1)
+            continue;
+        const int64_t c = sizes[1], groups = i % 4 == 0 ? c : i % 4 == 1 && c % 32 == 0 ? 32 : 1;
+        const int32_t threads = 1 << (state >> 20) % 11;
+        const enum call call = i % 2 ? FORWARD_SCRATCH : BACKWARD_SCRATCH;
+        const normfuse_status status =
+            ask_scratch_of_all(operator, call, (normfuse_type)(state >> 24 & 3), (state & 1 << 26) != 0, sizes, groups,
+                               (state & 1 << 27) != 0, threads);
+        const double most = most_scratch(operator, (double)sizes[0], (double)c, (double)sizes[2], (double)groups, threads);
+        largest = fmax(largest, (double)asked_bytes / most);
+        asked++;
+        if (status != NORMFUSE_OK || (double)asked_bytes > most)
+            CHECK(false, "operator %d, call %d, %lld x %lld x %lld, %lld groups, %d threads: %zu bytes, not %.0f: %s",
+                  (int)operator, (int)call, (long long)sizes[0], (long long)c, (long long)sizes[2], (long long)groups,
+                  (int)threads, asked_bytes, most, normfuse_last_error());
+    }
+    CHECK(asked > 4000 && largest > 0.8, "%d problems need %g of the bound at most", asked, largest);
+}
+
 static void test_scratch(void)
 {
     for (int operator = GROUP; operator <= AFFINE; operator++)
@@ -1397,6 +1471,7 @@ int main(void)
     test_empty();
     test_vast_and_empty();
     test_vast_scratch();
+    test_most_scratch();
     test_scratch();
     test_small_functions();
     test_scalar();

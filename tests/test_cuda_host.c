@@ -550,6 +550,69 @@ static void test_fork(void)
 #endif
 }
 
+/* A group norm in place: on a device at an address that nothing reads, on the CPU of a few values. */
+static normfuse_status normalize(int32_t device_type)
+{
+    static float values[2 * 64 * 4];
+    void *const address = device_type == NORMFUSE_CPU ? (void *)values : (void *)(uintptr_t)0x7f0000000000;
+    const int64_t sizes[] = {2, 64, 4};
+    normfuse_axes axes;
+    normfuse_tensor x = normfuse_tensor_contiguous(address, NORMFUSE_F32, 3, sizes, &axes);
+    x.device.device_type = device_type;
+    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x};
+    return normfuse_group_norm_forward(&options, &tensors, NULL);
+}
+
+/* After a fault on the device the driver refuses everything in the context. Every call says so, none takes it for an
+ * answer; once the device is reset calls work. */
+static void test_sticky_error(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    CHECK(prepare_quietly(0) == NORMFUSE_OK, "%s", normfuse_last_error());
+    fake_driver.launch_result = fake_driver.occupancy_result = fake_driver.device[0].function_result =
+        CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (int i = 0; i < 2; i++) {
+        REFUSED(NORMFUSE_DEVICE_ERROR, normalize(NORMFUSE_CUDA), "group_norm", "NVIDIA H200");
+        REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "NVIDIA H200", "fake error 700");
+        CHECK(normalize(NORMFUSE_CPU) == NORMFUSE_OK && fake_driver_depth() == 0, "%s, or contexts are left",
+              normfuse_last_error());
+    }
+    fake_driver.launch_result = fake_driver.occupancy_result = fake_driver.device[0].function_result = CUDA_SUCCESS;
+    fake_driver.device[0].is_reset = true;
+    CHECK(prepare_quietly(0) == NORMFUSE_OK && normalize(NORMFUSE_CUDA) == NORMFUSE_OK, "after a reset: %s",
+          normfuse_last_error());
+}
+
+/* The driver of a process refuses the process's children. */
+static void test_fork_after_start(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    harness_skip("a fork beside the pool: ThreadSanitizer cannot follow the child");
+#else
+    fake_driver_reset();
+    fake_driver_use();
+    CHECK(normalize(NORMFUSE_CUDA) == NORMFUSE_OK, "%s", normfuse_last_error());
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        fake_driver.context_result = CUDA_ERROR_NOT_INITIALIZED;
+        REFUSED(NORMFUSE_DEVICE_ERROR, normalize(NORMFUSE_CUDA), "group_norm", "fake error 3");
+        REFUSED(NORMFUSE_DEVICE_ERROR, prepare_quietly(0), "normfuse_prepare", "fake error 3");
+        normfuse_information info = {.struct_bytes = sizeof info};
+        CHECK(normfuse_info(&info) == NORMFUSE_OK && strstr(info.cuda, "1 device") != NULL, "info");
+        CHECK(normalize(NORMFUSE_CPU) == NORMFUSE_OK, "%s", normfuse_last_error());
+        fflush(stdout);
+        _exit(harness_failed != 0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "the child's wait status is 0x%x", (unsigned)status);
+#endif
+}
+
 enum { THREADS = 8 };
 static pthread_barrier_t barrier;
 
@@ -2059,6 +2122,8 @@ int main(void)
     test_kernels_prepared();
     test_reset();
     test_fork();
+    test_sticky_error();
+    test_fork_after_start();
     test_threads();
     test_threads_retain();
     test_launch_attributes();

@@ -421,6 +421,28 @@ static int in_child(const struct call *call, int first, int last)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+#ifdef NORMFUSE_FAKE_LIBCUDA
+/* What stays after CUDA calls of many shapes: docs/promises.md. */
+static void plans_stay_few(void)
+{
+    enum { SHAPES = 4000, MOST_PLANS = 1024 };
+    find_driver();
+    const int before = atomic_load(&live);
+    bool good = true;
+    for (int64_t i = 0; i < SHAPES; i++) {
+        const int64_t sizes[] = {1, 8, 1 + i};
+        normfuse_tensor there = normfuse_tensor_contiguous(address, NORMFUSE_F32, 3, sizes, &axes[5]);
+        there.device = (normfuse_device){NORMFUSE_CUDA, 0};
+        size_t bytes;
+        good = good && normfuse_affine_forward_scratch_bytes(
+                           &affine, &(const normfuse_tensors){.struct_bytes = sizeof(normfuse_tensors), .x = &there, .y = &there},
+                           &exec, &bytes) == NORMFUSE_OK;
+    }
+    const int kept = atomic_load(&live) - before;
+    CHECK(good && kept > MOST_PLANS / 2 && kept <= MOST_PLANS + OF_DRIVER, "%d blocks stay: %s", kept, normfuse_last_error());
+}
+#endif
+
 int main(void)
 {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -439,6 +461,9 @@ int main(void)
         }
         printf("%s: %d requests\n", call->name, requests);
     }
+#ifdef NORMFUSE_FAKE_LIBCUDA
+    plans_stay_few();
+#endif
     CHECK(most > 8, "the first call asks for %d things only: are they counted?", most);
     return harness_close();
 }
