@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize bench install wheel clean venv
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize soak bench install wheel clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -26,6 +26,7 @@ help:
 	@echo 'make check-cuda       the tests that need a GPU, then compute-sanitizer; exit status 3 without a GPU'
 	@echo 'make check-torch-cuda the Python packages on a GPU, with PYTHON'"'"'s PyTorch; exit status 3 without a GPU'
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
+	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make install PREFIX=/usr/local'
 	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl'
@@ -61,6 +62,12 @@ check-torch-cuda: build
 
 check-sanitize: $(filter build/%,$(CMAKE))
 	$(PYTHON) tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FAST),--fast) sanitize
+
+CALLS ?= 1000000
+SEED ?= 1
+DEVICE ?= cpu
+soak: build
+	build/release/soak --calls $(CALLS) --seed $(SEED) --device $(DEVICE)
 
 bench: build
 	build/normfuse bench @bench/bars.txt
