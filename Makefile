@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms bench install wheel clean venv
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak bench install wheel clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -27,6 +27,7 @@ help:
 	@echo 'make check-torch-cuda the Python packages on a GPU, with PYTHON'"'"'s PyTorch; exit status 3 without a GPU'
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
+	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make install PREFIX=/usr/local'
 	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl'
@@ -65,6 +66,12 @@ check-sanitize: $(filter build/%,$(CMAKE))
 
 check-platforms: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) platforms
+
+CALLS ?= 1000000
+SEED ?= 1
+DEVICE ?= cpu
+soak: build
+	build/release/soak --calls $(CALLS) --seed $(SEED) --device $(DEVICE)
 
 bench: build
 	build/normfuse bench @bench/bars.txt

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree
+import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -33,6 +34,7 @@ PLATFORMS = {
     "riscv64": ("riscv64-linux-gnu-gcc", "qemu-riscv64-static", "gcc-riscv64-linux-gnu and libc6-dev-riscv64-cross"),
     "musl": ("musl-gcc", None, "musl-tools"),
 }
+FUZZ_TARGETS = ["fuzz_calls", "fuzz_npy", "fuzz_problem_line"]
 
 totals = [0, 0, 0]
 failures = []
@@ -396,6 +398,10 @@ def python_package():
 def check_all():
     for name in PROGRAMS:
         test_program(name, [BUILD / "release" / name])
+    for name in FUZZ_TARGETS:
+        test_program(f"inputs of {name}", [BUILD / "release" / f"replay_{name}", ROOT / "tests/fuzz" / f"{name}.txt"])
+    test_program("random calls", [BUILD / "release/replay_fuzz_calls", "--random", "50000"])
+    test_program("soak, 20,000 calls", [BUILD / "release/soak", "--calls", "20000"])
     cuda()
     pytest("test_program.py", ["tests/test_program.py"], env={"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse")})
     test_program("check_symbols.py", [sys.executable, ROOT / "tests/check_symbols.py",
@@ -433,6 +439,7 @@ def sanitize_all():
         for name in ("test_threads", "test_operators", *programs[len(PROGRAMS):]):
             test_program(f"TSan: {name}", [*fixed, BUILD / "tsan" / name, *words.get(name, [])], limit,
                          {"NORMFUSE_NUM_THREADS": "4"}, past_time_is_skip=True)
+        test_program("TSan: soak, 5,000 calls", [*fixed, BUILD / "tsan/soak", "--calls", "5000"], limit)
     fuzz(10 if fast else 60)
 
 
@@ -447,21 +454,18 @@ def fuzz(seconds):
     if code != 0:
         skip("fuzz", "clang has no libFuzzer (Debian: libclang-rt-14-dev)")
         return
-    if not cmake_build("build with libFuzzer", "fuzz", ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_C_COMPILER=clang",
-                                                        "-DNORMFUSE_SANITIZE=address,undefined",
-                                                        "-DNORMFUSE_ENABLE_AVX512=OFF", "-DNORMFUSE_ENABLE_AVX2=OFF",
-                                                        "-DNORMFUSE_BUILD_FUZZ=ON", "-DNORMFUSE_BUILD_TESTS=OFF",
-                                                        "-DNORMFUSE_CUDA=OFF",
-                                                        "-DNORMFUSE_BUILD_CLI=OFF", "-DNORMFUSE_BUILD_SHARED=OFF"]):
+    out = BUILD / "fuzz"
+    if not check("build with libFuzzer", [ROOT / "tests/fuzz/build.sh"], 900,
+                 {"OUT": str(out), "CMAKE": args.cmake, "JOBS": args.jobs, "PYTHON": sys.executable}):
         return
-    for target in sorted((BUILD / "fuzz").glob("fuzz_*")):
-        if not target.is_file() or not os.access(target, os.X_OK):
-            continue
-        corpus = BUILD / "corpus" / target.name
+    for name in FUZZ_TARGETS:
+        corpus = BUILD / "corpus" / name
         corpus.mkdir(parents=True, exist_ok=True)
-        check(f"fuzz: {target.name}, {seconds} s", [target, corpus, f"-max_total_time={seconds}", "-seed=1",
-                                                    "-rss_limit_mb=2048", "-timeout=20",
-                                                    f"-artifact_prefix={BUILD / 'corpus'}/{target.name}-"],
+        zipfile.ZipFile(out / f"{name}_seed_corpus.zip").extractall(corpus)
+        dictionary = [f"-dict={out / name}.dict"] if (out / f"{name}.dict").exists() else []
+        check(f"fuzz: {name}, {seconds} s", [out / name, corpus, *dictionary, f"-max_total_time={seconds}", "-seed=1",
+                                             "-rss_limit_mb=2048", "-timeout=20", "-max_len=1000",
+                                             f"-artifact_prefix={BUILD / 'corpus'}/{name}-"],
               timeout=seconds + 60)
 
 

@@ -429,8 +429,10 @@ void normfuse_put_given_gradients(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     for (int64_t c = 0; c < p->c; c++) {
-        double dweight = p->accumulate ? get_parameter(&p->dweight, 0, c, 0) : 0;
-        double dbias = p->accumulate ? get_parameter(&p->dbias, 0, c, 0) : 0;
+        /* A single addend keeps the sign of its zero, as it does in one call. */
+        const double nothing = plan->batch ? -0.0 : 0.0;
+        double dweight = p->accumulate ? get_parameter(&p->dweight, 0, c, 0) : nothing;
+        double dbias = p->accumulate ? get_parameter(&p->dbias, 0, c, 0) : nothing;
         for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++) {
             const struct statistics st = known(plan, n, c);
             const double *sums = p->sums + 2 * (plan->batch ? c : n * p->c + c);
