@@ -714,6 +714,9 @@ static void test_overlap(void)
     REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dscale", f.axes[DSCALE].strides[0] = f.axes[DSHIFT].strides[0] = 2 * C;
             place(DSHIFT, DSCALE, C - 1));
     ACCEPTED(GROUP, BACKWARD, f.axes[DWEIGHT].strides[0] = f.axes[DBIAS].strides[0] = 2; place(DBIAS, DWEIGHT, 1));
+    /* Samples backwards in memory: the second one lies before the address of the first. */
+    REFUSED(GROUP, FORWARD, OVERLAP, "tensors.y", strides(X, -ALL, S, W, 1); place(X, X, 2 * ALL); place(Y, X, 0));
+    ACCEPTED(GROUP, FORWARD, strides(X, -ALL, S, W, 1); place(X, X, 3 * ALL); place(Y, X, 0));
 
     /* Parameters and statistics. */
     REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dweight", place(DWEIGHT, WEIGHT, 0));
@@ -904,6 +907,11 @@ static void test_empty(void)
                         evaluate();
                     expect_empty(__LINE__);
                 }
+    /* One statistic alone */
+    fresh_of(GROUP, FORWARD, NORMFUSE_F32, N, C, 0, W, GROUPS);
+    absent(RSTD);
+    poison();
+    CHECK(call_it() == NORMFUSE_OK && holds(MEAN, 0), "means over no values: %s", normfuse_last_error());
     /* Gradients from merged sums, one row of the group's and one of the batch's */
     for (int operator = GROUP; operator <= BATCH; operator++) {
         fresh_of((enum operator)operator, BACKWARD_APPLY, NORMFUSE_F32, N, C, 0, W, GROUPS);
@@ -929,6 +937,29 @@ static void test_empty(void)
     CHECK(call_it() == NORMFUSE_OK && holds(RUNNING_MEAN, 2) && holds(RUNNING_VAR, 2) &&
               ((float *)(void *)arena[MEAN])[N * C - 1] == 2.5f,
           "merged statistics of instance norm: %s", normfuse_last_error());
+}
+
+/* NORMFUSE_ACCUMULATE of a backward: dweight and dbias are added to, what else there is is written. */
+static void test_accumulate(void)
+{
+    for (int operator = GROUP; operator <= AFFINE; operator++)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            fresh((enum operator)operator, BACKWARD);
+            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            memset(arena, 0, sizeof arena);
+            static const enum slot ones[] = {X, DY, WEIGHT, RSTD};
+            for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
+                for (int j = 0; j < N * C * H * W; j++)
+                    ((float *)(void *)arena[ones[i]])[j] = 1;
+            for (int i = 0; i < N * C; i++)
+                ((float *)(void *)arena[DWEIGHT])[i] = ((float *)(void *)arena[DBIAS])[i] =
+                    ((float *)(void *)arena[DSHIFT])[i] = 12;
+            const double before_it = accumulate ? 12 : 0;
+            CHECK(call_it() == NORMFUSE_OK && holds(DWEIGHT, before_it + N * H * W) && holds(DBIAS, before_it + N * H * W),
+                  "operator %d, accumulate %d: %s", operator, accumulate, normfuse_last_error());
+            if (operator == GROUP)
+                CHECK(holds(DSHIFT, H * W), "accumulate %d: dshift", accumulate);
+        }
 }
 
 /* Sizes whose products or whose loops would never end, where no tensor has an element. */
@@ -1107,6 +1138,32 @@ static void test_scratch(void)
                       NORMFUSE_BAD_ARGUMENT,
                   "bytes NULL");
         }
+}
+
+/* The halves of a sharded call get the scratch that is asked for the whole. */
+static void test_scratch_of_halves(void)
+{
+    for (int operator = GROUP; operator <= BATCH; operator++)
+        for (int backward = 0; backward < 2; backward++)
+            for (int32_t threads = 1; threads <= 4; threads++) {
+                fresh_of((enum operator)operator, backward ? BACKWARD_SCRATCH : FORWARD_SCRATCH, NORMFUSE_F32, 8, 64, 64,
+                         64, GROUPS);
+                for (int slot = 0; slot < SLOTS; slot++)
+                    if (slot == X || slot == (backward ? DY : Y) || (backward && slot == DX))
+                        f.t[slot].data = (void *)(uintptr_t)64; /* nothing is read there */
+                    else if (slot != MEAN && slot != RSTD)
+                        absent((enum slot)slot);
+                f.exec.threads = threads;
+                CHECK(call_it() == NORMFUSE_OK, "%s", normfuse_last_error());
+                struct normfuse_problem half = problem_of_fixture();
+                for (int second = 0; second < 2; second++) {
+                    half.phases = backward ? (second ? NORMFUSE_PHASE_BACKWARD_APPLY : NORMFUSE_PHASE_BACKWARD_SUMS)
+                                           : (second ? NORMFUSE_PHASE_APPLY : NORMFUSE_PHASE_STATISTICS);
+                    const size_t needed = normfuse_cpu_scratch_bytes(&half, &f.exec);
+                    CHECK(needed <= asked_bytes, "operator %d, backward %d, half %d, %d threads: %zu bytes, of the whole %zu",
+                          operator, backward, second, (int)threads, needed, asked_bytes);
+                }
+            }
 }
 
 static void test_small_functions(void)
@@ -1469,10 +1526,12 @@ int main(void)
     test_overlap_exhaustively();
     test_pictures();
     test_empty();
+    test_accumulate();
     test_vast_and_empty();
     test_vast_scratch();
     test_most_scratch();
     test_scratch();
+    test_scratch_of_halves();
     test_small_functions();
     test_scalar();
     test_merge();
