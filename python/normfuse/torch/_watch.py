@@ -20,9 +20,9 @@ import importlib
 import pickle
 import random
 import sys
+import threading
 import time
 import types
-import warnings
 import weakref
 from typing import Any, Callable, Iterator, Optional
 
@@ -52,10 +52,11 @@ _ASKING = (
     torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.is_autocast_cache_enabled,
     torch.get_autocast_dtype, torch.is_anomaly_enabled, torch.get_default_dtype, torch._C._get_tracing_state,
     torch.jit.is_tracing, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting,
-    torch.onnx.is_in_onnx_export, torch.distributed.is_initialized, time.time, time.perf_counter, time.monotonic, print,
-    warnings.warn)
+    torch.onnx.is_in_onnx_export, *([torch.distributed.is_initialized] if torch.distributed.is_available() else []),
+    time.time, time.perf_counter, time.monotonic, print)
 _SETTING = (torch._C._set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype,
-            torch.utils.checkpoint.checkpoint, torch.utils.checkpoint.checkpoint_sequential, torch.autograd.Function.apply)
+            torch.utils.checkpoint.checkpoint, torch.utils.checkpoint.checkpoint_sequential,
+            torch.autograd.Function.apply)
 
 
 def _by_code(functions: tuple[Any, ...]) -> dict[Any, str]:
@@ -113,7 +114,7 @@ def _attributes(value: Any) -> Optional[dict[str, Any]]:
 class _Snapshot:
     """The lists, dicts, sets and objects that modules and globals refer to, and what is in them."""
 
-    def __init__(self, roots: list[dict[str, Any]]) -> None:
+    def __init__(self, roots: list[Any]) -> None:
         self.containers: list[tuple[Any, Any]] = []
         self.generators: list[tuple[Any, bytes]] = []
         seen: set[int] = set()
@@ -165,7 +166,7 @@ _current: Optional[Watch] = None
 
 def _getattribute(self: nn.Module, name: str) -> Any:
     """nn.Module's while a trace is watched."""
-    if _current is not None and not (name.startswith("__") and name.endswith("__")):
+    if _current is not None and _current.thread == threading.get_ident() and not name.startswith("__"):
         _current._read(self, name, sys._getframe(1))
     return object.__getattribute__(self, name)
 
@@ -174,7 +175,8 @@ class Watch:
     """Watches one trace: `with watch: ...`, then watch.problem().
 
     scopes: the functions that ran, but for those of libraries, and their globals. reads: (module, attribute) that they
-    read. asked_grad_mode: whether they asked for it. stopped: why the trace was stopped from inside. stand_ins: what the tracer made, by the tracer."""
+    read. asked_grad_mode: whether they asked for it. stand_ins: what the tracer made for tensors; the tracer notes
+    them. stopped: why the trace was stopped from inside."""
 
     def __init__(self, block: nn.Module, forward: Callable[..., Any]) -> None:
         self.scopes: dict[types.CodeType, dict[str, Any]] = {}
@@ -183,13 +185,13 @@ class Watch:
         self.asked_grad_mode = False
         self._caught: Optional[str] = None
         self.stopped: Optional[str] = None
+        self.thread = threading.get_ident()
         function = getattr(forward, "__wrapped__", forward)
         names = getattr(getattr(function, "__code__", None), "co_names", ())
         scope = getattr(function, "__globals__", {})
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
-        self._snapshot = _Snapshot([*(vars(module) for module in block.modules()),
-                                    *({name: scope[name]} for name in names if name in scope), *({"": c} for c in cells)])
         self._globals = scope, {name: scope[name] for name in names if name in scope}
+        self._snapshot = _Snapshot([*(vars(module) for module in block.modules()), *self._globals[1].values(), *cells])
 
     def __enter__(self) -> Watch:
         global _current

@@ -5,8 +5,8 @@ batch norms go into the convolutions before them.
 A layer is converted by changing its class. It stays the same object with the same parameters, buffers and hooks, so
 optimizers, wrappers and whatever else refers to it go on as before.
 
-Then what follows a layer, an activation, or an addition and the activation after it, is folded into its call where it is
-proved that nothing else reads what lies between. Layers and activations stay what they are. What changes is the code
+Then what follows a layer (an activation, or an addition and the activation after it) is folded into its call, where it
+is proved that nothing else reads what lies between. Layers and activations stay what they are. What changes is the code
 that calls them, a module with a forward of its own or an nn.Sequential ("block"): its forward is rewritten from what
 torch.fx traces, or from its text where two statements in a row call the layer and its activation. The layer may also be
 the last one in a container that the block calls, such as nn.Sequential(convolution, norm).
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 import torch.fx
@@ -239,10 +239,11 @@ def _new_foreign(stock: type) -> nn.Module:
 
 
 def synchronized_class(kind: type, plain: type) -> Optional[type]:
-    """What SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass of ours that
-    keeps what the class does after the norm. None where the class has code that no other has."""
+    """What SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass of ours
+    that keeps what the class does after the norm. None where the class has code that no other has."""
     stock = plain_class(kind)
-    if _WITH_OWN_ACTIVATION.get((stock.__module__, stock.__qualname__), (None,))[0] in (nn.BatchNorm2d, nn.SyncBatchNorm):
+    base, _ = _WITH_OWN_ACTIVATION.get((stock.__module__, stock.__qualname__), (None, ()))
+    if base in (nn.BatchNorm2d, nn.SyncBatchNorm):
         return _foreign_class(getattr(importlib.import_module(stock.__module__), "SyncBatchNormAct"))
     known = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm, modules._BatchNorm, modules.SyncBatchNorm)
     return plain if kind.forward in [base.forward for base in known] else None
