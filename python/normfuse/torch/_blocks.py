@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: MIT
 """What a module's forward does with its children, by torch.fx or its text; and modules whose forward was rewritten.
 
-A *block* is a module with code of its own that calls normalization layers: a ResNet's Bottleneck, say. Each block is
-traced alone, with every child a leaf, so that the trace is about the block's own code and nothing else. A trace holds
-for calls of one kind only (which arguments are tensors, None or left at their defaults; training or not), so blocks are
-traced once for each kind, and a rewritten block does with any other call what its own class does.
+A *block* is a module with code of its own that calls normalization layers: a ResNet's Bottleneck, say, or an
+nn.Sequential. Each block is traced alone, with its children as leaves, so that the trace is about the block's own code
+and nothing else. (Containers that end in a layer are traced through: what follows them follows the layer.) A trace
+holds for calls of one kind only (which arguments are tensors, None or left at their defaults; training or not), so
+blocks are traced once for each kind, and a rewritten block does with any other call what its own class does.
 
 A rewritten block is an instance of a subclass of its own class, of the same name: its parameters, children, hooks and
-state_dict are untouched, `isinstance` holds, and deepcopy and pickle work.
+state_dict are untouched, `isinstance` holds, and deepcopy and pickle work. In each call it checks that what the trace
+assumed is still so (see _watch.py), and runs the forward of its own class if it is not.
 """
 from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import dataclasses
-import importlib
+import functools
 import inspect
 import itertools
 import operator
 import textwrap
 import types
 import warnings
-from typing import Any, Callable, Iterator, Optional
+import weakref
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 import torch
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from ._watch import Assumptions, ByName, Stopped, Watch, hooked, plain_class
 
 # (training, how each parameter of forward is given): the kind of call that a trace is true of.
 CallKind = tuple[bool, tuple[str, ...]]
@@ -71,11 +78,24 @@ class _Tracer(torch.fx.Tracer):
     traced_func_name = "_normfuse_traced"
     proxy_buffer_attributes = True  # a buffer that forward updates is not updated by tracing it
 
+    def __init__(self, watch: Watch, inlined: Callable[[nn.Module], bool]) -> None:
+        super().__init__()
+        self.watch, self.inlined = watch, inlined
+        self.containers: dict[nn.Module, None] = {}  # those that were traced through
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
+        return m not in self.containers
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.inlined(m):
+            self.containers[m] = None
+            forward = functools.partial(plain_class(type(m)).forward, m)
+        return super().call_module(m, forward, args, kwargs)
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
-        return (_Argument if node.op == "placeholder" else _Value)(node, self)
+        made = (_Argument if node.op == "placeholder" else _Value)(node, self)
+        self.watch.stand_ins.append(weakref.ref(made))
+        return made
 
     def create_arg(self, a: Any) -> Any:
         if issubclass(type(a), torch.fx.Proxy):
@@ -151,47 +171,81 @@ def _no_attributes(self: nn.Module, name: str, value: Any) -> None:
     raise Untraceable(f"its forward sets its attribute {name!r}")
 
 
-def plain_class(block: nn.Module) -> type:
-    """The block's class, as it was if the block is rewritten."""
-    return getattr(type(block), "_normfuse_original", type(block))
+class Trace(NamedTuple):
+    """graph: what a forward does. assumptions: while what is so."""
+    graph: torch.fx.Graph
+    assumptions: Assumptions
 
 
-def trace(block: nn.Module, training: bool, kind: tuple[str, ...]) -> torch.fx.Graph:
+def trace(block: nn.Module, training: bool, kind: tuple[str, ...], inlined: Callable[[nn.Module], bool]) -> Trace:
     """The graph of the block's forward for one kind of call. Raises Untraceable."""
-    current, original = type(block), plain_class(block)
+    current, original = type(block), plain_class(type(block))
     signature = Signature(original.forward)
     tensors = [name for name, how in zip(signature.names, kind) if how == TENSOR]
     given = ", ".join(f"{name}={name}" if how == TENSOR else f"{name}=None"
                       for name, how in zip(signature.names, kind) if how != DEFAULT)
     source = f"def _normfuse_traced({', '.join(['self', *tensors])}):\n    return forward(self, {given})\n"
-    scope: dict[str, Any] = {"forward": original.forward}
+    scope: dict[str, Any] = {"forward": original.forward, "__name__": __name__}
     exec(source, scope)
-    was_training = block.training
-    block.__dict__["training"] = training
     traced = type(original.__name__, (original,), {"_normfuse_traced": scope["_normfuse_traced"],
                                                    "__setattr__": _no_attributes})
-    object.__setattr__(block, "__class__", traced)
+    with _all_in_mode(block, training):
+        watch = Watch(block, original.forward)
+        tracer = _Tracer(watch, inlined)
+        object.__setattr__(block, "__class__", traced)
+        try:
+            with watch:
+                graph = tracer.trace(block)
+            if watch.asked_grad_mode:
+                with torch.set_grad_enabled(not torch.is_grad_enabled()), watch:
+                    other = _Tracer(watch, inlined).trace(block)
+                if other.python_code("self").src != graph.python_code("self").src:
+                    raise Untraceable("does something else where is_grad_enabled() is not what it is now")
+        except (Exception, Stopped) as error:  # what a forward raises when it is given proxies can be anything
+            text = watch.stopped or (str(error).strip() or type(error).__name__).splitlines()[0]
+            watch.restore()
+            raise Untraceable(text) from error
+        finally:
+            object.__setattr__(block, "__class__", current)
+        containers = tracer.containers
+        del tracer
+        problem = watch.problem()
+        if problem is not None:
+            raise Untraceable(problem)
+        assumptions = Assumptions(block)
+        assumptions.read(watch, original.forward)
+    for container in containers:
+        assumptions.no_hooks(container)
+        assumptions.is_a(container)
+    return Trace(graph, assumptions)
+
+
+@contextlib.contextmanager
+def _all_in_mode(block: nn.Module, training: bool) -> Iterator[None]:
+    modes = {module: module.training for module in block.modules()}
     try:
-        return _Tracer().trace(block)
-    except Exception as error:  # what a forward raises when it is given proxies can be anything
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Untraceable(text) from error
+        for module in modes:
+            module.__dict__["training"] = training
+        yield
     finally:
-        object.__setattr__(block, "__class__", current)
-        block.__dict__["training"] = was_training
+        for module, mode in modes.items():
+            module.__dict__["training"] = mode
 
 
-def traces(block: nn.Module, training: tuple[bool, ...] = (True, False)) -> dict[CallKind, torch.fx.Graph]:
-    """The graphs of all kinds of call that can be traced. Raises Untraceable where the plainest kind cannot."""
+def traces(block: nn.Module, training: tuple[bool, ...] = (True, False),
+           inlined: Callable[[nn.Module], bool] = lambda module: False) -> dict[CallKind, Trace]:
+    """The traces of all kinds of call that can be traced. Raises Untraceable where the plainest kind cannot.
+
+    inlined: which of the modules that it calls are traced through."""
     if "forward" in block.__dict__:
         raise Untraceable("its forward was replaced on the object")
     if isinstance(block, torch.jit.ScriptModule):
         raise Untraceable("it is a ScriptModule")
-    found: dict[CallKind, torch.fx.Graph] = {}
+    found: dict[CallKind, Trace] = {}
     for mode in training:
-        for i, kind in enumerate(Signature(plain_class(block).forward).kinds()):
+        for i, kind in enumerate(Signature(plain_class(type(block)).forward).kinds()):
             try:
-                found[mode, kind] = trace(block, mode, kind)
+                found[mode, kind] = trace(block, mode, kind, inlined)
             except Untraceable:
                 if i == 0:
                     raise
@@ -201,16 +255,23 @@ def traces(block: nn.Module, training: tuple[bool, ...] = (True, False)) -> dict
 # ---- reading graphs -------------------------------------------------------------------------------------------------
 
 _ADDITIONS = {operator.add: False, operator.iadd: True, torch.add: False}  # is the first operand overwritten?
-
-
-def hooked(module: nn.Module) -> bool:
-    """Does anyone watch the calls of this module?"""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-                or module._backward_pre_hooks)
+_IN_PLACE = frozenset(getattr(operator, f"__{name}__") for name in (
+    "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
+    "irshift", "setitem", "delitem"))
+# What gives a tensor of its own.
+_FRESH_MODULES = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+_FRESH_FUNCTIONS = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add,
+                              torch.sub, torch.mul, torch.cat, torch.tanh, torch.sigmoid})
 
 
 def called_module(block: nn.Module, node: torch.fx.Node) -> Optional[nn.Module]:
     return block.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def caller_of(node: torch.fx.Node) -> str:
+    """The path of the module whose code makes this call of a module: the block itself, or what was traced through."""
+    stack = [path for path, _ in node.meta["nn_module_stack"].values()]
+    return stack[-2] if len(stack) > 1 else ""
 
 
 def plain_input(node: torch.fx.Node) -> Optional[torch.fx.Node]:
@@ -220,46 +281,37 @@ def plain_input(node: torch.fx.Node) -> Optional[torch.fx.Node]:
     return None
 
 
-def only_reader(block: nn.Module, node: torch.fx.Node, passed: list[torch.fx.Node]) -> Optional[torch.fx.Node]:
-    """What reads this node's value where nothing else does, looking through nn.Identity, which goes to `passed`."""
+def only_reader(block: nn.Module, node: torch.fx.Node, passed: list[torch.fx.Node],
+                through: tuple[type, ...] = (nn.Identity,)) -> Optional[torch.fx.Node]:
+    """What reads this node's value where nothing else does, looking through modules of some classes, which go to
+    `passed`."""
     while len(node.users) == 1:
         reader = next(iter(node.users))
-        if type(called_module(block, reader)) is not nn.Identity or hooked(called_module(block, reader)):
+        module = called_module(block, reader)
+        if type(module) not in through or hooked(module) or plain_input(reader) is None:
             return None if reader.op == "output" else reader
         passed.append(reader)
         node = reader
     return None
 
 
-def may_call(block: nn.Module, module: nn.Module) -> bool:
-    """Could the block's forward call the module? Only a trace of every kind of call says no."""
-    try:
-        graphs = traces(block)
-    except Untraceable:
-        return True
-    signature = Signature(plain_class(block).forward)
-    if signature.has_rest or len(graphs) < 2 * len(list(signature.kinds())):
-        return True
-    return any(called_module(block, node) is module for graph in graphs.values() for node in graph.nodes)
-
-
 def passes_through(block: nn.Module) -> Optional[str]:
     """The name of the child whose call with the block's one argument is all that the block's forward does."""
-    try:
-        graphs = traces(block)
-    except Untraceable:
-        return None
-    signature = Signature(plain_class(block).forward)
+    signature = Signature(plain_class(type(block)).forward)
     if signature.has_rest or len(signature.names) != 1:
         return None
     names = set()
-    for graph in graphs.values():
+    for mode in (True, False):
+        try:
+            (graph, _), = traces(block, (mode,)).values()
+        except (Untraceable, ValueError):  # or more than one kind of call
+            return None
         nodes = list(graph.nodes)
         if [node.op for node in nodes] != ["placeholder", "call_module", "output"] \
                 or plain_input(nodes[1]) is not nodes[0] or nodes[2].args != (nodes[1],):
             return None
         names.add(str(nodes[1].target))
-    name = names.pop() if len(graphs) == 2 and len(names) == 1 else ""
+    name = names.pop() if len(names) == 1 else ""
     return name if name in block._modules else None
 
 
@@ -280,20 +332,138 @@ def addend(node: torch.fx.Node, value: torch.fx.Node) -> Optional[torch.fx.Node]
     return first if second is value and not overwrites else None
 
 
-def may_overwrite(block: nn.Module, node: torch.fx.Node, values: tuple[torch.fx.Node, ...]) -> bool:
-    """Could this node change a tensor in place that matters to the values? In-place functions always could, since
-    tensors may be views of one another; a module only if it is given one of the values."""
+def overwrites(node: torch.fx.Node) -> bool:
+    """Could this call of a function or method change a tensor in place?"""
     if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
-    if node.op == "call_function":
-        name = getattr(node.target, "__name__", "")
-        inplace = getattr(operator, name, None) is node.target and name.startswith("i") and name not in (
-            "index", "indexOf", "inv", "invert", "is_", "is_not", "itemgetter")
-        return inplace or name == "setitem" or name.endswith("_") or "out" in node.kwargs or any(
-            v is True for k, v in node.kwargs.items() if k == "inplace")
-    module = called_module(block, node)
-    return module is not None and any(v in node.all_input_nodes for v in values) and any(
-        getattr(m, "inplace", False) for m in module.modules())
+        name = str(node.target)
+        if name.startswith("__"):
+            return getattr(operator, name, None) in _IN_PLACE
+        return name.endswith("_")
+    if node.op != "call_function":
+        return False
+    name, module = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", None) or ""
+    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        overloads = [node.target] if isinstance(node.target, torch._ops.OpOverload) else [
+            getattr(node.target, overload) for overload in node.target.overloads()]
+        return any(overload._schema.is_mutable for overload in overloads)
+    if module.startswith(__package__):
+        return False
+    if module.partition(".")[0] not in ("torch", "_operator", "operator", "math", "builtins", ""):
+        return True  # code that torch.fx was told not to look into
+    flags = [v for k, v in node.kwargs.items() if k == "inplace"]
+    flags += node.args[1:] if module == "torch.nn.functional" else ()  # F.relu(x, True)
+    return node.target in _IN_PLACE or name.endswith("_") or "out" in node.kwargs or any(v is True for v in flags)
+
+
+class Effects(NamedTuple):
+    """overwrites: a call may change what it is given. aliases: it may give it back, or a view of it."""
+    overwrites: bool
+    aliases: bool
+
+
+_UNKNOWN = Effects(True, True)
+_OUTSIDE = "outside"  # where the memory of arguments comes from
+
+
+def effects(module: nn.Module, known: dict[nn.Module, Effects]) -> Effects:
+    """Of calls of a module. known: those that were found before."""
+    if module not in known:
+        known[module] = _UNKNOWN  # while it is looked at
+        known[module] = _effects(module, known)
+    return known[module]
+
+
+def _effects(module: nn.Module, known: dict[nn.Module, Effects]) -> Effects:
+    kind = plain_class(type(module))
+    if hooked(module):
+        return _UNKNOWN
+    if kind.forward is nn.Sequential.forward:
+        found = [effects(child, known) for child in module._modules.values()]
+        kept = list(itertools.takewhile(lambda effect: effect.aliases, found))
+        return Effects(any(effect.overwrites for effect in found[:len(kept) + 1]), len(kept) == len(found))
+    if isinstance(module, _FRESH_MODULES) and kind.forward in (base.forward for base in kind.__mro__[1:]
+                                                              if base.__module__.startswith("torch.nn.modules.")):
+        return Effects(False, False)
+    if kind.__module__.startswith(("torch.nn.modules.", __package__ + ".")):
+        inplace = bool(getattr(module, "inplace", False))
+        fresh = isinstance(module, _FRESH_MODULES) or (not inplace and isinstance(module, _FRESH_ACTIVATIONS))
+        return Effects(inplace, not fresh)
+    signature = Signature(kind.forward)
+    try:
+        found = traces(module)
+    except Untraceable:
+        return _UNKNOWN
+    if signature.has_rest or len(found) < 2 * len(list(signature.kinds())):
+        return _UNKNOWN
+    overwrite = alias = False
+    for graph in (trace.graph for trace in found.values()):
+        homes = memory(module, graph, known)
+        for node in graph.nodes:
+            child = called_module(module, node)
+            changed: tuple[Any, ...] = ()
+            if overwrites(node) and (node.op == "call_method" or node.target in _IN_PLACE):
+                changed = node.args[:1]
+            elif overwrites(node) or (child is not None and effects(child, known).overwrites):
+                changed = tuple(node.all_input_nodes)
+            overwrite |= any(_OUTSIDE in homes[n] for n in changed if isinstance(n, torch.fx.Node))
+            alias |= node.op == "output" and any(_OUTSIDE in homes[n] for n in node.all_input_nodes)
+    return Effects(overwrite, alias)
+
+
+_FRESH_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Hardswish, nn.ELU, nn.Mish, nn.Sigmoid, nn.Tanh,
+                      nn.ReLU6, nn.PReLU)
+
+
+def memory(block: nn.Module, graph: torch.fx.Graph,
+           known: dict[nn.Module, Effects]) -> dict[torch.fx.Node, set[Any]]:
+    """For each node, whose memory its value may be in: the nodes' that made it, or outside, which is that of all
+    arguments. Parameters and buffers are named."""
+    homes: dict[torch.fx.Node, set[Any]] = {}
+    for node in graph.nodes:
+        given = set().union(*(homes[n] for n in node.all_input_nodes)) if node.all_input_nodes else set()
+        child = called_module(block, node)
+        if node.op == "placeholder":
+            homes[node] = {_OUTSIDE}
+        elif node.op == "get_attr":
+            homes[node] = {str(node.target)}
+        elif (child is not None and not effects(child, known).aliases) or (
+                node.op == "call_function" and node.target in _FRESH_FUNCTIONS and "out" not in node.kwargs):
+            homes[node] = {node}
+        else:
+            homes[node] = given | {node}
+    return homes
+
+
+def why_not_later(block: nn.Module, graph: torch.fx.Graph, node: torch.fx.Node, layer: nn.Module, end: torch.fx.Node,
+                  gone: set[torch.fx.Node], known: dict[nn.Module, Effects], assumptions: Assumptions) -> Optional[str]:
+    """Why the call of a layer cannot be made at a later node: something between changes what the layer reads, or reads
+    or changes the layer's statistics. None where nothing does; `assumptions` then has what that rests on."""
+    homes = memory(block, graph, known)
+    buffers = {id(buffer) for buffer in layer.buffers()}
+    own = {name for name, buffer in block.named_buffers(remove_duplicate=False) if id(buffer) in buffers}
+    own |= {name for name, module in block.named_modules(remove_duplicate=False) if module is layer}
+    source, trusted = homes[node.args[0]], [called_module(block, node.args[0])]
+    between = node.next
+    while between is not end:
+        module = called_module(block, between)
+        given = set().union(*(homes[n] for n in between.all_input_nodes)) if between.all_input_nodes else set()
+        if between in gone or between.op == "get_attr":
+            pass
+        elif given & own or (module is not None and any(
+                m is layer or any(id(b) in buffers for b in m._buffers.values()) for m in module.modules())):
+            return f"{between.name}, between it and its activation, uses its statistics, too"
+        elif module is None and overwrites(between) or module is not None and given & source and effects(
+                module, known).overwrites:
+            return f"{between.name}, between it and its activation, may overwrite what it reads"
+        elif module is not None:
+            trusted.append(module)
+        between = between.next
+    for module in trusted:
+        for part in [] if module is None else module.modules():
+            assumptions.is_a(part)
+            if hasattr(part, "inplace"):
+                assumptions.attribute(part, "inplace")
+    return None
 
 
 # ---- reading text ---------------------------------------------------------------------------------------------------
@@ -301,49 +471,71 @@ def may_overwrite(block: nn.Module, node: torch.fx.Node, values: tuple[torch.fx.
 
 def successive_calls(block: nn.Module) -> list[tuple[str, str]]:
     """The children (a, b) of which the forward's text has `x = self.a(...)` and, as the next statement,
-    `x = self.b(x)`, where the class and its bases say no more of them than to assign them and to ask whether there are
-    any: so b is called with what a gave, whenever a is, and nothing else sees it. For forwards that torch.fx cannot
-    trace."""
-    original = plain_class(block)
-    if "forward" in block.__dict__:
-        return []
-    function = inspect.unwrap(original.forward)
-    trees, forward = [], None
+    `x = self.b(x)`: nothing else sees what a gave. For forwards that torch.fx cannot trace."""
+    tree = None if "forward" in block.__dict__ else _text(plain_class(type(block)).forward)
+    return [] if tree is None else [names for _, _, names in _successive(tree)]
+
+
+def with_both_called(forward: Callable[..., Any], pairs: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    """The forward with self._normfuse_call_both(a, b, ...) in place of these two statements, for each pair; the same
+    one where there is no text any more."""
+    tree, function = _text(forward), inspect.unwrap(forward)
+    if tree is None:
+        return forward
+    for statements, i, names in reversed(list(_successive(tree))):
+        if names in pairs:
+            call = statements[i].value
+            call.func.attr = "_normfuse_call_both"
+            call.args[:0] = [ast.copy_location(ast.Constant(name), call) for name in names]
+            del statements[i + 1]
+    # Inside a function that has its free variables, __class__ for super() among them.
+    free = function.__code__.co_freevars
+    decorators, tree.decorator_list = tree.decorator_list, []
+    outer = ast.parse(f"def outer({', '.join(free)}):\n    pass")
+    outer.body[0].body = [tree]
+    flags = function.__code__.co_flags & annotations.compiler_flag
+    code = compile(ast.fix_missing_locations(outer), function.__code__.co_filename, "exec", flags, True)
+    for name in ("outer", function.__code__.co_name):
+        code = next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+    cells = dict(zip(free, function.__closure__ or ()))
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__,
+                              tuple(cells[name] for name in code.co_freevars))
+    made.__kwdefaults__ = function.__kwdefaults__
+    for decorator in reversed(decorators):
+        decorate = compile(ast.Expression(decorator), function.__code__.co_filename, "eval", flags, True)
+        made = eval(decorate, function.__globals__)(made)
+    return made
+
+
+def _text(forward: Callable[..., Any]) -> Optional[ast.FunctionDef]:
+    """The text of a function and its decorators; None where it is not known to be what runs."""
+    function, wrappers = forward, 0
+    while hasattr(function, "__wrapped__"):
+        function, wrappers = function.__wrapped__, wrappers + 1
     try:
-        for base in original.__mro__:
-            if base in (nn.Module, object):
-                continue
-            lines, start = inspect.getsourcelines(base)
-            trees.append(ast.parse(textwrap.dedent("".join(lines))))
-            if inspect.getsourcefile(base) == inspect.getsourcefile(function):
-                forward = forward or _function_at(trees[-1], function.__code__.co_firstlineno - start + 1)
-    except (OSError, TypeError, SyntaxError):  # there is no text
-        return []
-    if forward is None:  # what runs is not what the class says
-        return []
-    found = []
-    for statements in _statement_lists(forward):
-        for first, second in zip(statements, statements[1:]):
-            a, b = _called_into(first), _called_into(second)
-            if a and b and a[0] != b[0] and a[1] == b[1] and isinstance(second.value.args[0], ast.Name) \
-                    and second.value.args[0].id == a[1] and len(second.value.args) == 1:
-                expected = {id(first.value.func), id(second.value.func)}
-                if not any(_may_use(tree, (a[0], b[0]), expected) for tree in trees):
-                    found.append((a[0], b[0]))
-    return found
+        lines, start = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or tree.name != function.__code__.co_name or any(
+            isinstance(node, ast.Attribute) and node.attr.startswith("__") and not node.attr.endswith("__")
+            for node in ast.walk(tree)) or len(tree.decorator_list) != wrappers:
+        return None
+    return ast.increment_lineno(tree, start - 1)
 
 
-def _function_at(tree: ast.AST, line: int) -> Optional[ast.FunctionDef]:
-    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and line == min(
-        [node.lineno, *(decorator.lineno for decorator in node.decorator_list)])), None)
-
-
-def _statement_lists(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+def _successive(tree: ast.AST) -> Iterator[tuple[list[ast.stmt], int, tuple[str, str]]]:
+    """The statements lists and places in them where two such calls stand, and the two names."""
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
-            if isinstance(statements, list):
-                yield statements
+            if not isinstance(statements, list):  # a lambda's body
+                continue
+            for i, (first, second) in enumerate(zip(statements, statements[1:])):
+                a, b = _called_into(first), _called_into(second)
+                if a and b and a[1] == b[1] and len(second.value.args) == 1 \
+                        and isinstance(second.value.args[0], ast.Name) and second.value.args[0].id == a[1]:
+                    yield statements, i, (a[0], b[0])
 
 
 def _called_into(statement: ast.stmt) -> Optional[tuple[str, str]]:
@@ -357,67 +549,89 @@ def _called_into(statement: ast.stmt) -> Optional[tuple[str, str]]:
     return None
 
 
-def _may_use(tree: ast.AST, names: tuple[str, str], expected: set[int]) -> bool:
-    """Does the text do anything with attributes of these names but the expected, assigning and asking for them?"""
-    asked = set(expected)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If):
-            test = node.test
-            if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.IsNot)) \
-                    and isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None:
-                test = test.left
-            asked.add(id(test))
-    return any(isinstance(node, ast.Attribute) and node.attr in names and id(node) not in asked
-               and not isinstance(node.ctx, ast.Store) or isinstance(node, ast.Constant) and node.value in names
-               for node in ast.walk(tree))
-
-
 # ---- rewritten blocks -----------------------------------------------------------------------------------------------
 
 
-class _Module:
-    """A module (of Python) among the globals of generated code, which pickle takes by name."""
+class Body(NamedTuple):
+    """What runs for one kind of call. ready: are there no hooks and such; holds: is what the trace read what it was.
+    None: yes."""
+    forward: Callable[..., Any]
+    ready: Optional[Callable[[nn.Module], bool]]
+    holds: Optional[Callable[[nn.Module], bool]]
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """What a rewritten class is made of. texts: kind of call -> text, and the names in it that are not its own; pairs:
+    of children whose calls were merged in the text of its own forward; values: what each condition is about."""
+    texts: dict[CallKind, tuple[str, dict[str, Any]]]
+    pairs: tuple[tuple[str, str], ...]
+    values: dict[CallKind, dict[str, str]]
+
+    def __deepcopy__(self, memo: Any) -> Sources:
+        return self
 
 
 # One class for each original class and its sources, shared by all blocks that are alike: torch.compile compiles once.
 _classes: dict[Any, type] = {}
-# kind of call -> source text of its forward, and that text's globals
-Sources = dict[CallKind, tuple[str, dict[str, Any]]]
 
 
 class RewrittenBlock:
-    """Mixin of rewritten blocks. Calls of a kind that has a body run it; others run the original class's forward."""
+    """Mixin of rewritten blocks. Calls of a kind that has a body run it, while what it assumes holds; others run the
+    original class's forward."""
 
     _normfuse_original: type
     _normfuse_sources: Sources
     _normfuse_signature: Signature
-    _normfuse_bodies: dict[CallKind, Callable[..., Any]]
-    _normfuse_stale: Optional[str] = None
+    _normfuse_tensors: dict[int, tuple[str, ...]]  # the kind of a call with so many tensors and nothing else
+    _normfuse_bodies: dict[CallKind, Body]
+    _normfuse_forward: Callable[..., Any]  # the original class's, but for calls that were merged in its text
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Code that makes another one of its class, such as the slices of nn.Sequential, gets one that is not rewritten.
+        object.__setattr__(self, "__class__", self._normfuse_original)
+        self.__init__(*args, **kwargs)  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        call = None if self._normfuse_stale else self._normfuse_signature.kind_of(args, kwargs)
+        for value in args if not kwargs else (None,):
+            if not isinstance(value, Tensor):
+                call = self._normfuse_signature.kind_of(args, kwargs)
+                break
+        else:  # the usual call, at a third of the time
+            call = self._normfuse_tensors.get(len(args)), args
         body = None if call is None else self._normfuse_bodies.get((self.training, call[0]))
-        if body is None:
-            return self._normfuse_original.forward(self, *args, **kwargs)
-        return body(self, *call[1])
+        if body is None or _has_any_global_hook() or (body.ready is not None and not body.ready(self)):
+            return self._normfuse_forward(*args, **kwargs)
+        if body.holds is not None and not body.holds(self):
+            if not torch.compiler.is_compiling():
+                self._normfuse_warn((self.training, call[0]))
+            return self._normfuse_forward(*args, **kwargs)
+        return body.forward(self, *call[1])
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "training" and not self._normfuse_stale and hasattr(self, name):
-            old = getattr(self, name)
-            same = old is value or (type(old) is type(value) and type(old) in _PLAIN and old == value)
-            if not same and not isinstance(old, torch.Tensor):
-                # The bodies may have read it as it was when they were traced.
-                self.__dict__["_normfuse_stale"] = name
-                warnings.warn(f"{type(self).__name__}.{name} changed after convert(): the block runs its own forward "
-                              "again, without what was folded; convert the model once more to fold it", stacklevel=2)
-        super().__setattr__(name, value)
+    def _normfuse_call_both(self, first: str, second: str, *args: Any) -> Any:
+        from .convert import call_both
+        return call_both(getattr(self, first), getattr(self, second), *args)
+
+    def _normfuse_warn(self, kind: CallKind) -> None:
+        if "_normfuse_warned" not in self.__dict__:
+            self.__dict__["_normfuse_warned"] = True
+            scope = self._normfuse_bodies[kind].forward.__globals__
+            what = next((about for text, about in self._normfuse_sources.values[kind].items()
+                         if not _true(text, self, scope)), "something")
+            warnings.warn(f"{type(self).__name__}.{what} changed after convert(): the block runs its own forward, "
+                          "without what was folded, while that is so; convert the model once more to fold it",
+                          stacklevel=4)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
         return (_new_rewritten, (self._normfuse_original, self._normfuse_sources), *reduced[2:])
+
+
+def _true(text: str, block: nn.Module, scope: dict[str, Any]) -> bool:
+    try:
+        return bool(eval(text, {**scope, "self": block}))
+    except (AttributeError, LookupError, TypeError):
+        return False
 
 
 def _new_rewritten(original: type, sources: Sources) -> nn.Module:
@@ -426,44 +640,67 @@ def _new_rewritten(original: type, sources: Sources) -> nn.Module:
 
 
 def _rewritten_class(original: type, sources: Sources) -> type:
-    def by_name(value: Any) -> Any:
-        return ("module", value.name) if isinstance(value, _Module) else value
+    def known(value: Any) -> Any:
+        if isinstance(value, ByName):
+            return value.module, value.name, value.get()
+        return repr(value) if isinstance(value, (list, dict, set)) else value
 
-    key = (original, tuple((kind, text, tuple((name, by_name(value)) for name, value in scope.items()))
-                           for kind, (text, scope) in sources.items()))
+    key = (original, sources.pairs, tuple((kind, text, tuple((name, type(value), known(value))
+                                                             for name, value in scope.items()))
+                                          for kind, (text, scope) in sources.texts.items()))
     try:
         if key in _classes:
             return _classes[key]
     except TypeError:  # an unhashable constant among the globals
         key = None
     bodies = {}
-    for kind, (text, scope) in sources.items():
-        namespace = {name: importlib.import_module(value.name) if isinstance(value, _Module) else value
-                     for name, value in scope.items()}
+    for kind, (text, scope) in sources.texts.items():
+        namespace = {name: value.get() if isinstance(value, ByName) else value for name, value in scope.items()}
         exec(compile(text, f"<{original.__qualname__}, rewritten>", "exec"), namespace)
-        bodies[kind] = namespace["forward"]
+        bodies[kind] = Body(namespace["forward"], namespace.get("_ready"), namespace.get("_holds"))
+    forward = with_both_called(original.forward, sources.pairs) if sources.pairs else original.forward
+    signature = Signature(original.forward)
+    tensors = {n: kind[0] for n in range(signature.positional + 1)
+               if (kind := signature.kind_of((torch.empty(0),) * n, {})) is not None}
     rewritten = type(original.__name__, (RewrittenBlock, original), {
         "__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
-        "_normfuse_original": original, "_normfuse_sources": sources,
-        "_normfuse_signature": Signature(original.forward), "_normfuse_bodies": bodies})
+        "_normfuse_original": original, "_normfuse_sources": sources, "_normfuse_forward": forward,
+        "_normfuse_signature": signature, "_normfuse_tensors": tensors, "_normfuse_bodies": bodies})
     if key is not None:
         _classes[key] = rewritten
     return rewritten
 
 
-def rewrite(block: nn.Module, graphs: dict[CallKind, torch.fx.Graph]) -> None:
-    """Makes the block run these graphs for the calls that they are of."""
-    sources: Sources = {}
-    for kind, graph in graphs.items():
+def rewrite(block: nn.Module, found: dict[CallKind, Trace], pairs: tuple[tuple[str, str], ...] = ()) -> None:
+    """Makes the block run these graphs for the calls that they are of, and the rest with calls of pairs merged."""
+    texts, values = {}, {}
+    for kind, (graph, assumptions) in found.items():
         graph.lint()
         code = graph.python_code("self")
         function = next(c for c in compile(code.src, "", "exec").co_consts if isinstance(c, types.CodeType))
-        sources[kind] = (code.src, {name: _Module(value.__name__) if isinstance(value, types.ModuleType) else value
-                                    for name, value in code.globals.items() if name in function.co_names})
-    object.__setattr__(block, "__class__", _rewritten_class(type(block), sources))
+        scope = {name: ByName(value.__name__) if isinstance(value, types.ModuleType) else value
+                 for name, value in code.globals.items() if name in function.co_names}
+        texts[kind] = (f"{code.src}\n{_condition('_ready', assumptions.states)}"
+                       f"{_condition('_holds', assumptions.values)}", {**scope, **assumptions.scope})
+        values[kind] = assumptions.values
+    object.__setattr__(block, "__class__", _rewritten_class(type(block), Sources(texts, pairs, values)))
+    block.__dict__.pop("_normfuse_warned", None)
+
+
+def _condition(name: str, terms: dict[str, str]) -> str:
+    if not terms:
+        return ""
+    text = "\n            and ".join(terms)
+    return (f"def {name}(self):\n    try:\n        return ({text})\n"
+            "    except (AttributeError, LookupError, TypeError):\n        return False\n")
+
+
+def is_rewritten(module: nn.Module) -> bool:
+    """Is its class a rewritten one, and not one that someone derived from it since?"""
+    return "_normfuse_original" in vars(type(module))
 
 
 def restore(block: nn.Module) -> None:
     """Undoes rewrite."""
-    block.__dict__.pop("_normfuse_stale", None)
+    block.__dict__.pop("_normfuse_warned", None)
     object.__setattr__(block, "__class__", type(block)._normfuse_original)

@@ -5,21 +5,18 @@ batch norms go into the convolutions before them.
 A layer is converted by changing its class. It stays the same object with the same parameters, buffers and hooks, so
 optimizers, wrappers and whatever else refers to it go on as before.
 
-Then what follows a layer is folded into its call, where it is proved that nothing else reads what lies between:
-
-- in an nn.Sequential, the activation that comes next. The layer gets it as its `activation`, and a FoldedActivation
-  that does nothing takes its place.
-- in a module with code of its own ("block"), the activation, or an addition and the activation after it, wherever
-  torch.fx traces the code. The block's forward is rewritten; layers and activations stay as they are. The layer may
-  also be the last one in a container that the block calls, such as nn.Sequential(convolution, norm).
-- in a block that torch.fx does not trace, the activation that the next statement applies, `x = self.norm(x)` and
-  `x = self.act(x)`, where the class calls neither anywhere else. As in an nn.Sequential.
+Then what follows a layer (an activation, or an addition and the activation after it) is folded into its call, where it
+is proved that nothing else reads what lies between. Layers and activations stay what they are. What changes is the code
+that calls them, a module with a forward of its own or an nn.Sequential ("block"): its forward is rewritten from what
+torch.fx traces, or from its text where two statements in a row call the layer and its activation. The layer may also be
+the last one in a container that the block calls, such as nn.Sequential(convolution, norm).
 """
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Iterator, Optional, Union
+import importlib
+from typing import Any, Optional, Union
 
 import torch
 import torch.fx
@@ -27,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _blocks, functional, modules
+from ._watch import hooked, plain_class
 from .modules import _Activated
 
-__all__ = ["ConversionReport", "FoldedActivation", "FoldedBatchNorm", "LayerReport", "convert", "fold_batch_norm",
-           "revert"]
+__all__ = ["ConversionReport", "FoldedBatchNorm", "LayerReport", "convert", "fold_batch_norm", "revert"]
 
 _REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for name in (
     "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
@@ -155,7 +152,7 @@ def fused_call(layer: nn.Module, input: Tensor, post_add: Optional[Tensor],
     fits = post_add is None or (isinstance(post_add, Tensor) and post_add.shape == input.shape
                                 and post_add.dtype == input.dtype and post_add.device == input.device)
     if (fits and choice is not None and isinstance(layer, _Activated) and layer.activation is None
-            and not _blocks.hooked(layer) and not (module and _blocks.hooked(activation))):
+            and not hooked(layer) and not (module and hooked(activation))):
         return layer(input, post_add=post_add, activation=choice[0], act_param=choice[1])
     output = layer(input)
     if post_add is not None:
@@ -163,67 +160,11 @@ def fused_call(layer: nn.Module, input: Tensor, post_add: Optional[Tensor],
     return activation(output) if module else _apply_activation(output, *activation)
 
 
-# Where a layer ends a container, and which one: a step of the path for each container, outermost first; None into the
-# last child of an nn.Sequential, a name into the child that a container passes its input to.
-_Path = tuple[Optional[str], ...]
-
-
-def _but_identities(block: nn.Sequential) -> list[nn.Module]:
-    """The children of an nn.Sequential without the nn.Identity at its end."""
-    children = list(block._modules.values())
-    while children and type(children[-1]) is nn.Identity and not _blocks.hooked(children[-1]):
-        children.pop()
-    return children
-
-
-def _at_the_end(container: nn.Module, path: _Path) -> Optional[nn.Module]:
-    """What ends the container; None where nothing does any more, or someone watches or replaced a container's call."""
-    module: Optional[nn.Module] = container
-    for step in path:
-        if module is None or _blocks.hooked(module) or "forward" in module.__dict__:
-            return None
-        if step is None:
-            children = _but_identities(module)
-            module = children[-1] if children else None
-        else:
-            module = module._modules.get(step)
-    return module
-
-
-def call_up_to_end(container: nn.Module, path: _Path, input: Tensor) -> Tensor:
-    """container(input) without the layer that ends it: what a rewritten block does."""
-    if _at_the_end(container, path) is None:
-        return container(input)
-    for step in path:
-        if step is None:
-            *children, container = _but_identities(container)
-            for child in children:
-                input = child(input)
-        else:
-            container = container._modules[step]
-    return input
-
-
-def fused_end(container: nn.Module, path: _Path, input: Tensor, post_add: Optional[Tensor],
-              activation: Union[nn.Module, _Choice]) -> Tensor:
-    """activation(layer(input) [+ post_add]) with the layer that ends the container and what call_up_to_end gave."""
-    layer = _at_the_end(container, path)
-    if layer is not None:
-        return fused_call(layer, input, post_add, activation)
-    output = input if post_add is None else input + post_add
-    return activation(output) if isinstance(activation, nn.Module) else _apply_activation(output, *activation)
-
-
-class FoldedActivation(nn.Identity):
-    """Stands where an activation was, in an nn.Sequential or a module whose forward calls it right after a layer, that
-    the layer now applies. `replaced` is that activation: revert puts it back."""
-
-    def __init__(self, replaced: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["replaced"] = replaced  # not a child: it must not show up among the model's modules
-
-    def extra_repr(self) -> str:
-        return repr(self.__dict__["replaced"])
+def call_both(layer: nn.Module, activation: Any, *arguments: Any) -> Any:
+    """activation(layer(*arguments)), of two statements of a forward."""
+    if len(arguments) == 1 and isinstance(arguments[0], Tensor) and isinstance(activation, nn.Module):
+        return fused_call(layer, arguments[0], None, activation)
+    return activation(layer(*arguments))
 
 
 # ---- layers of other packages ---------------------------------------------------------------------------------------
@@ -246,9 +187,9 @@ class _WithOwnActivation(_Foreign):
 
     def _own_activation(self) -> Optional[_Choice]:
         drop, act = getattr(self, "drop", None), getattr(self, "act", None)
-        if drop is not None and (type(drop) is not nn.Identity or _blocks.hooked(drop)):
+        if drop is not None and (type(drop) is not nn.Identity or hooked(drop)):
             return None
-        return None if act is None or _blocks.hooked(act) else _module_activation(act)
+        return None if act is None or hooked(act) else _module_activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
         choice = self._own_activation()
@@ -297,6 +238,17 @@ def _new_foreign(stock: type) -> nn.Module:
     return ours.__new__(ours)
 
 
+def synchronized_class(kind: type, plain: type) -> Optional[type]:
+    """What SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass of ours
+    that keeps what the class does after the norm. None where the class has code that no other has."""
+    stock = plain_class(kind)
+    base, _ = _WITH_OWN_ACTIVATION.get((stock.__module__, stock.__qualname__), (None, ()))
+    if base in (nn.BatchNorm2d, nn.SyncBatchNorm):
+        return _foreign_class(getattr(importlib.import_module(stock.__module__), "SyncBatchNormAct"))
+    known = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm, modules._BatchNorm, modules.SyncBatchNorm)
+    return plain if kind.forward in [base.forward for base in known] else None
+
+
 def _is_normalization(module: nn.Module) -> bool:
     return isinstance(module, (*_STOCK_BASES, _Frozen)) or _known_as(module) in _FROZEN
 
@@ -320,25 +272,27 @@ def convert(model: nn.Module) -> ConversionReport:
 
     A following activation (ReLU, LeakyReLU, SiLU, GELU, Hardswish, ELU, Mish, with their parameters; as a module or a
     function), and an addition between the two, become part of the layer's call where nothing else reads the values
-    between them: in an nn.Sequential where they are neighbours, elsewhere where torch.fx traces the forward of the
-    module that calls them, or that calls a container which ends in the layer; where it does not, an activation that
-    the next statement of the forward applies. What has hooks is not folded, nor is a layer of a Sequential that is
-    called from several places. PReLU is not: its slope is learned.
+    between them: where torch.fx traces the forward of the module or nn.Sequential that calls them, or that calls a
+    container which ends in the layer; where it does not, an activation that the next statement of the forward applies.
+    A forward that does what no trace holds (grad mode, autocast, checkpoint, random numbers, ...) is left as it is.
+    What has hooks is not folded. PReLU is not: its slope is learned.
 
+    Layers and activations stay what they are, and may be replaced, hooked or called by themselves later. A module whose
+    forward was rewritten runs its own again while something that the forward reads is not what it was, and warns once.
     Converting again folds what can be folded now. revert(model) undoes it.
     """
     layers = {}  # in the order of named_modules()
     for name, module in list(model.named_modules()):
-        if isinstance(module, _blocks.RewrittenBlock):
+        if _blocks.is_rewritten(module):
             _blocks.restore(module)  # and folded anew below, as its attributes are now
         if _is_normalization(module):
             layers[module] = LayerReport(name, type(module).__name__, *_convert_layer(module))
-    owners = _owners(model)
-    for block in _callers(layers, owners):
-        if _runs_as_sequential(block):
-            _fold_sequential(block, layers, owners)
-        else:
-            _fold_block(block, layers, owners)
+    owners, fold = _owners(model), _Folding(layers)
+    for block in fold.callers(owners):
+        fold.block(block)
+    for (module, _), what in fold.found.items():
+        layers[module].folded += what
+        layers[module].reason = None
     for module, layer in layers.items():
         if layer.done and not layer.folded and layer.reason is None and _takes_activation(module):
             layer.reason = "nothing that can be folded follows it in the code that calls it"
@@ -349,13 +303,10 @@ def revert(model: nn.Module) -> None:
     """Undoes convert, in place: layers, activations and blocks are what they were. Parameters and buffers keep the
     values that they have now. Layers that were made as normfuse's stay so, and so does what fold_batch_norm did."""
     for module in list(model.modules()):
-        if isinstance(module, _blocks.RewrittenBlock):
+        if _blocks.is_rewritten(module):
             _blocks.restore(module)
         if "_normfuse_converted_from" in module.__dict__:
             module.__class__ = module.__dict__.pop("_normfuse_converted_from")
-        for name, child in list(module._modules.items()):
-            if isinstance(child, FoldedActivation):
-                _unfold(module, name, child)
 
 
 def _convert_layer(module: nn.Module) -> tuple[bool, tuple[str, ...], Optional[str]]:
@@ -400,7 +351,7 @@ def _takes_activation(module: nn.Module) -> bool:
 
 
 def _runs_as_sequential(module: nn.Module) -> bool:
-    return type(module).forward is nn.Sequential.forward
+    return plain_class(type(module)).forward is nn.Sequential.forward
 
 
 def _owners(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
@@ -416,80 +367,6 @@ def _owners(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     return owners
 
 
-def _callers(layers: dict[nn.Module, LayerReport], owners: dict[nn.Module, list[nn.Module]]) -> list[nn.Module]:
-    """The modules that call layers, and those that call containers which end in one."""
-    found: dict[nn.Module, None] = {}
-    waiting = list(layers)
-    for module in waiting:
-        for owner in owners.get(module, ()):
-            if owner not in found:
-                found[owner] = None
-                if _end_of(owner, layers) is not None:
-                    waiting.append(owner)
-    return list(found)
-
-
-def _end_of(container: nn.Module, layers: dict[nn.Module, LayerReport]) -> Optional[tuple[_Path, nn.Module]]:
-    """The layer that ends a container, and the way to it, where the layer can take an activation."""
-    path: list[Optional[str]] = []
-    module: Optional[nn.Module] = container
-    while module is not None and module not in layers:
-        if _blocks.hooked(module) or "forward" in module.__dict__:
-            return None
-        if _runs_as_sequential(module):
-            step, children = None, _but_identities(module)
-            child = children[-1] if children else None
-        else:
-            # Only what holds another container or a layer is worth a trace.
-            step = _blocks.passes_through(module) if any(_may_end(c, layers) for c in module.children()) else None
-            child = None if step is None else module._modules[step]
-        path.append(step)
-        module = child
-    if module is None or not path or not layers[module].done or not _takes_activation(module):
-        return None
-    return tuple(path), module
-
-
-def _may_end(module: nn.Module, layers: dict[nn.Module, LayerReport]) -> bool:
-    return module in layers or (_runs_as_sequential(module) and any(child in layers for child in module.modules()))
-
-
-def _fold_sequential(block: nn.Sequential, layers: dict[nn.Module, LayerReport],
-                     owners: dict[nn.Module, list[nn.Module]]) -> None:
-    children = list(block._modules.items())
-    for i, (_, layer) in enumerate(children):
-        report = layers.get(layer)
-        if report is None or not report.done or not _takes_activation(layer):
-            continue
-        following = i + 1
-        dropouts = []
-        while following < len(children) and (type(children[following][1]) is nn.Identity
-                                             or type(children[following][1]) in _DROPOUTS):
-            dropouts += [children[following][1]] * (type(children[following][1]) is not nn.Identity)
-            following += 1
-        choice = None if following == len(children) else _module_activation(children[following][1])
-        if choice is None:
-            if following < len(children) and _why_not(children[following][1]):
-                report.reason = _why_not(children[following][1])
-            continue
-        name, activation = children[following]
-        # The block itself may stand in several places; other modules may hold the layer and not call it.
-        places = sum(child is layer for _, child in children) + sum(
-            owner is not block and _blocks.may_call(owner, layer) for owner in dict.fromkeys(owners[layer]))
-        if places > 1:
-            report.reason = f"it stands in {places} places, so its activation was not folded"
-        elif choice[0] not in _SCALING and any(dropout.p > 0 for dropout in dropouts):
-            report.reason = "a dropout stands between it and its activation"
-        elif any(_blocks.hooked(child) for _, child in children[i:following + 1]):
-            report.reason = "it or its activation has hooks, so they were not folded"
-        elif "forward" in block.__dict__:
-            report.reason = "the forward of its nn.Sequential was replaced on the object"
-        else:
-            layer._set_activation(*choice)
-            block._modules[name] = FoldedActivation(activation)
-            report.folded += (choice[0],)
-
-
 # Set values to 0 and multiply the others by the same number, all but at p = 0, where they do nothing.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it.
@@ -502,134 +379,168 @@ def _why_not(activation: nn.Module) -> Optional[str]:
     return None
 
 
-def _layer_before(block: nn.Module, activation: nn.Module) -> Optional[nn.Module]:
-    before = list(block._modules.values())
-    return next((layer for layer in reversed(before[:before.index(activation)])
-                 if isinstance(layer, _STOCK_BASES + (FoldedBatchNorm,))), None)
+class _Folding:
+    """One convert's search for what can be folded. found: (layer, the module whose code calls it) -> what was."""
 
+    def __init__(self, layers: dict[nn.Module, LayerReport]) -> None:
+        self.layers = layers
+        self.found: dict[tuple[nn.Module, nn.Module], tuple[str, ...]] = {}
+        self._ends: dict[nn.Module, Optional[nn.Module]] = {}
+        self._effects: dict[nn.Module, _blocks.Effects] = {}
 
-def _unfold(block: nn.Module, name: str, child: FoldedActivation) -> None:
-    layer = _layer_before(block, child)
-    if layer is not None:
-        layer.__dict__.pop("activation", None)
-        layer.__dict__.pop("act_param", None)
-    block._modules[name] = child.__dict__["replaced"]
+    def callers(self, owners: dict[nn.Module, list[nn.Module]]) -> list[nn.Module]:
+        """The modules that call layers, and those that call containers which end in one."""
+        callers: dict[nn.Module, None] = {}
+        waiting = list(self.layers)
+        for module in waiting:
+            for owner in owners.get(module, ()):
+                if owner not in callers:
+                    callers[owner] = None
+                    if self._end_of(owner) is not None:
+                        waiting.append(owner)
+        return list(callers)
 
+    def block(self, block: nn.Module) -> None:
+        """Rewrites the block where something can be folded."""
+        inlined = {module for module in block.modules() if module is not block and self._end_of(module) is not None}
+        own = {layer for layer, owners in _owners(block).items()
+               if self._foldable(layer) and any(owner is block for owner in owners)}
+        pairs: tuple[tuple[str, str], ...] = ()
+        traces: dict[_blocks.CallKind, _blocks.Trace] = {}
+        folded: dict[tuple[nn.Module, nn.Module], tuple[str, ...]] = {}
+        try:
+            if isinstance(block, _blocks.RewrittenBlock):
+                raise _blocks.Untraceable("its class was replaced after it was converted: revert first")
+            traces = _blocks.traces(block, inlined=inlined.__contains__)
+        except _blocks.Untraceable as error:
+            for layer in own:
+                self.layers[layer].reason = f"torch.fx cannot trace {type(block).__name__}: {error}"
+            if not isinstance(block, _blocks.RewrittenBlock):
+                pairs = self._statements(block, folded)
+        for kind, trace in list(traces.items()):
+            what = self._graph(block, trace)
+            if not what:
+                del traces[kind]
+            for key, folds in what.items():
+                folded[key] = max(folded.get(key, ()), folds, key=len)
+        if traces or pairs:
+            _blocks.rewrite(block, traces, pairs)
+        for key, what in folded.items():
+            self.found[key] = max(self.found.get(key, ()), what, key=len)
 
-def _fold_block(block: nn.Module, layers: dict[nn.Module, LayerReport],
-                owners: dict[nn.Module, list[nn.Module]]) -> None:
-    try:
-        graphs = _blocks.traces(block)
-    except _blocks.Untraceable as error:
-        for layer in _called_layers(block, layers):
-            layers[layer].reason = f"torch.fx cannot trace {type(block).__name__}: {error}"
-        _fold_statements(block, layers, owners)
-        return
-    rewritten = {}
-    folded: dict[nn.Module, tuple[str, ...]] = {}
-    for kind, graph in graphs.items():
-        found = _fold_graph(block, graph, layers)
-        if found:
-            rewritten[kind] = graph
-            for layer, what in found.items():
-                folded[layer] = max(folded.get(layer, ()), what, key=len)
-    if rewritten:
-        _blocks.rewrite(block, rewritten)
-        for layer, what in folded.items():
-            layers[layer].folded += what
-            layers[layer].reason = None
+    def _foldable(self, layer: Optional[nn.Module]) -> bool:
+        return layer in self.layers and self.layers[layer].done and _takes_activation(layer)
 
+    def _end_of(self, container: nn.Module) -> Optional[nn.Module]:
+        """The layer that ends a container, where the layer can take an activation."""
+        if container not in self._ends:
+            self._ends[container] = None
+            if container not in self.layers and not hooked(container):
+                children = [child for child in container._modules.values() if child is not None]
+                if _runs_as_sequential(container):
+                    while children and type(children[-1]) is nn.Identity and not hooked(children[-1]):
+                        children.pop()
+                elif any(self._may_end(child) for child in children):  # only then is it worth a trace
+                    children = [container._modules.get(_blocks.passes_through(container))]
+                else:
+                    children = []
+                last = children[-1] if children else None
+                self._ends[container] = last if last is None or self._foldable(last) else self._end_of(last)
+        return self._ends[container]
 
-def _fold_statements(block: nn.Module, layers: dict[nn.Module, LayerReport],
-                     owners: dict[nn.Module, list[nn.Module]]) -> None:
-    """Folds as in an nn.Sequential what the text of the block's forward calls one after the other."""
-    for name, following in _blocks.successive_calls(block):
-        layer, activation = block._modules.get(name), block._modules.get(following)
-        choice = _module_activation(activation)
-        if layer not in layers or not layers[layer].done or not _takes_activation(layer) or choice is None:
-            continue
-        if len(owners[layer]) > 1:
-            layers[layer].reason = f"it stands in {len(owners[layer])} places, so its activation was not folded"
-        elif _blocks.hooked(layer) or _blocks.hooked(activation):
-            layers[layer].reason = "it or its activation has hooks, so they were not folded"
-        elif _layer_before(block, activation) is layer:  # or revert would not find it
-            layer._set_activation(*choice)
-            block._modules[following] = FoldedActivation(activation)
-            layers[layer].folded += (choice[0],)
-            layers[layer].reason = None
+    def _may_end(self, module: nn.Module) -> bool:
+        return module in self.layers or (_runs_as_sequential(module)
+                                         and any(child in self.layers for child in module.modules()))
 
+    def _statements(self, block: nn.Module,
+                    folded: dict[tuple[nn.Module, nn.Module], tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
+        """The children that the text of the block's forward calls one after the other, and that are folded there."""
+        pairs = []
+        for name, following in _blocks.successive_calls(block):
+            layer, activation = block._modules.get(name), block._modules.get(following)
+            choice = _module_activation(activation)
+            if not self._foldable(layer) or choice is None:
+                continue
+            if hooked(layer) or hooked(activation):
+                self.layers[layer].reason = "it or its activation has hooks, so they were not folded"
+            else:
+                pairs.append((name, following))
+                folded[layer, block] = folded.get((layer, block), ()) + (choice[0],)
+        return tuple(pairs)
 
-def _called_layers(block: nn.Module, layers: dict[nn.Module, LayerReport]) -> Iterator[nn.Module]:
-    """The layers that are the block's own: below it with nothing that has a forward in between."""
-    for layer, owners in _owners(block).items():
-        if layer in layers and layers[layer].done and any(owner is block for owner in owners):
-            yield layer
+    def _graph(self, block: nn.Module, trace: _blocks.Trace) -> dict[tuple[nn.Module, nn.Module], tuple[str, ...]]:
+        """Folds what can be in one graph: the layers with what calls them and, for each, what went into its calls."""
+        folded: dict[tuple[nn.Module, nn.Module], tuple[str, ...]] = {}
+        for node in list(trace.graph.nodes):
+            layer = _blocks.called_module(block, node)
+            if not self._foldable(layer):
+                continue
+            result = self._node(block, trace, node, layer)
+            if result.startswith("because "):
+                self.layers[layer].reason = result.removeprefix("because ")
+            elif result:
+                caller = block.get_submodule(_blocks.caller_of(node))
+                folded[layer, caller] = folded.get((layer, caller), ()) + (result,)
+        return folded
 
-
-def _fold_graph(block: nn.Module, graph: torch.fx.Graph,
-                layers: dict[nn.Module, LayerReport]) -> dict[nn.Module, tuple[str, ...]]:
-    """Folds what can be in one graph: the layers and, for each, what went into its calls."""
-    folded: dict[nn.Module, tuple[str, ...]] = {}
-    for node in list(graph.nodes):
-        layer = _blocks.called_module(block, node)
-        path: _Path = ()
-        if layer is not None and layer not in layers:
-            path, layer = _end_of(layer, layers) or ((), None)
-        if layer is None or not layers[layer].done or not _takes_activation(layer):
-            continue
-        result = _fold_node(block, graph, node, layer, path)
-        if result.startswith("because "):
-            layers[layer].reason = result.removeprefix("because ")
-        elif result:
-            folded[layer] = folded.get(layer, ()) + (result,)
-    return folded
-
-
-def _fold_node(block: nn.Module, graph: torch.fx.Graph, node: torch.fx.Node, layer: nn.Module, path: _Path) -> str:
-    """Folds what follows this call of a layer, or of a container that ends in it. Returns what that was; "" where
-    nothing follows that could be; "because ..." where something does and must not."""
-    source = _blocks.plain_input(node)
-    passed: list[torch.fx.Node] = []
-    last = _blocks.only_reader(block, node, passed)
-    if source is None or last is None:
-        return "because its output is read more than once" if len(node.users) > 1 else ""
-    other = _blocks.addend(last, (passed or [node])[-1])
-    addition = None
-    if other is not None:
-        addition, last = last, _blocks.only_reader(block, last, passed)
-        if last is None:
-            return "because the sum after it is read more than once" if len(addition.users) > 1 else ""
-    module = _blocks.called_module(block, last)
-    chosen = _module_activation(module) or _function_activation(last)
-    if chosen is None or (module is not None and _blocks.plain_input(last) is None):
-        reason = None if module is None else _why_not(module)
-        return "" if reason is None else f"because {reason}"
-    if _blocks.hooked(layer) or (module is not None and _blocks.hooked(module)):
-        return "because it or its activation has hooks, so they were not folded"
-    gone = {node, addition, last, *passed}
-    if addition is not None:
-        # The call of the layer moves down to where both operands are known: nothing on the way may change them.
-        between = node.next
-        while between is not last:
-            if between not in gone and _blocks.may_overwrite(block, between, (source, other)):
-                return f"because {between.name}, between it and its activation, may overwrite what it reads"
-            between = between.next
-    with graph.inserting_before(node):
-        called = graph.create_node("get_attr", str(node.target))
-        if path:
-            # What comes before the layer stays where it was: it may draw random numbers.
-            source = graph.call_function(call_up_to_end, (called, path, source))
-    with graph.inserting_before(node if addition is None else last):
-        activation = chosen if module is None else graph.create_node("get_attr", str(last.target))
-        if path:
-            call = graph.call_function(fused_end, (called, path, source, other, activation))
-        else:
+    def _node(self, block: nn.Module, trace: _blocks.Trace, node: torch.fx.Node, layer: nn.Module) -> str:
+        """Folds what follows this call of a layer. Returns what that was; "" where nothing follows that could be;
+        "because ..." where something does and must not."""
+        graph, assumptions = trace
+        source = _blocks.plain_input(node)
+        passed: list[torch.fx.Node] = []
+        last = _blocks.only_reader(block, node, passed, (nn.Identity, *_DROPOUTS))
+        if source is None or last is None:
+            return "because its output is read more than once" if len(node.users) > 1 else ""
+        other = _blocks.addend(last, (passed or [node])[-1])
+        addition = None
+        before = len(passed)
+        if other is not None:
+            addition, last = last, _blocks.only_reader(block, last, passed, (nn.Identity, *_DROPOUTS))
+            if last is None:
+                return "because the sum after it is read more than once" if len(addition.users) > 1 else ""
+        module = _blocks.called_module(block, last)
+        chosen = _module_activation(module) or _function_activation(last)
+        if chosen is None or (module is not None and _blocks.plain_input(last) is None):
+            reason = None if module is None else _why_not(module)
+            return "" if reason is None else f"because {reason}"
+        if hooked(layer) or (module is not None and hooked(module)):
+            return "because it or its activation has hooks, so they were not folded"
+        between = [_blocks.called_module(block, passing) for passing in passed]
+        dropouts = [passing for passing, m in zip(passed, between) if type(m) in _DROPOUTS]
+        random = [m for i, m in enumerate(between) if type(m) in _DROPOUTS
+                  and (chosen[0] not in _SCALING or (addition is not None and i < before))]
+        if any(m.p > 0 for m in random):
+            return "because a dropout stands between it and its activation"
+        gone = {node, addition, last, *passed} - {None, *dropouts}
+        if addition is not None:
+            # The call of the layer moves down to where both operands are known.
+            reason = _blocks.why_not_later(block, graph, node, layer, addition, gone | set(dropouts), self._effects,
+                                           assumptions)
+            if reason is not None:
+                return f"because {reason}"
+        for m in between:
+            assumptions.is_a(m, exactly=True)
+            assumptions.no_hooks(m)
+        for m in random:
+            assumptions.attribute(m, "p")
+        with graph.inserting_before(node):
+            called = graph.create_node("get_attr", str(node.target))
+        with graph.inserting_before(node if addition is None else addition):
+            activation = chosen if module is None else graph.create_node("get_attr", str(last.target))
             call = graph.call_function(fused_call, (called, source, other, activation))
-    last.replace_all_uses_with(call)
-    for old in reversed(list(graph.nodes)):
-        if old in gone:
-            graph.erase_node(old)
-    return chosen[0] if addition is None else f"add + {chosen[0]}"
+        value = call
+        for dropout in dropouts:  # those that do something come after the activation
+            if _blocks.called_module(block, dropout) in random:
+                gone.add(dropout)
+            else:
+                dropout.args = (value,)
+                value = dropout
+        last.replace_all_uses_with(value)
+        for old in reversed(list(graph.nodes)):
+            if old in gone:
+                graph.erase_node(old)
+        return chosen[0] if addition is None else f"add + {chosen[0]}"
 
 
 # ---- fold_batch_norm ------------------------------------------------------------------------------------------------
@@ -706,7 +617,7 @@ def _fold_into_convolution(layer: nn.Module, name: str, model: nn.Module, owners
         return "what it reads is not proved to be a convolution's output that nothing else reads"
     if len(owners[convolution]) != 1:
         return f"the convolution before it stands in {len(owners[convolution])} places"
-    if _blocks.hooked(layer) or _blocks.hooked(convolution) or "forward" in layer.__dict__:
+    if hooked(layer) or hooked(convolution) or "forward" in layer.__dict__:
         return "it or the convolution before it has hooks"
     if any(parameters.count(id(parameter)) > 1 for parameter in convolution.parameters()):
         return "the convolution before it shares its parameters"
@@ -723,7 +634,7 @@ def _fold_into_convolution(layer: nn.Module, name: str, model: nn.Module, owners
 def _sequential_source(block: nn.Module, layer: nn.Module) -> Optional[nn.Module]:
     children = list(block._modules.values())
     before = children.index(layer) - 1
-    while before >= 0 and type(children[before]) is nn.Identity and not _blocks.hooked(children[before]):
+    while before >= 0 and type(children[before]) is nn.Identity and not hooked(children[before]):
         before -= 1
     return children[before] if before >= 0 and type(children[before]) in _CONVOLUTIONS else None
 
@@ -731,7 +642,7 @@ def _sequential_source(block: nn.Module, layer: nn.Module) -> Optional[nn.Module
 def _traced_source(block: nn.Module, layer: nn.Module) -> Optional[nn.Module]:
     """The convolution that every traced call of the block runs just before the batch norm, once."""
     found = set()
-    for graph in _blocks.traces(block, training=(False,)).values():
+    for graph, _ in _blocks.traces(block, training=(False,)).values():
         called = [(node, _blocks.called_module(block, node)) for node in graph.nodes]
         before = [module for node, module in called if type(module) in _CONVOLUTIONS
                   and _blocks.called_module(block, _blocks.only_reader(block, node, []) or node) is layer]

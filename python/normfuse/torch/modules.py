@@ -227,12 +227,20 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Optional[Any] = None) -> torch.nn.Module:
         """As torch.nn.SyncBatchNorm.convert_sync_batchnorm: every batch norm in `module`, stock's or ours, becomes a
         layer of this class with the same parameters and buffers (and activation); gives the module, or what took its
-        place."""
+        place. timm's BatchNormAct2d becomes its SyncBatchNormAct and keeps drop and act. Another subclass with a
+        forward of its own raises TypeError."""
         result = module
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            result = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
-                         process_group, activation=getattr(module, "activation", None),
-                         act_param=getattr(module, "act_param", None))
+            from .convert import synchronized_class
+            kind = synchronized_class(type(module), cls)
+            if kind is None:
+                raise TypeError(f"{type(module).__module__}.{type(module).__qualname__} is a batch norm with a forward "
+                                "of its own, which a SyncBatchNorm does not have")
+            result = kind(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
+                          process_group=process_group)
+            for name in ("activation", "act_param", "drop", "act"):
+                if getattr(module, name, None) is not None:
+                    setattr(result, name, getattr(module, name))
             for name in ("weight", "bias"):
                 result.register_parameter(name, getattr(module, name))
             for name in ("running_mean", "running_var", "num_batches_tracked"):

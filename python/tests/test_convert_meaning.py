@@ -1,0 +1,1062 @@
+# SPDX-License-Identifier: MIT
+"""convert keeps what a program means: each case is a model as it was beside its converted copy, treated alike before or
+after convert. Compared: outputs, whether they need gradients, gradients, buffers, and which operators ran how often."""
+import collections
+import contextlib
+import copy
+import importlib.util
+import os
+import pickle
+import random
+import types
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import normfuse.torch as nft  # noqa: E402
+import numpy as np  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from test_models import load, load_torchvision  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+X = (2, 4, 5, 5)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Convolutions(TorchDispatchMode):
+    """Counts the convolutions that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.convolution.default
+        return func(*args, **(kwargs or {}))
+
+
+def step(model, x, training, context=contextlib.nullcontext):
+    """What one step of a model does, as a list of things to compare."""
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    model.train(training).zero_grad()
+    x = x.clone().requires_grad_()
+    with Convolutions() as convolutions, context():
+        y = model(x)
+        if y.requires_grad:
+            (y.double() * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    return [y.detach().double(), y.dtype, y.requires_grad, x.grad, *(p.grad for p in model.parameters()),
+            *(b.double() for b in model.buffers()), convolutions.count]
+
+
+def check_same(model, stock, x=None, context=contextlib.nullcontext, modes=(True, False, True)):
+    x = torch.randn(X) if x is None else x
+    for training in modes:
+        for a, b in zip(step(model, x, training, context), step(stock, x, training, context), strict=True):
+            if isinstance(b, torch.Tensor):
+                assert a is not None
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+            else:
+                assert a == b
+
+
+def reason_of(report, name="bn"):
+    return next(layer.reason for layer in report.layers if layer.name == name)
+
+
+def folded(report):
+    return {layer.name: layer.folded for layer in report.layers if layer.folded}
+
+
+class Block(nn.Module):
+    def __init__(self, **children):
+        super().__init__()
+        self.conv, self.bn, self.act = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+        for name, child in children.items():
+            setattr(self, name, child)
+
+
+# ---- what a trace does not hold -------------------------------------------------------------------------------------
+
+
+class FrozenPart(Block):
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.conv(x)
+        return F.relu(self.bn(x))
+
+
+class DecoratedPart(Block):
+    @torch.no_grad()
+    def features(self, x):
+        return self.conv(x)
+
+    def forward(self, x):
+        return F.relu(self.bn(self.features(x)))
+
+
+class GradWhileTraining(Block):
+    def forward(self, x):
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(self.training)
+        y = F.relu(self.bn(self.conv(x)))
+        torch.set_grad_enabled(before)
+        return y
+
+
+class SetsGradOnly(Block):
+    def forward(self, x):
+        torch.set_grad_enabled(self.training)
+        return F.relu(self.bn(self.conv(x)))
+
+
+class Inference(Block):
+    def forward(self, x):
+        with torch.inference_mode():
+            scale = self.conv(x).mean()
+        return F.relu(self.bn(x)) * float(1) + scale.clone()
+
+
+class FullPrecision(Block):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            x = self.conv(x.to(self.conv.weight.dtype))
+        return F.relu(self.bn(x))
+
+
+class Checkpointed(Block):
+    def body(self, x):
+        return self.conv(x).tanh()
+
+    def forward(self, x):
+        return checkpoint(self.body, F.relu(self.bn(self.conv(x))), use_reentrant=False)
+
+
+class Draws(Block):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return F.relu(self.bn(x)) * self.draw()
+
+
+GENERATOR = random.Random(3)
+
+
+class AsksGrad(Block):
+    def forward(self, x):
+        y = F.relu(self.bn(x))
+        return y * (2 if torch.is_grad_enabled() else 3)
+
+
+class AsksAutocast(Block):
+    def forward(self, x):
+        y = F.relu(self.bn(x))
+        return y * (2 if torch.is_autocast_enabled("cpu") else 3)
+
+
+class AsksCompiling(Block):
+    def forward(self, x):
+        y = F.relu(self.bn(x))
+        return y * (2 if torch.compiler.is_compiling() else 3)
+
+
+class AsksTracing(Block):
+    def forward(self, x):
+        y = F.relu(self.bn(x))
+        return y * (2 if torch.jit.is_tracing() else 3)
+
+
+class Recorded(Block):
+    def forward(self, x):
+        with torch.profiler.record_function("mine"):
+            x = self.conv(x)
+        return F.relu(self.bn(x))
+
+
+class Swallows(Block):
+    def forward(self, x):
+        y = F.relu(self.bn(x))
+        try:
+            large = bool(y.max() > 1e-6)
+        except Exception:
+            large = False
+        return y * 2 if large else y
+
+
+class Logs(Block):
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+
+    def forward(self, x):
+        y = F.relu(self.bn(x))
+        if isinstance(self.log, dict):
+            self.log["y"] = y
+        else:
+            self.log.append(y)
+        return y
+
+
+class Store:
+    def __init__(self):
+        self.last, self.count = None, 0
+
+    def append(self, y):
+        self.last = y
+        self.count += 1
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 2 * dy
+
+
+class OwnGradient(Block):
+    def forward(self, x):
+        return F.relu(self.bn(Doubled.apply(x)))
+
+
+NOT_TRACED = {
+    "no_grad": (FrozenPart, "no_grad"),
+    "no_grad as a decorator": (DecoratedPart, "no_grad"),
+    "set_grad_enabled and back": (GradWhileTraining, "grad_enabled"),
+    "inference_mode": (Inference, "inference_mode"),
+    "autocast": (FullPrecision, "autocast"),
+    "checkpoint": (Checkpointed, "checkpoint"),
+    "random": (lambda: Draws(random.random), "random"),
+    "random's generator": (lambda: Draws(GENERATOR.random), "random"),
+    "numpy's random": (lambda: Draws(np.random.rand), "random"),
+    "torch's random": (lambda: Draws(lambda: torch.rand(1).item()), "random"),
+    "is_grad_enabled": (AsksGrad, "is_grad_enabled"),
+    "is_autocast_enabled": (AsksAutocast, "is_autocast_enabled"),
+    "is_compiling": (AsksCompiling, "is_compiling"),
+    "is_tracing": (AsksTracing, "is_tracing"),
+    "record_function": (Recorded, "record_function"),
+    "try": (Swallows, "exception"),
+    "list": (lambda: Logs([]), "keeps"),
+    "dict": (lambda: Logs({}), "keeps"),
+    "deque": (lambda: Logs(collections.deque()), "keeps"),
+    "object": (lambda: Logs(Store()), "keeps"),
+    "autograd.Function": (OwnGradient, "Function"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TRACED)
+def test_what_a_trace_does_not_hold_leaves_the_block(name):
+    make, why = NOT_TRACED[name]
+    model = make()
+    stock = copy.deepcopy(model)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state(), GENERATOR.getstate()
+    report = nft.convert(model)
+    assert why in reason_of(report) and type(model) is type(stock) and not folded(report)
+    assert states[:2] == (random.getstate(), np.random.get_state()[1].tolist()) and states[3] == GENERATOR.getstate()
+    assert torch.equal(states[2], torch.get_rng_state()) and torch.is_grad_enabled()
+    if name in ("list", "dict", "deque"):
+        assert not model.log
+    if name == "object":
+        assert vars(model.log) == {"last": None, "count": 0}
+    if isinstance(model, Draws):
+        results = [float(step(model, torch.ones(X), False)[0].sum()) for _ in range(2)]
+        assert (results[0] == results[1]) == (name != "random's generator")  # which `step` does not seed
+        assert not torch.equal(model(torch.ones(X)), model(torch.ones(X)))
+        return
+    check_same(model, stock)
+    if name == "autocast":
+        check_same(model, stock, context=lambda: torch.autocast("cpu", torch.bfloat16), modes=(False, True))
+    if name == "is_autocast_enabled":
+        check_same(model, stock, context=lambda: torch.autocast("cpu", torch.bfloat16), modes=(False, True))
+    if name == "is_grad_enabled":
+        with torch.no_grad():
+            check_same(model, stock)
+    if name == "is_compiling":
+        torch._dynamo.reset()
+        compiled = [torch.compile(m, backend="eager") for m in (model, stock)]
+        check_same(*compiled, modes=(False,))
+    if name == "is_tracing":
+        x = torch.randn(X)
+        a, b = (torch.jit.trace(m.eval().requires_grad_(False), x)(x) for m in (model, stock))
+        torch.testing.assert_close(a, b)
+    if name == "record_function":
+        with torch.profiler.profile() as profile:
+            model(torch.randn(X))
+        assert "mine" in {event.key for event in profile.key_averages()}
+    if name in ("list", "deque"):
+        assert len(model.log) == len(stock.log) == 3 and all(type(y) is torch.Tensor for y in model.log)
+
+
+def test_grad_mode_set_in_a_forward():
+    model = SetsGradOnly()
+    stock = copy.deepcopy(model)
+    assert "grad_enabled" in reason_of(nft.convert(model)) and torch.is_grad_enabled()
+    for m in (model, stock):
+        try:
+            assert not m.eval()(torch.randn(X).requires_grad_()).requires_grad
+        finally:
+            torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_checkpointing_stays(when):
+    load_torchvision()
+    stock = load("timm").create_model("resnet18", layers=(1, 1, 1, 1), channels=(8, 8, 8, 8), num_classes=3)
+    model = copy.deepcopy(stock)
+    if when == "before":
+        for m in (model, stock):
+            m.set_grad_checkpointing()
+    nft.convert(model)
+    if when == "after":
+        for m in (model, stock):
+            m.set_grad_checkpointing()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_same(model, stock, torch.randn(2, 3, 32, 32), modes=(True,))
+
+
+def test_checkpointing_of_an_autoencoder_stays():
+    load_torchvision()
+    stock = load("diffusers").AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",), up_block_types=("UpDecoderBlock2D",), block_out_channels=(32,))
+    stock.enable_gradient_checkpointing()
+    model = copy.deepcopy(stock)
+    report = nft.convert(model)
+    assert "encoder.conv_norm_out" in folded(report)  # two statements in a row
+    assert "checkpoint" in reason_of(report, "decoder.conv_norm_out")
+    x = torch.randn(1, 3, 8, 8)
+    counts = []
+    for m in (model.train(), stock.train()):
+        with Convolutions() as convolutions:
+            m.decode(m.encode(x, return_dict=False)[0].mean, return_dict=False)[0].sum().backward()
+        counts.append(convolutions.count)
+    assert counts[0] == counts[1]
+
+
+# ---- what a trace read ----------------------------------------------------------------------------------------------
+
+
+class Settings:
+    def __init__(self):
+        self.double, self.nested = False, types.SimpleNamespace(factor=2.0)
+
+
+SWITCH = False
+FACTORS = {"a": 2.0, "b": [1, 2]}
+
+
+def helper(y):
+    return y * 3
+
+
+class Reads(Block):
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+        self.settings, self.factors, self.flags = Settings(), [2.0, 3.0], {"on": True}
+        self.layers = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Tanh()])
+        self.parts = nn.ModuleDict({"drop": nn.Dropout(0.0)})
+        self.second = self.act
+
+    def forward(self, x):
+        return self.code(self, self.act(self.bn(x)))
+
+
+def through_layers(s, y):
+    for layer in s.layers:
+        y = layer(y)
+    return y
+
+
+def set_global(name, value):
+    def change(model):
+        globals()[name] = value
+    return change
+
+
+def change_object(model):
+    model.settings.double = True
+
+
+def change_nested(model):
+    model.settings.nested.factor = 5.0
+
+
+def change_element(model):
+    model.factors[0] = 5.0
+
+
+def change_length(model):
+    model.factors.append(5.0)
+
+
+def change_key(model):
+    model.flags["on"] = False
+
+
+def change_child(model):
+    model.conv.stride = (2, 2)
+
+
+def change_mode(model):
+    model.parts["drop"].p = 0.25
+
+
+def add_layer(model):
+    model.layers.append(nn.Tanh())
+
+
+def swap_layer(model):
+    model.layers[1] = nn.Sigmoid()
+
+
+def other_second(model):
+    model.second = nn.Tanh()
+
+
+def through_modules(model):
+    model._modules["act"] = nn.SiLU()
+
+
+def through_dict(model):
+    model.__dict__["factors"] = [7.0]
+
+
+READ = {
+    "flag of an object": (lambda s, y: y * (2 if s.settings.double else 1), change_object),
+    "flag of an object's object": (lambda s, y: y * s.settings.nested.factor, change_nested),
+    "element of a list": (lambda s, y: y * s.factors[0], change_element),
+    "elements of a list": (lambda s, y: sum(y * f for f in s.factors), change_length),
+    "value of a dict": (lambda s, y: y * 2 if s.flags["on"] else y, change_key),
+    "global": (lambda s, y: y * 2 if SWITCH else y, set_global("SWITCH", True)),
+    "global dict": (lambda s, y: y * FACTORS["a"], set_global("FACTORS", {"a": 4.0})),
+    "global function": (lambda s, y: helper(y), set_global("helper", lambda y: y * 4)),
+    "attribute of a child": (lambda s, y: y[:, :, ::s.conv.stride[0]], change_child),
+    "attribute of a child's child": (lambda s, y: y * (1 + s.parts["drop"].p), change_mode),
+    "list of modules": (through_layers, add_layer),
+    "module of a list": (through_layers, swap_layer),
+    "one module by two names": (lambda s, y: s.second(s.conv(y)), other_second),
+    "_modules": (lambda s, y: y, through_modules),
+    "__dict__": (lambda s, y: y * s.factors[0], through_dict),
+}
+
+
+@pytest.fixture
+def same_globals():
+    before = dict(globals())
+    yield
+    globals().update(before)
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_changes_after_convert_is_seen(name, copied, same_globals):
+    code, change = READ[name]
+    model = Reads(code)
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"bn": ("relu",)}
+    if copied:
+        model = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_same(model, stock)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        change(model), change(stock)
+        check_same(model, stock)
+    messages = [str(w.message) for w in caught if "after convert" in str(w.message)]
+    assert all(m.startswith("Reads.") or "test_convert_meaning." in m for m in messages)
+    assert len(messages) <= 1 and (messages or name in ("one module by two names", "module of a list", "_modules"))
+    assert folded(nft.convert(model))
+    check_same(model, stock)
+
+
+def test_a_flag_that_is_set_back_folds_again(monkeypatch):
+    model = Reads(READ["flag of an object"][0])
+    nft.convert(model)
+    calls = []
+    forward = nft.BatchNorm2d.forward
+    monkeypatch.setattr(nft.BatchNorm2d, "forward", lambda *a, **k: calls.append(k) or forward(*a, **k))
+    for double, fused in ((False, True), (True, False), (False, True)):
+        model.settings.double = double
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(torch.randn(X))
+        assert bool(calls.pop().get("activation")) == fused
+
+
+def test_own_mode_of_a_child():
+    model = Reads(lambda s, y: y * 2 if s.parts.training else y)
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_same(model, stock)
+        for m in (model, stock):
+            m.train()
+            m.parts.eval()
+        x = torch.randn(X)
+        torch.testing.assert_close(model(x), stock(x))
+
+
+def reads_much(s, y):
+    if isinstance(s.conv, nn.Conv2d) and SWITCH is False and not hasattr(s, "nothing"):
+        y = helper(y)
+    for layer, factor in zip(s.layers, s.factors):
+        y = layer(y) * factor
+    return y * s.settings.nested.factor * FACTORS["a"] if s.flags["on"] else y
+
+
+@pytest.mark.parametrize("how", ["compile", "export", "export strict", "pickle"])
+def test_guarded_blocks_compile_export_and_pickle(how, same_globals):
+    stock = nn.Sequential(Reads(reads_much), sequential(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    model = copy.deepcopy(stock)
+    assert [what for layer in nft.convert(model).layers for what in layer.folded] == ["relu", "relu", "silu", "relu"]
+    x = torch.randn(X)
+    if how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+        assert [type(a) for a in other.modules()] == [type(a) for a in model.modules()]
+    elif how == "compile":
+        torch._dynamo.reset()
+        other = torch.compile(model, fullgraph=True, backend="aot_eager")
+    else:
+        other = torch.export.export(model, (x,), strict="strict" in how).module()
+    torch.testing.assert_close(other(x), stock(x), rtol=1e-9, atol=1e-9)
+    if "export" not in how:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            change_length(model[0]), change_length(stock[0])
+            change_nested(model[0]), change_nested(stock[0])
+            if how == "pickle":
+                change_length(other[0]), change_nested(other[0])
+            set_global("helper", lambda y: y * 4)(None)
+            torch.testing.assert_close(other(x), stock(x), rtol=1e-9, atol=1e-9)
+
+
+# ---- nn.Sequential --------------------------------------------------------------------------------------------------
+
+
+def sequential():
+    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4),
+                         nn.Identity(), nn.SiLU())
+
+
+def to_sync(m):
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(m)
+
+
+def fuse(m):
+    m.eval()
+    m[0] = torch.nn.utils.fuse_conv_bn_eval(m[0], m[1])
+    m[1] = nn.Identity()
+    return m
+
+
+def freeze(m):
+    load_torchvision()
+    load("timm")
+    from timm.utils.model import freeze_batch_norm_2d
+    return freeze_batch_norm_2d(m)
+
+
+def replace_layers(m):
+    for name, child in m.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            new = nn.GroupNorm(2, 4)
+            new.weight, new.bias = child.weight, child.bias
+            setattr(m, name, new)
+    return m
+
+
+def swap_activations(m):
+    for name, child in m.named_children():
+        if isinstance(child, nn.ReLU):
+            setattr(m, name, nn.LeakyReLU(0.3))
+    return m
+
+
+def set_item(m):
+    m[2] = nn.GELU()
+    return m
+
+
+def identity_becomes_dropout(m):
+    m[5] = nn.Tanh()
+    return m
+
+
+def append(m):
+    return m.append(nn.Tanh())
+
+
+def delete(m):
+    del m[2]
+    return m
+
+
+def insert(m):
+    m.insert(2, nn.Tanh())
+    return m
+
+
+def hook_on(index):
+    def hook(m):
+        m[index].register_forward_hook(lambda module, args, y: 2 * y)
+        return m
+    return hook
+
+
+def pre_hook(m):
+    m[2].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    return m
+
+
+def backward_hook(m):
+    m[1].register_full_backward_hook(lambda module, dx, dy: (3 * dx[0],))
+    return m
+
+
+def forward_of_a_norm(m):
+    m[1].forward = lambda x: 2 * x
+    return m
+
+
+def forward_of_an_activation(m):
+    m[2].forward = lambda x: 2 * x
+    return m
+
+
+def forward_of_it(m):
+    forward = nn.Sequential.forward
+    m.forward = lambda x: forward(m, x) * 2
+    return m
+
+
+def same_act_twice(m):
+    m[2] = m[6]
+    return m
+
+
+class Container(nn.Module):
+    def __init__(self, code):
+        super().__init__()
+        self.code, self.body = code, sequential()
+
+    def forward(self, x):
+        return self.code(self.body, x)
+
+
+def iterates(body, x):
+    outputs = []
+    for layer in body:
+        x = layer(x)
+        outputs.append(x)
+    return sum(outputs)
+
+
+CHANGED = {
+    "nothing": lambda m: m,
+    "convert_sync_batchnorm": to_sync,
+    "fuse_conv_bn_eval": fuse,
+    "freeze_batch_norm_2d": freeze,
+    "replaced layers": replace_layers,
+    "swapped activations": swap_activations,
+    "slice": lambda m: m[:2],
+    "slice from the activation": lambda m: m[2:],
+    "slice of all": lambda m: m[:],
+    "sum": lambda m: m + nn.Sequential(nn.Tanh()),
+    "product": lambda m: m * 2,
+    "set item": set_item,
+    "set what is between": identity_becomes_dropout,
+    "append": append,
+    "delete": delete,
+    "insert": insert,
+    "pop": lambda m: (m.pop(2), m)[1],
+    "hook on the norm": hook_on(1),
+    "hook on the activation": hook_on(2),
+    "hook between": hook_on(5),
+    "pre hook": pre_hook,
+    "backward hook": backward_hook,
+    "forward of a norm": forward_of_a_norm,
+    "forward of an activation": forward_of_an_activation,
+    "forward of it": forward_of_it,
+    "one activation twice": same_act_twice,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_sequential_that_changes_later(name, nested):
+    stock = sequential()
+    model = copy.deepcopy(stock)
+    holder = nn.ModuleList([model])
+    if nested:
+        holder = nn.Sequential(model)
+    assert list(folded(nft.convert(holder)).values()) == [("relu",), ("silu",)]
+    assert [type(child) for child in model] == [nn.Conv2d, nft.BatchNorm2d, nn.ReLU, nn.Conv2d, nft.BatchNorm2d,
+                                                nn.Identity, nn.SiLU] and repr(model) == repr(stock)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        a, b = CHANGED[name](model), CHANGED[name](stock)
+        if nested and a is model:
+            a = holder
+        modes = (False,) if name in ("convert_sync_batchnorm", "fuse_conv_bn_eval") else (True, False, True)
+        check_same(a, b, modes=modes)
+    assert len([w for w in caught if "after convert" in str(w.message)]) <= 1
+
+
+def test_slices_are_plain():
+    model = sequential()
+    nft.convert(model)
+    for part in (model[:2], model[1:], model + model, model * 2, type(model)(nn.ReLU())):
+        assert type(part) is nn.Sequential
+    assert isinstance(model, nn.Sequential) and isinstance(model, type(model))
+
+
+def test_mkldnn_takes_the_layers():
+    stock = sequential()[:3].float().eval()
+    model = copy.deepcopy(stock)
+    nft.convert(model)
+    from torch.utils import mkldnn
+    x = torch.randn(X, dtype=torch.float32)
+    torch.testing.assert_close(mkldnn.to_mkldnn(model)(x.to_mkldnn()).to_dense(),
+                               mkldnn.to_mkldnn(stock)(x.to_mkldnn()).to_dense(), rtol=1e-4, atol=1e-5)
+
+
+def test_efficientnet_with_sync_batch_norms():
+    """Of torchvision, whose blocks are Sequentials of Sequentials."""
+    torchvision = load_torchvision()
+    stock = torchvision.models.efficientnet_b0(weights=None, num_classes=3).eval()
+    model = copy.deepcopy(stock)
+    assert len(folded(nft.convert(model))) == 33
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        a, b = to_sync(model), to_sync(stock)
+        x = torch.randn(1, 3, 32, 32)
+        torch.testing.assert_close(a(x), b(x), rtol=1e-9, atol=1e-9)
+
+
+APART = {
+    "index": lambda b, x: b[2](b[1](b[0](x))),
+    "index, but not the activation": lambda b, x: b[1](b[0](x)),
+    "iterate": iterates,
+    "slice": lambda b, x: b[:2](x),
+    "slice and all": lambda b, x: b[:2](x) + b(x),
+    "two slices": lambda b, x: b[2:](b[:2](x)),
+    "from the norm": lambda b, x: b[1:](x),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_forwards_that_take_their_sequential_apart(name):
+    model = Container(APART[name])
+    stock = copy.deepcopy(model)
+    nft.convert(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_same(model, stock)
+
+
+def test_hooks_see_what_stock_shows_and_outlive_revert():
+    """As Grad-CAM has them, on the norm; and on the activation, through revert."""
+    stock = sequential()
+    model = copy.deepcopy(stock)
+    nft.convert(model)
+    seen = collections.defaultdict(list)
+    for m in (model, stock):
+        m[1].register_forward_hook(lambda module, args, y, m=m: seen[m].append(y.clone()))
+        m[2].register_forward_hook(lambda module, args, y, m=m: seen[m].append(y.clone()))
+    x = torch.randn(X)
+    for revert in (False, True):
+        if revert:
+            nft.revert(model)
+        model(x), stock(x)
+    assert len(seen[model]) == len(seen[stock]) == 4
+    for a, b in zip(seen[model], seen[stock]):
+        torch.testing.assert_close(a, b)
+
+
+# ---- layers with drop and act ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_sync_batch_norms_keep_drop_and_act(converted):
+    load_torchvision()
+    load("timm")
+    from timm.layers.norm_act import BatchNormAct2d
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), BatchNormAct2d(4, act_layer=nn.SiLU, drop_layer=lambda: nn.Dropout(0.5)))
+    stock = copy.deepcopy(model).eval()
+    if converted:
+        nft.convert(model)
+    model = nft.SyncBatchNorm.convert_sync_batchnorm(model).eval()
+    assert isinstance(model[1], nft.SyncBatchNorm) and type(model[1].drop) is nn.Dropout
+    check_same(model, stock, modes=(False,))
+    nft.convert(model)
+    check_same(model, stock, modes=(False,))
+
+
+def test_sync_batch_norms_refuse_code_they_would_drop():
+    class Scaled(nn.BatchNorm2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match="Scaled"):
+        nft.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(Scaled(4)))
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+class Overwrites(nn.Module):
+    """Overwrites its input, and no attribute says so."""
+
+    def forward(self, x):
+        x.mul_(1.5)
+        return x
+
+
+class OverwritesInCode(nn.Module):
+    def forward(self, x):
+        x += 1
+        return x * 2
+
+
+class Order(Block):
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+        self.nothing, self.drop, self.inplace, self.over = nn.Identity(), nn.Dropout(0.0), nn.ReLU(True), Overwrites()
+        self.over2, self.chain = OverwritesInCode(), nn.Sequential(nn.Identity(), Overwrites())
+        self.other, self.twice = nn.Conv2d(4, 4, 1), nn.Sequential(self.bn)
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+def order(between):
+    """act(bn(c) + between(c)), with what `between` does before the addition."""
+    def code(s, x):
+        c = s.conv(x)
+        y = s.bn(c)
+        z = between(s, c)
+        return s.act(y + z)
+    return code
+
+
+ORDER = {
+    "identity": order(lambda s, c: s.inplace(s.nothing(c))),
+    "dropout": order(lambda s, c: s.inplace(s.drop(c))),
+    "view": order(lambda s, c: s.inplace(c.view(X))),
+    "detach": order(lambda s, c: s.inplace(c.detach())),
+    "method of operators": order(lambda s, c: c.__iadd__(1)),
+    "module without inplace": order(lambda s, c: s.over(c)),
+    "module whose code is in place": order(lambda s, c: s.over2(c)),
+    "module in a container": order(lambda s, c: s.chain(c)),
+    "out": order(lambda s, c: torch.mul(c, 2, out=c.detach())),
+    "second call": order(lambda s, c: s.bn(c * 3)),
+    "second call in a container": order(lambda s, c: s.twice(c * 3)),
+    "statistics read": order(lambda s, c: s.bn.running_mean.view(1, 4, 1, 1) * c),
+}
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_call_stays_before_what_it_must(name):
+    model = Order(ORDER[name])
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    if "second" not in name:  # whose own call need not move
+        assert not any("add" in what for layer in report.layers for what in layer.folded)
+    x = torch.randn(X)
+    for training in (True, False, True):
+        with torch.no_grad():
+            torch.testing.assert_close(model.train(training)(x), stock.train(training)(x), rtol=1e-9, atol=1e-9)
+    for a, b in zip(model.buffers(), stock.buffers()):
+        torch.testing.assert_close(a, b)
+
+
+BETWEEN = {
+    "convolution": lambda s, c: s.other(c),
+    "identity": lambda s, c: s.nothing(c),
+    "in-place module on another tensor": lambda s, c: s.inplace(s.other(c)),
+    "code in place on another tensor": lambda s, c: s.over(s.other(c)),
+    "code in place on a product": lambda s, c: s.over(c * 2),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_may_stand_between(name):
+    model = Order(order(BETWEEN[name]))
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"bn": ("add + relu",)}
+    check_same(model, stock)
+
+
+# ---- random forwards ------------------------------------------------------------------------------------------------
+
+
+class Wrapper(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Program(nn.Module):
+    """The children of random programs, shared between their calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv0, self.conv1 = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+        self.bn0, self.bn1, self.gn = nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        self.norm3 = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+        self.relu, self.relu_, self.silu, self.leaky_ = nn.ReLU(), nn.ReLU(True), nn.SiLU(), nn.LeakyReLU(0.2, True)
+        self.nothing, self.drop, self.drop_ = nn.Identity(), nn.Dropout(0.3), nn.Dropout(0.3, True)
+        self.over, self.over2 = Overwrites(), OverwritesInCode()
+        self.ends = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+        self.ends_in_it = nn.Sequential(nn.Identity(), self.bn0)
+        self.wrapped = Wrapper(nn.Sequential(self.conv1, nn.Dropout(0.3), self.bn1, nn.Identity()))
+        self.pair = nn.Sequential(nn.BatchNorm2d(4), nn.Identity(), nn.ReLU(True), self.gn, nn.SiLU())
+        self.aliases = nn.Sequential(nn.Identity(), nn.ReLU(True))
+        self.list = nn.ModuleList([self.bn1, nn.Conv2d(4, 4, 1)])
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, 0.3, 1.2)
+
+
+NORMS = ["bn0", "bn1", "gn", "norm3", "ends", "ends_in_it", "wrapped", "list[0]"]
+ACTS = ["self.relu({})", "self.relu_({})", "self.silu({})", "self.leaky_({})", "F.relu({})", "F.relu({}, inplace=True)",
+        "F.leaky_relu({}, 0.1)", "{}.relu_()", "F.gelu({})", "self.nothing(self.relu({}))", "self.relu(self.drop({}))"]
+OTHERS = ["self.conv0({})", "self.conv1({})", "self.nothing({})", "self.drop({})", "self.drop_({})", "self.over({})",
+          "self.over2({})", "self.pair({})", "self.aliases({})", "self.list[1]({})", "{}.view(2, 4, 3, 3)", "{}",
+          "{}.clone()", "{} * 1.5", "{}.detach()", "torch.tanh({})"]
+IN_PLACE = ["{0} += {1}", "{0}.mul_(1.25)", "{0}.add_({1})", "{0} *= 0.5", "torch.add({1}, 1, out={0}.detach())"]
+
+
+def random_program(rng):
+    """The text of a forward: statements on tensors of one shape."""
+    names, lines = ["x"], []
+
+    def new(text):
+        name = rng.choice(names) if rng.random() < 0.25 and len(names) > 1 else f"v{len(lines)}"
+        lines.append(f"{name} = {text}")
+        if name not in names:
+            names.append(name)
+        return name
+
+    def any_of():
+        return rng.choice(names[-3:]) if rng.random() < 0.7 else rng.choice(names)
+
+    def other():
+        if rng.random() < 0.3:
+            lines.append(rng.choice(IN_PLACE).format(any_of(), any_of()))
+        else:
+            new(rng.choice(OTHERS).format(any_of()))
+
+    if rng.random() < 0.2:
+        lines.append("if float(x.sum()) > 1e30:\n            return x")  # torch.fx cannot trace it
+    for _ in range(rng.randint(1, 3)):
+        for _ in range(rng.randint(0, 2)):
+            other()
+        y = new(f"self.{rng.choice(NORMS)}({any_of()})")
+        shape = rng.random()
+        if shape < 0.65:
+            for _ in range(rng.choice([0, 0, 1, 1, 2])):
+                other()
+            if rng.random() < 0.4:
+                lines.append(f"{y} += {any_of()}")
+            else:
+                y = new(rng.choice(["{0} + {1}", "{1} + {0}", "torch.add({0}, {1})"]).format(y, any_of()))
+        if rng.random() < 0.2:
+            other()
+        if rng.random() < 0.5:
+            lines.append(f"{y} = {rng.choice(ACTS).format(y)}")
+        else:
+            new(rng.choice(ACTS).format(y))
+    results = {names[-1], *rng.sample(names, min(len(names), 2))}
+    lines.append(f"return {' + '.join(sorted(results))}")
+    return "\n        ".join(lines)
+
+
+def random_sequential(rng):
+    children = [nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.ReLU(), nn.ReLU(True), nn.SiLU(), nn.Identity(),
+                nn.Dropout(0.3), nn.Conv2d(4, 4, 1), Overwrites()]
+    children.append(nn.Sequential(nn.Conv2d(4, 4, 1), children[0]))
+    children.append(nn.Sequential(children[1], nn.Identity()))
+    return nn.Sequential(nn.Conv2d(4, 4, 1), *rng.choices(children, k=rng.randint(2, 7)))
+
+
+def outcome(model, x, training, gradients):
+    """What a step gives; None where it cannot be made."""
+    torch.manual_seed(1)
+    model.train(training).zero_grad()
+    x = x.clone().requires_grad_(gradients)
+    try:
+        with torch.set_grad_enabled(gradients):
+            y = model(x * 1)
+            if gradients:
+                (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    except RuntimeError as error:
+        if not any(text in str(error) for text in ("inplace", "in-place", "does not require grad", "out=")):
+            raise
+        return None
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters()), *(b.clone().double() for b in model.buffers())]
+
+
+def test_random_forwards(tmp_path):
+    """NORMFUSE_RANDOM_FORWARDS: how many; NORMFUSE_RANDOM_SEED: the first one's seed."""
+    count = int(os.environ.get("NORMFUSE_RANDOM_FORWARDS", "150"))
+    first = int(os.environ.get("NORMFUSE_RANDOM_SEED", "0"))
+    found = collections.Counter()
+    for number in range(first, first + count):
+        rng = random.Random(number)
+        torch.manual_seed(number)
+        if rng.random() < 0.2:
+            stock, text = random_sequential(rng), ""
+        else:
+            text = random_program(rng)
+            path = tmp_path / f"program{number}.py"
+            path.write_text("import torch\nimport torch.nn.functional as F\nfrom test_convert_meaning import Program\n"
+                            f"class Random(Program):\n    def forward(self, x):\n        {text}\n")
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            stock = module.Random()
+            for name in [name for name, _ in stock.named_children() if f"self.{name}" not in text]:
+                delattr(stock, name)
+        model = copy.deepcopy(stock)
+        report = nft.convert(model)
+        folds = [what for layer in report.layers for what in layer.folded]
+        found.update(folds)
+        x = torch.randn(2, 4, 3, 3)
+        for training in (True, False):
+            for gradients in (True, False):
+                want = outcome(stock, x, training, gradients)
+                got = outcome(model, x, training, gradients)
+                if want is None:  # not even stock can; its statistics were updated all the same
+                    found["no gradients"] += 1
+                    model.load_state_dict(stock.state_dict())
+                    continue
+                if got is None and gradients and any("add +" in what for what in folds):
+                    found["an addend that was overwritten later"] += 1  # an error, where stock has gradients
+                    model.load_state_dict(stock.state_dict())
+                    continue
+                assert got is not None, f"program {number}: {text or stock}\n{report}"
+                for a, b in zip(got, want):
+                    assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-8, atol=1e-8)), (
+                        f"program {number}, training={training}: {text or stock}\n{report}")
+    assert found["add + relu"] > count / 20 and found["relu"] > count / 20, found
+    print(count, "random forwards:", dict(found))
