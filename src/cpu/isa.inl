@@ -12,7 +12,19 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-enum { PLAIN, SILU, ANY }; /* forms of a body: passes.inl */
+/* Of passes.inl: the pass that a body is of; a form that is no activation; values of a stage, and of a
+ * row that always goes through one. */
+enum { AFFINE, AFFINE2, DOT2 };
+enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128 };
+
+/* Activations with loops of their own. Each is a few KB of code; the table in plain C has none, to stay small. */
+#ifdef NORMFUSE_SMALL
+#define FORMS_F32(FORM) FORM(NORMFUSE_IDENTITY)
+#else
+#define FORMS_F32(FORM)                                                                            \
+    FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU) FORM(NORMFUSE_LEAKY_RELU) FORM(NORMFUSE_HARDSWISH) \
+    FORM(NORMFUSE_SILU)
+#endif
 
 #include "cpu/activation.inl"
 
@@ -23,12 +35,15 @@ enum { PLAIN, SILU, ANY }; /* forms of a body: passes.inl */
 #define W 16
 #define T float
 #define DT f32
+#define INLINE_FORMS FORMS_F32
 #include "cpu/passes.inl"
 #define T uint16_t
 #define DT f16
+#define INLINE_FORMS FORMS_F32
 #include "cpu/passes.inl"
 #define T uint16_t
 #define DT bf16
+#define INLINE_FORMS FORMS_F32
 #include "cpu/passes.inl"
 #undef OP
 #undef R
@@ -43,6 +58,7 @@ enum { PLAIN, SILU, ANY }; /* forms of a body: passes.inl */
 #define W 8
 #define T double
 #define DT f64
+#define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY)
 #include "cpu/passes.inl"
 
 #undef OP

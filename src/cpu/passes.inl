@@ -9,9 +9,10 @@
  * Sums under runs keep 2*W lanes: value i of a row belongs to lane i % (2*W), so every instruction set adds in the same
  * order. 64 lanes were tried too: AVX2 then has to walk the data twice, and nothing gains (docs/decisions/0001).
  *
- * Each body has three forms, chosen by a constant that the compiler folds: plain (identity, nothing added), silu (for
- * diffusion models; nothing added) and any, where activation and additions are uniform run-time branches. The branches
- * predict; what they cost is in docs/decisions/0002. */
+ * The activation is a constant of each loop. What is cheap beside the memory has loops of its own (INLINE_FORMS);
+ * whatever else goes through a stage in the L1 cache: z, the activation, results. Additions are uniform branches. Figures:
+ * docs/decisions/0002.
+ *   INLINE_FORMS(FORM)  FORM(activation) for each that has loops of its own */
 #define LOAD(p) CAT(OP(load_), DT)(p)
 #define LOAD_PART(p, n, fill) CAT(OP(load_part_), DT)(p, n, fill)
 #define STORE(p, v) CAT(OP(store_), DT)(p, v)
@@ -163,30 +164,12 @@ static void FN(moments_columns)(const struct normfuse_pass *arguments)
     }
 }
 
-/* ---- affine ---- */
+/* ---- stages ---- */
 
-BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, const bool columns,
-                          const int form, const bool stream)
-{
-    const T *x = ROW(const T *, x, r) + i;
-    T *y = ROW(T *, y, r) + i;
-
-    if (columns) {
-        k = FN(coefficient)(s->k, i, n);
-        a = FN(coefficient)(s->a, i, n);
-        b = FN(coefficient)(s->b, i, n);
-    }
-    AHEAD(x, s->ahead_x);
-    V z = OP(fma)(OP(sub)(FN(get)(x, n, k), k), a, b);
-    if (form == ANY && s->post_add)
-        z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, k));
-    if (form != PLAIN)
-        z = OP(activation)(form == SILU ? NORMFUSE_SILU : s->activation, OP(set1)((R)s->act_param), z);
-    if (stream)
-        STREAM(y, z);
-    else
-        FN(put)(y, z, n);
-}
+/* `count` rows from `row` on, `width` values of each from `first` on, which are `pitch` apart in a stage. */
+struct FN(block) {
+    size_t row, count, first, width, pitch;
+};
 
 /* Values until y is at the start of a cache line: only whole lines are streamed, since one that is written in part by
  * streaming and in part by ordinary stores goes to memory more than once. */
@@ -196,88 +179,277 @@ BODY size_t FN(head)(const T *y, size_t n)
     return head < n ? head : n;
 }
 
-/* Asks for the cache lines that a row shares with its neighbours: they are written by ordinary stores, and the streaming
- * stores behind one that misses would wait for it (batch norm 64x1024x14x14: 1.7 copy floors for this pass alone). */
-BODY void FN(own_edges)(const T *row, size_t n)
+/* The block after *at: several short rows, or a part of a long one; `lines`: that ends with a cache line of y. false: none
+ * is left. */
+BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, const bool lines)
 {
-    if ((uintptr_t)row % 64)
-        __builtin_prefetch(row, 1, 3);
-    if ((uintptr_t)(row + n) % 64)
-        __builtin_prefetch(row + n - 1, 1, 3);
-}
-
-/* Columns [i, end) of a row, without streaming. One copy for all forms: few values come here, and the bits are the same. */
-static __attribute__((noinline)) void FN(affine_edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, bool columns)
-{
-    const size_t step = columns ? 0 : r * s->coefficient_step;
-    const V k = OP(set1)(((const R *)s->k)[step]), a = OP(set1)(((const R *)s->a)[step]), b = OP(set1)(((const R *)s->b)[step]);
-    for (size_t m; i < end; i += m) {
-        m = end - i < W ? end - i : W;
-        FN(affine_step)(s, r, i, m, k, a, b, columns, ANY, false);
+    at->first += at->width;
+    if (at->first >= s->n) {
+        at->first = 0;
+        at->row += at->count;
     }
-}
-
-BODY void FN(affine_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
-{
-    for (size_t r = 0; stream && r < 2 && r < s->rows; r++)
-        FN(own_edges)(ROW(const T *, y, r), s->n);
-    for (size_t r = 0; r < s->rows; r++) {
-        const size_t step = columns ? 0 : r * s->coefficient_step, n = s->n;
-        const V zero = OP(set1)(0);
-        const V k = columns ? zero : OP(set1)(((const R *)s->k)[step]);
-        const V a = columns ? zero : OP(set1)(((const R *)s->a)[step]);
-        const V b = columns ? zero : OP(set1)(((const R *)s->b)[step]);
-        if (stream && r + 2 < s->rows)
-            FN(own_edges)(ROW(const T *, y, r + 2), n);
-        size_t i = 0;
-        if (stream) {
-            const size_t head = FN(head)(ROW(const T *, y, r), n), body = head + (n - head) / LINE * LINE;
-            if (head)
-                FN(affine_edge)(s, r, 0, head, columns);
-            for (i = head; i < body; i += W)
-                FN(affine_step)(s, r, i, W, k, a, b, columns, form, true);
-            if (body < n)
-                FN(affine_edge)(s, r, body, n, columns);
-            continue;
-        }
-        for (; i + W <= n; i += W)
-            FN(affine_step)(s, r, i, W, k, a, b, columns, form, false);
-        if (i < n)
-            FN(affine_step)(s, r, i, n - i, k, a, b, columns, form, false);
+    if (at->row >= s->rows)
+        return false;
+    const size_t pitch = (s->n + W - 1) / W * W, left = s->n - at->first;
+    at->count = at->first == 0 && pitch <= STAGE ? STAGE / pitch : 1;
+    if (at->count > s->rows - at->row)
+        at->count = s->rows - at->row;
+    at->width = STAGE;
+    if (lines && at->first == 0) {
+        const size_t head = FN(head)(ROW(const T *, y, at->row), LINE);
+        at->width = head ? STAGE - LINE + head : STAGE;
     }
+    if (at->width > left || pitch <= STAGE)
+        at->width = left;
+    at->pitch = (at->width + W - 1) / W * W;
+    return true;
 }
 
-BODY void FN(affine)(const struct normfuse_pass *arguments, const bool columns)
+/* ---- affine, affine2 ---- */
+
+/* Of a row under runs; under columns each step has its own. */
+struct FN(coefficients) {
+    V k, a, b, p, q, rest;
+};
+
+BODY struct FN(coefficients) FN(coefficients_of_row)(const struct normfuse_pass *s, size_t r, const int pass, const bool columns)
 {
-    const struct normfuse_pass local = *arguments, *s = &local;
-    if (s->activation == NORMFUSE_SILU && !s->post_add)
-        s->stream ? FN(affine_body)(s, columns, SILU, true) : FN(affine_body)(s, columns, SILU, false);
-    else if (s->activation != NORMFUSE_IDENTITY || s->post_add)
-        s->stream ? FN(affine_body)(s, columns, ANY, true) : FN(affine_body)(s, columns, ANY, false);
+    const V zero = OP(set1)(0);
+    struct FN(coefficients) of = {zero, zero, zero, zero, zero, zero};
+    if (columns)
+        return of;
+    const size_t at = r * s->coefficient_step;
+    of.k = OP(set1)(((const R *)s->k)[at]);
+    if (s->a) {
+        of.a = OP(set1)(((const R *)s->a)[at]);
+        of.b = OP(set1)(((const R *)s->b)[at]);
+    }
+    if (pass != AFFINE && s->p)
+        of.p = OP(set1)(((const R *)s->p)[at]);
+    if (pass == AFFINE2 && s->q) {
+        of.q = OP(set1)(((const R *)s->q)[at]);
+        of.rest = OP(set1)(((const R *)s->r)[at]);
+    }
+    return of;
+}
+
+/* x - k and z at column i of a row; missing lanes hold x = k. */
+BODY V FN(distance)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const bool columns)
+{
+    const V k = columns ? FN(coefficient)(s->k, i, n) : of.k;
+    return OP(sub)(FN(get)(ROW(const T *, x, r) + i, n, k), k);
+}
+BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, struct FN(coefficients) of, const bool columns)
+{
+    V z = columns ? OP(fma)(d, FN(coefficient)(s->a, i, n), FN(coefficient)(s->b, i, n)) : OP(fma)(d, of.a, of.b);
+    if (s->post_add)
+        z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, z));
+    return z;
+}
+
+BODY void FN(write)(T *to, V v, size_t n, const bool stream)
+{
+    if (stream)
+        STREAM(to, v);
     else
-        s->stream ? FN(affine_body)(s, columns, PLAIN, true) : FN(affine_body)(s, columns, PLAIN, false);
+        FN(put)(to, v, n);
 }
 
-static void FN(affine_runs)(const struct normfuse_pass *s) { FN(affine)(s, false); }
-static void FN(affine_columns)(const struct normfuse_pass *s) { FN(affine)(s, true); }
-
-/* ---- dot2 and affine2 ---- */
+BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
+                          const R *staged, const bool columns, const int form, const bool stream)
+{
+    V y;
+    if (form == STAGED) {
+        y = LOAD_R(staged);
+    } else {
+        AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+        const V z = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
+        y = OP(activation)(form, OP(set1)((R)s->act_param), z);
+    }
+    FN(write)(ROW(T *, y, r) + i, y, n, stream);
+}
 
 /* dy' at column i; *d is x - k. Missing lanes give dy' = 0 and d = 0. */
-BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, const int form, V *d)
+BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const R *staged,
+                    const bool columns, const int form, V *d)
 {
-    const T *x = ROW(const T *, x, r) + i, *dy = ROW(const T *, dy, r) + i;
-    const V zero = OP(set1)(0);
-    V g = FN(get)(dy, n, zero);
-    *d = OP(sub)(FN(get)(x, n, k), k);
-    if (form == SILU || (form == ANY && s->activation != NORMFUSE_IDENTITY)) {
-        V z = OP(fma)(*d, a, b);
-        if (form == ANY && s->post_add)
-            z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, zero));
-        g = OP(activation_gradient)(form == SILU ? NORMFUSE_SILU : s->activation, OP(set1)((R)s->act_param), g, z);
-    }
-    return g;
+    *d = FN(distance)(s, r, i, n, of, columns);
+    if (form == STAGED)
+        return LOAD_R(staged);
+    const V g = FN(get)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
+    if (form == NORMFUSE_IDENTITY)
+        return g;
+    return OP(activation_gradient)(form, OP(set1)((R)s->act_param), g, FN(z)(s, r, i, n, *d, of, columns));
 }
+
+BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
+                           const R *staged, const bool columns, const int form, const bool stream)
+{
+    V d;
+    if (form != STAGED) {
+        AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+        AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+    }
+    const V g = FN(gradient)(s, r, i, n, of, staged, columns, form, &d), p = columns ? FN(coefficient)(s->p, i, n) : of.p;
+    V v;
+    if (!s->q)
+        v = OP(mul)(p, g);
+    else if (columns)
+        v = OP(fma)(p, g, OP(fma)(FN(coefficient)(s->q, i, n), d, FN(coefficient)(s->r, i, n)));
+    else
+        v = OP(fma)(p, g, OP(fma)(of.q, d, of.rest));
+    if (s->du)
+        v = OP(add)(v, FN(get)(ROW(const T *, du, r) + i, n, v));
+    if (s->dpost_add)
+        FN(put)(ROW(T *, dpost_add, r) + i, g, n);
+    FN(write)(ROW(T *, y, r) + i, v, n, stream);
+}
+
+BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const R *staged,
+                   const int pass, const bool columns, const int form, const bool stream)
+{
+    if (pass == AFFINE)
+        FN(affine_step)(s, r, i, n, of, staged, columns, form, stream);
+    else
+        FN(affine2_step)(s, r, i, n, of, staged, columns, form, stream);
+}
+
+/* Writes z of values [first, end) of a row into a stage, and for a backward dy beside it. */
+BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, R *z, R *g, const int pass, const bool columns)
+{
+    const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
+    for (size_t i = first, n; i < end; i += n, z += W, g += W) {
+        n = end - i < W ? end - i : W;
+        AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+        STORE_R(z, FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns));
+        if (pass != AFFINE) {
+            AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+            STORE_R(g, FN(get)(ROW(const T *, dy, r) + i, n, OP(set1)(0)));
+        }
+    }
+}
+
+/* Results of the first n staged values, a multiple of W, in place of z or of dy. */
+BODY const R *FN(finish)(const struct normfuse_pass *s, R *z, R *g, size_t n, const int pass)
+{
+    if (pass == AFFINE)
+        OP(activate)(s->activation, (R)s->act_param, z, n);
+    else
+        OP(activate_gradient)(s->activation, (R)s->act_param, g, z, n);
+    return pass == AFFINE ? z : g;
+}
+
+/* At most a cache line of a row, by ordinary stores; `staged`: its results, or NULL. One copy for all loops. */
+static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, const R *staged,
+                                               int pass, bool columns)
+{
+    R z[LINE + W], g[LINE + W];
+    const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
+    if (!staged && s->activation != NORMFUSE_IDENTITY) {
+        FN(fill)(s, r, i, end, z, g, pass, columns);
+        staged = FN(finish)(s, z, g, (end - i + W - 1) / W * W, pass);
+    }
+    for (size_t n; i < end; i += n, staged += staged ? n : 0) {
+        n = end - i < W ? end - i : W;
+        if (staged)
+            FN(step)(s, r, i, n, of, staged, pass, columns, STAGED, false);
+        else
+            FN(step)(s, r, i, n, of, NULL, pass, columns, NORMFUSE_IDENTITY, false);
+    }
+}
+
+/* Values [first, end) of a row; `staged` are their results, or NULL. */
+BODY void FN(row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int pass,
+                  const bool columns, const int form, const bool stream)
+{
+    const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
+    const size_t head = stream ? FN(head)(ROW(const T *, y, r) + first, end - first) : 0, quantum = stream ? LINE : W;
+    const size_t body = (end - first - head) / quantum * quantum;
+    if (head) {
+        FN(edge)(s, r, first, first + head, staged, pass, columns);
+        first += head;
+        staged = form == STAGED ? staged + head : staged;
+    }
+    for (size_t i = 0; i < body; i += W)
+        FN(step)(s, r, first + i, W, of, form == STAGED ? staged + i : NULL, pass, columns, form, stream);
+    if (first + body < end)
+        FN(edge)(s, r, first + body, end, form == STAGED ? staged + body : NULL, pass, columns);
+}
+
+/* Asks for the cache lines that rows [first, end) share with their neighbours: they are written by ordinary stores, and
+ * the streaming stores behind one that misses would wait for it (batch norm 64x1024x14x14: 1.7 copy floors for this pass
+ * alone). */
+BODY void FN(own_edges)(const struct normfuse_pass *s, size_t first, size_t end)
+{
+    for (size_t r = first; r < end && r < s->rows; r++) {
+        const T *row = ROW(const T *, y, r);
+        if ((uintptr_t)row % 64)
+            __builtin_prefetch(row, 1, 3);
+        if ((uintptr_t)(row + s->n) % 64)
+            __builtin_prefetch(row + s->n - 1, 1, 3);
+    }
+}
+
+BODY void FN(rows)(const struct normfuse_pass *s, const int pass, const bool columns, const int form, const bool stream)
+{
+    if (stream)
+        FN(own_edges)(s, 0, 2);
+    for (size_t r = 0; r < s->rows; r++) {
+        if (stream)
+            FN(own_edges)(s, r + 2, r + 3);
+        FN(row)(s, r, 0, s->n, NULL, pass, columns, form, stream);
+    }
+}
+
+/* A block's z, and dy, through the activation. */
+BODY const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
+{
+    for (size_t j = 0; j < at->count; j++)
+        FN(fill)(s, at->row + j, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
+    return FN(finish)(s, z, g, at->count * at->pitch, pass);
+}
+
+BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const bool columns, const bool stream)
+{
+    R z[STAGE + W], g[STAGE + W]; /* W: a step of a row's last values reads a whole vector */
+    struct FN(block) at = {0};
+    while (FN(next_block)(s, &at, stream)) {
+        if (stream && at.first == 0)
+            FN(own_edges)(s, at.row, at.row + at.count);
+        const R *staged = FN(stage)(s, &at, z, g, pass, columns);
+        for (size_t j = 0; j < at.count; j++)
+            FN(row)(s, at.row + j, at.first, at.first + at.width, staged + j * at.pitch, pass, columns, STAGED, stream);
+    }
+}
+
+BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass, const bool columns)
+{
+    const struct normfuse_pass local = *arguments, *s = &local;
+    /* Short rows are mostly edges, which cost a call each. */
+    switch (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY ? STAGED : s->activation) {
+#define FORM(activation)                                  \
+    case activation:                                      \
+        if (s->stream)                                    \
+            FN(rows)(s, pass, columns, activation, true); \
+        else                                              \
+            FN(rows)(s, pass, columns, activation, false); \
+        return;
+        INLINE_FORMS(FORM)
+#undef FORM
+    default:
+        if (s->stream)
+            FN(staged_rows)(s, pass, columns, true);
+        else
+            FN(staged_rows)(s, pass, columns, false);
+    }
+}
+
+static void FN(affine_runs)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE, false); }
+static void FN(affine_columns)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE, true); }
+static void FN(affine2_runs)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE2, false); }
+static void FN(affine2_columns)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE2, true); }
+
+/* ---- dot2 ---- */
 
 /* What dot2 writes beside its sums: dpost_add = dy', and y = p*dy' [+ du], the dx of a set without statistics, while x and
  * dy are at hand. */
@@ -297,201 +469,118 @@ BODY void FN(keep)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, 
     }
 }
 
-BODY void FN(dot2_runs_body)(const struct normfuse_pass *s, const int form)
-{
-    const V zero = OP(set1)(0);
-    V sum0 = zero, sum1 = zero, square0 = zero, square1 = zero;
-    const size_t n = s->n;
+/* Sums of a run: value i of a row belongs to lane i % (2*W). */
+struct FN(sums) {
+    V sum[2], square[2];
+};
 
-    for (size_t r = 0; r < s->rows; r++) {
-        const size_t step = r * s->coefficient_step;
-        const V k = OP(set1)(((const R *)s->k)[step]);
-        const V a = form != PLAIN ? OP(set1)(((const R *)s->a)[step]) : zero, b = form != PLAIN ? OP(set1)(((const R *)s->b)[step]) : zero;
-        const V p = form == ANY && s->y ? OP(set1)(((const R *)s->p)[step]) : zero;
-        size_t i = 0;
-        V d0, d1;
-        for (; i + 2 * W <= n; i += 2 * W) {
-            const V g0 = FN(gradient)(s, r, i, W, k, a, b, form, &d0);
-            const V g1 = FN(gradient)(s, r, i + W, W, k, a, b, form, &d1);
-            sum0 = OP(add)(sum0, g0);
-            sum1 = OP(add)(sum1, g1);
-            square0 = OP(fma)(g0, d0, square0);
-            square1 = OP(fma)(g1, d1, square1);
-            if (form == ANY) {
-                FN(keep)(s, r, i, W, p, g0);
-                FN(keep)(s, r, i + W, W, p, g1);
-            }
+/* Values [first, end) of a row, onto *sums; first is a multiple of 2*W. */
+BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form,
+                       struct FN(sums) *sums)
+{
+    const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, false);
+    const bool keeps = s->dpost_add || s->y;
+    V d0, d1;
+    size_t i = first;
+    for (; i + 2 * W <= end; i += 2 * W) {
+        const V g0 = FN(gradient)(s, r, i, W, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
+        const V g1 = FN(gradient)(s, r, i + W, W, of, form == STAGED ? staged + (i + W - first) : NULL, false, form, &d1);
+        sums->sum[0] = OP(add)(sums->sum[0], g0);
+        sums->sum[1] = OP(add)(sums->sum[1], g1);
+        sums->square[0] = OP(fma)(g0, d0, sums->square[0]);
+        sums->square[1] = OP(fma)(g1, d1, sums->square[1]);
+        if (keeps) {
+            FN(keep)(s, r, i, W, of.p, g0);
+            FN(keep)(s, r, i + W, W, of.p, g1);
         }
-        for (int j = 0; i < n; i += W, j++) {
-            const size_t m = n - i < W ? n - i : W;
-            const V g = FN(gradient)(s, r, i, m, k, a, b, form, &d0);
-            if (j == 0) {
-                sum0 = OP(add)(sum0, g);
-                square0 = OP(fma)(g, d0, square0);
-            } else {
-                sum1 = OP(add)(sum1, g);
-                square1 = OP(fma)(g, d0, square1);
-            }
-            if (form == ANY)
-                FN(keep)(s, r, i, m, p, g);
+    }
+    for (int j = 0; i < end; i += W, j++) {
+        const size_t n = end - i < W ? end - i : W;
+        const V g = FN(gradient)(s, r, i, n, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
+        if (j == 0) {
+            sums->sum[0] = OP(add)(sums->sum[0], g);
+            sums->square[0] = OP(fma)(g, d0, sums->square[0]);
+        } else {
+            sums->sum[1] = OP(add)(sums->sum[1], g);
+            sums->square[1] = OP(fma)(g, d0, sums->square[1]);
         }
-        if (s->sum_per_row || r + 1 == s->rows) {
-            const size_t at = s->sum_per_row ? r : 0;
-            ((R *)s->sum)[at] = OP(hsum)(OP(add)(sum0, sum1));
-            ((R *)s->square)[at] = OP(hsum)(OP(add)(square0, square1));
-            sum0 = sum1 = square0 = square1 = zero;
-        }
+        if (keeps)
+            FN(keep)(s, r, i, n, of.p, g);
     }
 }
 
-static void FN(dot2_runs)(const struct normfuse_pass *arguments)
+BODY void FN(dot2_row_ends)(const struct normfuse_pass *s, size_t r, struct FN(sums) *sums)
 {
-    const struct normfuse_pass local = *arguments, *s = &local;
-    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add && !s->y)
-        FN(dot2_runs_body)(s, SILU);
-    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add || s->y)
-        FN(dot2_runs_body)(s, ANY);
-    else
-        FN(dot2_runs_body)(s, PLAIN);
+    const V zero = OP(set1)(0);
+    if (s->sum_per_row || r + 1 == s->rows) {
+        const size_t at = s->sum_per_row ? r : 0;
+        ((R *)s->sum)[at] = OP(hsum)(OP(add)(sums->sum[0], sums->sum[1]));
+        ((R *)s->square)[at] = OP(hsum)(OP(add)(sums->square[0], sums->square[1]));
+        *sums = (struct FN(sums)){{zero, zero}, {zero, zero}};
+    }
 }
 
-BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n, const int form)
+/* A row's values onto the sums of its columns, which stay in the L1 cache. */
+BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n, const R *staged, const int form)
 {
+    const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, true);
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
-    const V zero = OP(set1)(0), k = FN(coefficient)(s->k, c, n);
-    const V a = form != PLAIN ? FN(coefficient)(s->a, c, n) : zero, b = form != PLAIN ? FN(coefficient)(s->b, c, n) : zero;
     V d;
-    const V g = FN(gradient)(s, r, c, n, k, a, b, form, &d);
+    const V g = FN(gradient)(s, r, c, n, of, staged, true, form, &d);
     FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
     FN(put_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
-    if (form == ANY)
-        FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : zero, g);
+    if (s->dpost_add || s->y)
+        FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : g, g);
 }
-
-BODY void FN(dot2_columns_body)(const struct normfuse_pass *s, const int form)
+BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form)
 {
-    for (size_t r = 0; r < s->rows; r++) {
-        size_t c = 0;
-        for (; c + W <= s->n; c += W)
-            FN(dot2_columns_step)(s, r, c, W, form);
-        if (c < s->n)
-            FN(dot2_columns_step)(s, r, c, s->n - c, form);
-    }
+    size_t c = first;
+    for (; c + W <= end; c += W)
+        FN(dot2_columns_step)(s, r, c, W, form == STAGED ? staged + (c - first) : NULL, form);
+    if (c < end)
+        FN(dot2_columns_step)(s, r, c, end - c, form == STAGED ? staged + (c - first) : NULL, form);
 }
 
-static void FN(dot2_columns)(const struct normfuse_pass *arguments)
+BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    if (s->activation == NORMFUSE_SILU && !s->post_add && !s->dpost_add && !s->y)
-        FN(dot2_columns_body)(s, SILU);
-    else if (s->activation != NORMFUSE_IDENTITY || s->dpost_add || s->y)
-        FN(dot2_columns_body)(s, ANY);
-    else
-        FN(dot2_columns_body)(s, PLAIN);
-}
-
-BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V k, V a, V b, V p, V q, V rest,
-                           const bool columns, const int form, const bool stream)
-{
-    T *dx = ROW(T *, y, r) + i;
-    V d;
-    if (columns) {
-        k = FN(coefficient)(s->k, i, n);
-        p = FN(coefficient)(s->p, i, n);
-        if (form != PLAIN) {
-            a = FN(coefficient)(s->a, i, n);
-            b = FN(coefficient)(s->b, i, n);
-        }
-        if (form != ANY || s->q) {
-            q = FN(coefficient)(s->q, i, n);
-            rest = FN(coefficient)(s->r, i, n);
-        }
-    }
-    AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
-    AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
-    const V g = FN(gradient)(s, r, i, n, k, a, b, form, &d);
-    V v;
-    if (form == ANY) {
-        v = s->q ? OP(fma)(p, g, OP(fma)(q, d, rest)) : OP(mul)(p, g);
-        if (s->du)
-            v = OP(add)(v, FN(get)(ROW(const T *, du, r) + i, n, k));
-        if (s->dpost_add)
-            FN(put)(ROW(T *, dpost_add, r) + i, g, n);
-    } else {
-        v = OP(fma)(p, g, OP(fma)(q, d, rest));
-    }
-    if (stream)
-        STREAM(dx, v);
-    else
-        FN(put)(dx, v, n);
-}
-
-static __attribute__((noinline)) void FN(affine2_edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, bool columns)
-{
-    const size_t step = columns ? 0 : r * s->coefficient_step;
-    const V k = OP(set1)(((const R *)s->k)[step]), a = OP(set1)(((const R *)s->a)[step]), b = OP(set1)(((const R *)s->b)[step]);
-    const V p = OP(set1)(((const R *)s->p)[step]), q = s->q ? OP(set1)(((const R *)s->q)[step]) : k;
-    const V rest = s->q ? OP(set1)(((const R *)s->r)[step]) : k;
-    for (size_t m; i < end; i += m) {
-        m = end - i < W ? end - i : W;
-        FN(affine2_step)(s, r, i, m, k, a, b, p, q, rest, columns, ANY, false);
-    }
-}
-
-BODY void FN(affine2_body)(const struct normfuse_pass *s, const bool columns, const int form, const bool stream)
-{
     const V zero = OP(set1)(0);
-    for (size_t r = 0; stream && r < 2 && r < s->rows; r++)
-        FN(own_edges)(ROW(const T *, y, r), s->n);
-    for (size_t r = 0; r < s->rows; r++) {
-        const size_t step = columns ? 0 : r * s->coefficient_step, n = s->n;
-        V k = zero, a = zero, b = zero, p = zero, q = zero, rest = zero;
-        if (!columns) {
-            k = OP(set1)(((const R *)s->k)[step]);
-            p = OP(set1)(((const R *)s->p)[step]);
-            if (form != PLAIN) {
-                a = OP(set1)(((const R *)s->a)[step]);
-                b = OP(set1)(((const R *)s->b)[step]);
-            }
-            if (form != ANY || s->q) {
-                q = OP(set1)(((const R *)s->q)[step]);
-                rest = OP(set1)(((const R *)s->r)[step]);
+    struct FN(sums) sums = {{zero, zero}, {zero, zero}};
+    switch (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY ? STAGED : s->activation) {
+#define FORM(activation)                                              \
+    case activation:                                                  \
+        for (size_t r = 0; r < s->rows; r++) {                        \
+            if (columns) {                                            \
+                FN(dot2_columns_row)(s, r, 0, s->n, NULL, activation); \
+            } else {                                                  \
+                FN(dot2_row)(s, r, 0, s->n, NULL, activation, &sums); \
+                FN(dot2_row_ends)(s, r, &sums);                       \
+            }                                                         \
+        }                                                             \
+        return;
+        INLINE_FORMS(FORM)
+#undef FORM
+    default: break;
+    }
+    R z[STAGE + W], g[STAGE + W];
+    struct FN(block) at = {0};
+    while (FN(next_block)(s, &at, false)) {
+        const R *staged = FN(stage)(s, &at, z, g, DOT2, columns);
+        for (size_t j = 0; j < at.count; j++) {
+            const size_t r = at.row + j, end = at.first + at.width;
+            if (columns) {
+                FN(dot2_columns_row)(s, r, at.first, end, staged + j * at.pitch, STAGED);
+            } else {
+                FN(dot2_row)(s, r, at.first, end, staged + j * at.pitch, STAGED, &sums);
+                if (end == s->n)
+                    FN(dot2_row_ends)(s, r, &sums);
             }
         }
-        if (stream && r + 2 < s->rows)
-            FN(own_edges)(ROW(const T *, y, r + 2), n);
-        size_t i = 0;
-        if (stream) {
-            const size_t head = FN(head)(ROW(const T *, y, r), n), body = head + (n - head) / LINE * LINE;
-            if (head)
-                FN(affine2_edge)(s, r, 0, head, columns);
-            for (i = head; i < body; i += W)
-                FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, true);
-            if (body < n)
-                FN(affine2_edge)(s, r, body, n, columns);
-            continue;
-        }
-        for (; i + W <= n; i += W)
-            FN(affine2_step)(s, r, i, W, k, a, b, p, q, rest, columns, form, false);
-        if (i < n)
-            FN(affine2_step)(s, r, i, n - i, k, a, b, p, q, rest, columns, form, false);
     }
 }
 
-BODY void FN(affine2)(const struct normfuse_pass *arguments, const bool columns)
-{
-    const struct normfuse_pass local = *arguments, *s = &local;
-    const bool more = s->post_add || s->du || s->dpost_add || !s->q;
-    if (s->activation == NORMFUSE_SILU && !more)
-        s->stream ? FN(affine2_body)(s, columns, SILU, true) : FN(affine2_body)(s, columns, SILU, false);
-    else if (s->activation != NORMFUSE_IDENTITY || more)
-        s->stream ? FN(affine2_body)(s, columns, ANY, true) : FN(affine2_body)(s, columns, ANY, false);
-    else
-        s->stream ? FN(affine2_body)(s, columns, PLAIN, true) : FN(affine2_body)(s, columns, PLAIN, false);
-}
-
-static void FN(affine2_runs)(const struct normfuse_pass *s) { FN(affine2)(s, false); }
-static void FN(affine2_columns)(const struct normfuse_pass *s) { FN(affine2)(s, true); }
+static void FN(dot2_runs)(const struct normfuse_pass *s) { FN(dot2)(s, false); }
+static void FN(dot2_columns)(const struct normfuse_pass *s) { FN(dot2)(s, true); }
 
 /* ---- add ---- */
 
@@ -521,5 +610,6 @@ static void FN(add)(const struct normfuse_pass *s)
 #undef LINE
 #undef TOGETHER
 #undef AHEAD
+#undef INLINE_FORMS
 #undef T
 #undef DT
