@@ -17,13 +17,20 @@
 enum { AFFINE, AFFINE2, DOT2 };
 enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128 };
 
-/* Activations with loops of their own. Each is a few KB of code; the table in plain C has none, to stay small. */
-#ifdef NORMFUSE_SMALL
-#define FORMS_F32(FORM) FORM(NORMFUSE_IDENTITY)
+/* Activations with loops of their own: those that are cheap beside the memory, and all of them for f32 where a vector is
+ * one register, since a stage costs 10 to 40 % there and nothing with 16-bit types (0002). The table in plain C stays
+ * small. */
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+#define FORMS_16(FORM) FORM(NORMFUSE_IDENTITY)
 #else
-#define FORMS_F32(FORM)                                                                            \
+#define FORMS_16(FORM)                                                                             \
     FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU) FORM(NORMFUSE_LEAKY_RELU) FORM(NORMFUSE_HARDSWISH) \
     FORM(NORMFUSE_SILU)
+#endif
+#if defined(NORMFUSE_ALL_INLINE_FORMS)
+#define FORMS_F32(FORM) FORM(NORMFUSE_IDENTITY) FOR_EACH_ACTIVATION(FORM)
+#else
+#define FORMS_F32 FORMS_16
 #endif
 
 #include "cpu/activation.inl"
@@ -39,11 +46,11 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128 };
 #include "cpu/passes.inl"
 #define T uint16_t
 #define DT f16
-#define INLINE_FORMS FORMS_F32
+#define INLINE_FORMS FORMS_16
 #include "cpu/passes.inl"
 #define T uint16_t
 #define DT bf16
-#define INLINE_FORMS FORMS_F32
+#define INLINE_FORMS FORMS_16
 #include "cpu/passes.inl"
 #undef OP
 #undef R

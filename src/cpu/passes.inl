@@ -339,22 +339,30 @@ BODY const R *FN(finish)(const struct normfuse_pass *s, R *z, R *g, size_t n, co
     return pass == AFFINE ? z : g;
 }
 
-/* At most a cache line of a row, by ordinary stores; `staged`: its results, or NULL. One copy for all loops. */
-static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, const R *staged,
-                                               int pass, bool columns)
+/* At most a cache line of a row with an activation: one copy for all loops. */
+static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, int pass, bool columns)
 {
     R z[LINE + W], g[LINE + W];
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
-    if (!staged && s->activation != NORMFUSE_IDENTITY) {
-        FN(fill)(s, r, i, end, z, g, pass, columns);
-        staged = FN(finish)(s, z, g, (end - i + W - 1) / W * W, pass);
-    }
-    for (size_t n; i < end; i += n, staged += staged ? n : 0) {
+    FN(fill)(s, r, i, end, z, g, pass, columns);
+    const R *staged = FN(finish)(s, z, g, (end - i + W - 1) / W * W, pass);
+    for (size_t n; i < end; i += n, staged += n) {
         n = end - i < W ? end - i : W;
-        if (staged)
-            FN(step)(s, r, i, n, of, staged, pass, columns, STAGED, false);
-        else
-            FN(step)(s, r, i, n, of, NULL, pass, columns, NORMFUSE_IDENTITY, false);
+        FN(step)(s, r, i, n, of, staged, pass, columns, STAGED, false);
+    }
+}
+
+/* At most a cache line of a row, by ordinary stores. */
+BODY void FN(part)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, struct FN(coefficients) of, const R *staged,
+                   const int pass, const bool columns, const int form)
+{
+    if (form != STAGED && form != NORMFUSE_IDENTITY) {
+        FN(edge)(s, r, i, end, pass, columns);
+        return;
+    }
+    for (size_t n; i < end; i += n, staged += form == STAGED ? n : 0) {
+        n = end - i < W ? end - i : W;
+        FN(step)(s, r, i, n, of, staged, pass, columns, form, false);
     }
 }
 
@@ -366,14 +374,14 @@ BODY void FN(row)(const struct normfuse_pass *s, size_t r, size_t first, size_t 
     const size_t head = stream ? FN(head)(ROW(const T *, y, r) + first, end - first) : 0, quantum = stream ? LINE : W;
     const size_t body = (end - first - head) / quantum * quantum;
     if (head) {
-        FN(edge)(s, r, first, first + head, staged, pass, columns);
+        FN(part)(s, r, first, first + head, of, staged, pass, columns, form);
         first += head;
         staged = form == STAGED ? staged + head : staged;
     }
     for (size_t i = 0; i < body; i += W)
         FN(step)(s, r, first + i, W, of, form == STAGED ? staged + i : NULL, pass, columns, form, stream);
     if (first + body < end)
-        FN(edge)(s, r, first + body, end, form == STAGED ? staged + body : NULL, pass, columns);
+        FN(part)(s, r, first + body, end, of, form == STAGED ? staged + body : NULL, pass, columns, form);
 }
 
 /* Asks for the cache lines that rows [first, end) share with their neighbours: they are written by ordinary stores, and
