@@ -285,12 +285,12 @@ def cross_build(name, *options):
     return [found] if emulator else []
 
 
-def cross_tests(name, emulator, *tests):
+def cross_tests(name, emulator, *tests, limit=120):
     """Each test: a program with its words, or {variable: value} first. Emulated ones may run past their time."""
     for words in tests:
         environment, words = (words[0], words[1:]) if isinstance(words[0], dict) else ({}, words)
         title = " ".join([f"{name}: {words[0]}", *environment.values()])
-        test_program(title, [*emulator, BUILD / name / words[0], *words[1:]], 120,
+        test_program(title, [*emulator, BUILD / name / words[0], *words[1:]], limit,
                      {"NORMFUSE_NUM_THREADS": "2", **environment}, past_time_is_skip=bool(emulator))
 
 
@@ -338,7 +338,8 @@ def all_platforms():
         if emulator is None:
             continue
         skip(f"{name}: {' and '.join(sorted(DYNAMIC))}", "the program is static")
-        cross_tests(name, emulator, *((program,) for program in PROGRAMS if program not in {"test_operators", *DYNAMIC}), OPTIONS)
+        cross_tests(name, emulator, *((program,) for program in PROGRAMS if program not in {"test_operators", *DYNAMIC}), OPTIONS,
+                    limit=400)
         # Timed out, or ended by a signal, an emulator is not what it emulates.
         cross_program(name, emulator, *(["-k", "not bench and not signal"] if emulator else []))
     names = {name for folder in os.get_exec_path() if os.path.isdir(folder) for name in os.listdir(folder)
