@@ -1061,5 +1061,6 @@ def test_random_forwards(tmp_path):
                 for a, b in zip(got, want):
                     assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-8, atol=1e-8)), (
                         f"program {number}, training={training}: {text or stock}\n{report}")
+                break  # and without gradients only what has none
     assert found["add + relu"] > count / 20 and found["relu"] > count / 20, found
     print(count, "random forwards:", dict(found))
