@@ -92,6 +92,10 @@ class _Tracer(torch.fx.Tracer):
             forward = functools.partial(plain_class(type(m)).forward, m)
         return super().call_module(m, forward, args, kwargs)
 
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        with self.watch.paused():
+            return super().create_proxy(*args, **kwargs)
+
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         made = (_Argument if node.op == "placeholder" else _Value)(node, self)
         self.watch.stand_ins.append(weakref.ref(made))

@@ -237,21 +237,35 @@ class Watch:
         self.stopped = self.stopped or why
         raise Stopped(why)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the tracer works: it makes most of the calls."""
+        sys.setprofile(None)
+        sys.settrace(None)
+        try:
+            yield
+        finally:
+            sys.settrace(self._trace)
+            sys.setprofile(self._profile)
+
     def _profile(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        caller = frame if event == "c_call" else frame.f_back
-        if event not in ("call", "c_call") or caller is None or _is_tracer(_package(caller)):
-            return
-        key, own = (frame.f_code if event == "call" else id(arg)), _package(caller).partition(".")[0] not in _LIBRARIES
-        if key in _SET or (own and key in _ASKED):
-            self._stop(_SET.get(key) or _ASKED[key])
         if event == "c_call":
+            key, caller, entered = id(arg), frame, None
             self.asked_grad_mode |= arg is torch.is_grad_enabled
             if isinstance(getattr(arg, "__self__", None), random.Random):
                 self._stop("draws random numbers")
-        elif frame.f_code.co_name == "__enter__" and frame.f_code.co_argcount:
-            entered = frame.f_locals.get(frame.f_code.co_varnames[0])
-            if isinstance(entered, _MODES) or (own and not isinstance(entered, contextlib.nullcontext)):
-                self._stop(f"enters {getattr(getattr(entered, 'func', None), '__name__', type(entered).__name__)}")
+        elif event == "call":
+            key, caller = frame.f_code, frame.f_back
+            entered = key.co_name == "__enter__" and key.co_argcount and frame.f_locals.get(key.co_varnames[0])
+        else:
+            return
+        if not (entered or key in _SET or key in _ASKED) or caller is None or _is_tracer(_package(caller)):
+            return
+        own = _package(caller).partition(".")[0] not in _LIBRARIES
+        if key in _SET or (own and key in _ASKED):
+            self._stop(_SET.get(key) or _ASKED[key])
+        if entered and (isinstance(entered, _MODES) or (own and not isinstance(entered, contextlib.nullcontext))):
+            self._stop(f"enters {getattr(getattr(entered, 'func', None), '__name__', type(entered).__name__)}")
 
     def _trace(self, frame: types.FrameType, event: str, arg: Any) -> Any:
         if _package(frame).partition(".")[0] in _LIBRARIES:
