@@ -294,6 +294,70 @@ def test_bad_arguments_of_the_constructor(arguments, message):
         nft.GroupNorm(2, 4, **arguments)
 
 
+ACTIVATIONS = [(nn.SiLU(), "'silu'"), (nn.SiLU, "'silu'"), (torch.nn.functional.silu, "'silu'"), ("SiLU", "'silu'"),
+               (nn.LeakyReLU(0.2), "'leaky_relu', act_param=0.2"), (nn.ELU(0.5), "'elu', act_param=0.5"),
+               (nn.GELU(), "'gelu'"), (nn.GELU("tanh"), "'gelu_tanh'"), (nn.Hardswish(), "'hardswish'")]
+
+
+@pytest.mark.parametrize("activation,said", ACTIVATIONS, ids=str)
+def test_activations_by_another_name_are_told_theirs(activation, said):
+    x = torch.randn(2, 4, 3)
+    for call in (lambda: nft.GroupNorm(2, 4, activation=activation), lambda: nft.GroupNorm(2, 4)(x, activation=activation),
+                 lambda: nft.group_norm(x, 2, activation=activation),
+                 lambda: nft.channel_affine(x, None, None, activation=activation)):
+        with pytest.raises(ValueError, match=f"activation must be None or .*: say activation={said}$"):
+            call()
+    with pytest.raises(ValueError, match="but got Tanh..$"):
+        nft.GroupNorm(2, 4, activation=nn.Tanh())
+
+
+@pytest.mark.parametrize("activation", [None, "identity", "relu", "silu"])
+def test_act_param_that_means_nothing(activation):
+    x, w = torch.randn(2, 4, 3), torch.ones(4)
+    for call in (lambda: nft.GroupNorm(2, 4, activation=activation, act_param=0.1),
+                 lambda: nft.GroupNorm(2, 4)(x, activation=activation, act_param=0.1),
+                 lambda: nft.BatchNorm1d(4)(x, activation=activation, act_param=0.1),
+                 lambda: nft.InstanceNorm1d(4)(x, activation=activation, act_param=0.1),
+                 lambda: nft.ChannelAffine(4)(x, activation=activation, act_param=0.1),
+                 lambda: nft.group_norm(x, 2, activation=activation, act_param=0.1),
+                 lambda: nft.batch_norm(x, w, w, w, w, activation=activation, act_param=0.1),
+                 lambda: nft.batch_norm(x, None, None, training=True, activation=activation, act_param=0.1),
+                 lambda: nft.instance_norm(x, activation=activation, act_param=0.1),
+                 lambda: nft.channel_affine(x, None, None, activation=activation, act_param=0.1)):
+        with pytest.raises(ValueError, match="act_param is leaky_relu's slope or elu's alpha"):
+            call()
+
+
+@pytest.mark.parametrize("layer", [nft.GroupNorm(2, 4, activation="elu"), nft.BatchNorm1d(4, activation="elu")])
+def test_act_param_of_one_call_needs_its_activation(layer):
+    with pytest.raises(ValueError, match="act_param=0.1 was given to a layer that has its own, 'elu'"):
+        layer(torch.randn(2, 4, 3), act_param=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in nft.__all__ if isinstance(getattr(nft, name), type)
+                                  and issubclass(getattr(nft, name), nn.Module)])
+def test_faces_of_the_layers(name):
+    """Messages name the public class; the documentation has shapes, the call, errors, and for what is not the same for
+    another size of image, a source."""
+    kind = getattr(nft, name)
+    layer = kind(*((2, 4) if name == "GroupNorm" else (4,)))
+    with pytest.raises(TypeError, match=rf"^{name}\.__init__\(\) missing"):
+        kind()
+    with pytest.raises(TypeError, match=rf"^{name}\.forward\(\) got an unexpected keyword argument 'no_such'"):
+        layer(torch.randn(2, 4, 3), no_such=1)
+    assert pickle.loads(pickle.dumps(layer.forward)).__name__ == "forward"
+    if "as of normfuse.torch" not in kind.__doc__:
+        assert all(part in kind.__doc__ for part in ("Args:", "Call:", "Raises:", "arXiv:", "[N, C", "act_param"))
+
+
+def test_public_names():
+    names = {"BatchNorm2d", "ChannelAffine", "ConversionReport", "GroupNorm", "SyncBatchNorm", "autocast_to_float32",
+             "batch_norm", "channel_affine", "convert", "fold_batch_norm", "group_norm", "install", "revert", "uninstall"}
+    assert names < set(nft.__all__) and len(set(nft.__all__)) == len(nft.__all__)
+    exec("from normfuse.torch import *", space := {})
+    assert set(space) - {"__builtins__"} == set(nft.__all__)
+
+
 def test_activation_of_one_call():
     layer, x = nft.GroupNorm(2, 4), torch.randn(2, 4, 3)
     assert torch.equal(layer(x, activation="elu", act_param=0.5), nft.GroupNorm(2, 4, activation="elu",

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
 """normfuse for PyTorch: drop-ins for torch's normalization layers on CPU and CUDA."""
 
-from .functional import *  # noqa: F401,F403
-from .modules import *  # noqa: F401,F403
-from .convert import ConversionReport, convert, fold_batch_norm, revert  # noqa: F401
-from .install import install, uninstall  # noqa: F401
+from . import functional as _functional, modules as _modules
+from .convert import ConversionReport, convert, fold_batch_norm, revert
+from .functional import *  # noqa: F403
+from .install import install, uninstall
+from .modules import *  # noqa: F403
+
+__all__ = ["ConversionReport", "convert", "fold_batch_norm", "install", "revert", "uninstall", *_functional.__all__,
+           *_modules.__all__]

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from . import _operators
+from . import _decompositions, _operators
+from ._decompositions import activate, wide
 from ._operators import (WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops, straight,
                          unpack_saved)
 
@@ -48,21 +49,17 @@ def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: floa
     return dy * (tanh_softplus + z * z.sigmoid() * (1 - tanh_softplus.square()))
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _composite_z(u, weight, bias, scale, shift, post_add, moments):
     """The activation's argument [N, C, S], (u - mean)*rstd, what `moments` gives, and weight, bias, 1 + scale as they
     multiply [N, C, S]. `moments(x)` gives a function that averages over the values that share statistics (None: they are
     given, or there are none), mean and rstd, all to be broadcast to [N, C, S]."""
     flat = (u.shape[0], u.shape[1], -1) if u.numel() else (u.shape[0], u.shape[1], 0)
-    x = _wide(u).reshape(flat)
+    x = wide(u).reshape(flat)
 
     def per_channel(parameter, default):
         if parameter is None:
             return default
-        return _wide(parameter).reshape((1, -1, 1) if parameter.dim() == 1 else (*parameter.shape, 1))
+        return wide(parameter).reshape((1, -1, 1) if parameter.dim() == 1 else (*parameter.shape, 1))
 
     w, b = per_channel(weight, 1.0), per_channel(bias, 0.0)
     one_and_scale = 1.0 + per_channel(scale, 0.0)
@@ -70,7 +67,7 @@ def _composite_z(u, weight, bias, scale, shift, post_add, moments):
     normalized = (x - statistics[1]) * statistics[2]
     z = (normalized * w + b) * one_and_scale + per_channel(shift, 0.0)
     if post_add is not None:
-        z = z + _wide(post_add).reshape(flat)
+        z = z + wide(post_add).reshape(flat)
     return z, normalized, statistics, (w, b, one_and_scale)
 
 
@@ -79,13 +76,13 @@ def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_
     shape = u.shape
     z, normalized, (average, _, rstd), (w, b, one_and_scale) = _composite_z(u, weight, bias, scale, shift, post_add,
                                                                             moments)
-    dz = _activation_backward(_wide(dy).reshape(z.shape), z, activation, act_param)
+    dz = _activation_backward(wide(dy).reshape(z.shape), z, activation, act_param)
     toward = dz * (w * one_and_scale)
     if average is not None:
         toward = toward - average(toward) - normalized * average(toward * normalized)
     dx = (toward * rstd).reshape(shape)
     if du is not None:
-        dx = dx + _wide(du)
+        dx = dx + wide(du)
     sums, sums_of_products = dz.sum(2, keepdim=True), (dz * normalized).sum(2, keepdim=True)
 
     def gradient(value, parameter):
@@ -99,32 +96,11 @@ def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_
             None if post_add is None else dz.reshape(shape).to(u.dtype))
 
 
-def _activate(z: Tensor, activation: int, act_param: float) -> Tensor:
-    functions = torch.nn.functional
-    if activation == 0:
-        return z
-    if activation == 1:
-        return functions.relu(z)
-    if activation == 2:
-        return functions.leaky_relu(z, act_param)
-    if activation == 3:
-        return functions.silu(z)
-    if activation == 4:
-        return functions.gelu(z)
-    if activation == 5:
-        return functions.gelu(z, approximate="tanh")
-    if activation == 6:
-        return z * (z + 3).clamp(0, 6) / 6  # torch's on CUDA multiplies by 1/6 in f32, whatever z is
-    if activation == 7:
-        return functions.elu(z, act_param)
-    return functions.mish(z)
-
-
 def _composite_forward(x, weight, bias, scale, shift, pre_add, post_add, activation, act_param, moments):
     """y and u (or None) out of differentiable operations, for forward-mode derivatives."""
     u = x if pre_add is None else x + pre_add
     z, _, _, _ = _composite_z(u, weight, bias, scale, shift, post_add, moments)
-    y = _activate(z, activation, act_param).reshape(x.shape).to(x.dtype)
+    y = activate(z, activation, act_param).reshape(x.shape).to(x.dtype)
     return y, None if pre_add is None else u
 
 
@@ -371,6 +347,15 @@ def _has_tangent(args) -> bool:
         isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in args)
 
 
+def _register_kernel(name: str, kernel) -> None:
+    formula = _decompositions.formulas[name]
+
+    def kernel_or_formula(*args):
+        return formula(*args) if _decompositions.is_decomposing() else kernel(*args)
+
+    _operators._library.impl(name, kernel_or_formula, "Autograd")
+
+
 def _register_forward(name: str, backward, composite):
     op = getattr(ops, name).default
     function = _function(op, backward)
@@ -391,7 +376,7 @@ def _register_forward(name: str, backward, composite):
         with _below_autograd():
             return op(*args)
 
-    _operators._library.impl(name, kernel, "Autograd")
+    _register_kernel(name, kernel)
     return function
 
 
@@ -405,7 +390,7 @@ def _register_inference(name: str, differentiable: str) -> None:
         with _below_autograd():
             return op(*args)
 
-    _operators._library.impl(name, kernel, "Autograd")
+    _register_kernel(name, kernel)
 
 
 def _register_backward(name: str, composite) -> None:

@@ -21,11 +21,16 @@ def dtype(name: str, **tensors: Optional[Tensor]) -> None:
             raise NotImplementedError(f'"{name}" not implemented for \'{str(tensor.dtype).replace("torch.", "")}\'')
 
 
+def product(sizes) -> int:
+    """torch.Size.numel() makes constants of the sizes that torch.export takes as dynamic."""
+    result = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
 def values_per_channel(size) -> None:
-    values = size[0]
-    for extent in size[2:]:
-        values *= extent
-    if values == 1:
+    if size[0] * product(size[2:]) == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
 
 

@@ -43,6 +43,7 @@ class _Asked:
 # `_is_dynamo_compiling() or _compiler._is_compiling_flag` is _is_compiling() for one Python call less.
 _compiler = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _Asked()
 _is_grad_enabled = torch.is_grad_enabled
+_is_tracing = torch._C._is_tracing
 _any_requires_grad = torch._C._any_requires_grad
 _autocast_to_float32 = False
 
@@ -68,13 +69,32 @@ def _activation(activation: Optional[str], act_param: Optional[float]) -> Tuple[
     """The activation's number, and its parameter or the default of it."""
     _check_activation(activation)
     number, parameter = _NUMBERS[activation]
-    return number, parameter if act_param is None else float(act_param)
+    return number, parameter if act_param is None else _parameter(activation, act_param)
+
+
+def _parameter(activation: Optional[str], act_param: float) -> float:
+    if ACTIVATIONS[activation] not in DEFAULT_ACT_PARAM:
+        raise ValueError(f"act_param is leaky_relu's slope or elu's alpha, but activation is {activation!r}")
+    return float(act_param)
 
 
 def _check_activation(activation: Optional[str]) -> None:
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         names = ", ".join(name for name in ACTIVATIONS if name)
-        raise ValueError(f"activation must be None or one of {names}, but got {activation!r}") from None
+        raise ValueError(f"activation must be None or one of {names}, but got {activation!r}"
+                         f"{_said_right(activation)}") from None
+
+
+def _said_right(activation: Any) -> str:
+    """How to say what torch calls by another name: a module, its class, a function."""
+    name = activation if isinstance(activation, str) else getattr(activation, "__name__", type(activation).__name__)
+    name = {known.replace("_", ""): known for known in ACTIVATIONS if known}.get(name.lower().replace("_", ""))
+    if name is None:
+        return ""
+    if name == "gelu" and getattr(activation, "approximate", "none") == "tanh":
+        name = "gelu_tanh"
+    parameter = getattr(activation, "negative_slope", getattr(activation, "alpha", None))
+    return f": say activation={name!r}" + ("" if parameter is None else f", act_param={parameter}")
 
 
 def _under_autocast(input: Tensor) -> Tensor:
@@ -99,7 +119,7 @@ def _additions(input: Tensor, pre_add: Optional[Tensor], return_sum: bool,
 
 def _per_sample(parameter: Optional[Tensor]) -> Optional[Tensor]:
     """[N, C] of what may be [N, C, 1, ...]."""
-    if parameter is not None and parameter.dim() > 2 and parameter.shape[2:].numel() == 1:
+    if parameter is not None and parameter.dim() > 2 and _checks.product(parameter.shape[2:]) == 1:
         return parameter.reshape(parameter.shape[:2])
     return parameter
 
@@ -108,9 +128,9 @@ def _per_sample(parameter: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def _is_plain_eager() -> bool:
-    """Neither torch.compile nor torch.func nor forward-mode derivatives look on: past the dispatcher's layers for
-    them."""
-    return not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0)
+    """Neither torch.compile nor torch.func nor forward-mode derivatives nor torch.jit.trace look on: past the
+    dispatcher's layers for them."""
+    return not (_is_compiling() or _functorch_is_active() or forward_ad._current_level >= 0 or _is_tracing())
 
 
 def _needs_gradient(args) -> bool:
@@ -132,8 +152,9 @@ def _run(name: str, args: Tuple[Any, ...]):
 
 
 def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, ...]):
-    """The operator that saves what a backward needs, where there is to be one, or the one that does not."""
-    if return_sum or _needs_gradient(args):
+    """The operator that saves what a backward needs, where there is to be one, or the one that does not. A trace of
+    torch.jit has the second, whose derivatives are the first's, with gradients or without."""
+    if return_sum or _needs_gradient(args) and (_is_compiling() or not _is_tracing()):
         outputs = _run(name, args)
         return (outputs[0], outputs[1]) if return_sum else outputs[0]
     return _run(inference, args)
@@ -172,7 +193,9 @@ def group_norm(
         num_groups: divides C; the mean and the variance are those of each sample's C/num_groups adjacent channels.
         weight, bias: [C].
         eps: added to the variance.
-        activation, act_param: applied to the result; see the module's documentation.
+        activation: applied to the result: None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu" or
+            "mish".
+        act_param: leaky_relu's slope (0.01) or elu's alpha (1.0); of no other activation.
         pre_add: input's shape; added to input before the statistics are taken.
         return_sum: also return ``input + pre_add``, in input's dtype. Needs pre_add.
         post_add: input's shape; added before the activation.
@@ -183,7 +206,7 @@ def group_norm(
 
     Raises:
         RuntimeError: shapes do not fit, or C is not divisible by num_groups.
-        ValueError: a group has a single value; activation is not known.
+        ValueError: a group has a single value; activation is not known, or act_param means nothing to it.
     """
     if has_torch_function_variadic(input, weight, bias, pre_add, post_add, scale, shift):
         return handle_torch_function(
@@ -193,12 +216,12 @@ def group_norm(
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
-            parameter = float(act_param)
+            parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
         if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and not (
                 _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
-                forward_ad._current_level >= 0):  # as _is_plain_eager()
+                forward_ad._current_level >= 0 or _is_tracing()):  # as _is_plain_eager()
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
                                        bias is not None and bias.requires_grad):
                 return _apply_lean_group_norm(input, weight, bias, (num_groups, eps, number, parameter))
@@ -247,7 +270,8 @@ def batch_norm(
         A tensor of input's shape, dtype and layout; with return_sum a pair of it and the sum.
 
     Raises:
-        ValueError: a channel has a single value when training; eps is not positive; activation is not known.
+        ValueError: a channel has a single value when training; eps is not positive; activation is not known, or
+            act_param means nothing to it.
         RuntimeError: shapes do not fit; no running statistics in evaluation.
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_add, post_add):
@@ -271,13 +295,13 @@ def batch_norm(
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
-            parameter = float(act_param)
+            parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
         if pre_add is None and post_add is None and not return_sum and weight is not None and bias is not None and \
                 running_mean is not None and not (
                     _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
-                    forward_ad._current_level >= 0):  # as _is_plain_eager()
+                    forward_ad._current_level >= 0 or _is_tracing()):  # as _is_plain_eager()
             needs_gradient = _is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad)
             if training:
                 if needs_gradient:
@@ -347,7 +371,7 @@ def instance_norm(
         A tensor of input's shape, dtype and layout; with return_sum a pair of it and the sum.
 
     Raises:
-        ValueError: a channel of a sample has a single value; activation is not known.
+        ValueError: a channel of a sample has a single value; activation is not known, or act_param means nothing to it.
         RuntimeError: shapes do not fit; no running statistics where they are needed.
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_add, post_add):
@@ -356,7 +380,7 @@ def instance_norm(
             running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
             use_input_stats=use_input_stats, momentum=momentum, eps=eps, activation=activation, act_param=act_param,
             pre_add=pre_add, return_sum=return_sum, post_add=post_add)
-    if use_input_stats and input.shape[2:].numel() == 1:
+    if use_input_stats and _checks.product(input.shape[2:]) == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {input.shape}")
     if (running_mean is None) != (running_var is None):
         raise ValueError("running_mean and running_var must either both be None or neither be None")
@@ -366,7 +390,7 @@ def instance_norm(
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
-            parameter = float(act_param)
+            parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
         pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
@@ -414,7 +438,7 @@ def channel_affine(
 
     Raises:
         RuntimeError: shapes do not fit.
-        ValueError: activation is not known.
+        ValueError: activation is not known, or act_param means nothing to it.
     """
     if has_torch_function_variadic(input, scale, bias, post_add):
         return handle_torch_function(
@@ -423,7 +447,7 @@ def channel_affine(
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
-            parameter = float(act_param)
+            parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
         _, post_add = _additions(input, None, False, post_add)

@@ -11,28 +11,51 @@ A layer is called as its stock class is, and takes the tensors that can be fused
     z = normalized(u) * weight + bias [* (1 + scale) + shift] [+ post_add]
     y = activation(z)
 
-    input, pre_add, post_add   [N, C, spatial...], all of one shape and dtype
-    scale, shift               [N, C]                                              (GroupNorm)
+    input                      [N, C, spatial...]; f64, f32, f16 or bf16, whatever the parameters' dtype
+    pre_add, post_add          input's shape; converted to input's dtype
+    scale, shift               [N, C] or [N, C, 1, ...]                            (GroupNorm)
     return_sum=True            gives (y, u); needs pre_add
     activation, act_param      those of this call, where the layer has none of its own
 
-What stock rejects is rejected with stock's message: the checks are stock's own.
+The output has input's shape, dtype and memory layout. What stock rejects is rejected with stock's message: the checks
+are stock's own. Beyond them a ValueError says that an activation is not known, that it was given twice, or that
+act_param means nothing to it; a RuntimeError that an added tensor does not fit.
+
+While training, a batch norm that is called inside a backward pass leaves its running statistics as they are: that call
+recomputes what torch.utils.checkpoint did not keep, and the statistics saw the batch the first time.
+
+To torch.fx.symbolic_trace a layer is a leaf, as stock's are. torch.jit.trace takes layers, torch.jit.script does not.
 """
 from __future__ import annotations
 
+import types
 import warnings
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from . import functional
-from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d",
            "InstanceNorm2d", "InstanceNorm3d", "SyncBatchNorm"]
 
 _Output = Union[Tensor, tuple[Tensor, Tensor]]
+
+_graph_task = torch._C._current_graph_task_id
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+def _leaf(layer: torch.nn.Module, input: Proxy, **others: Any) -> Proxy:
+    """The layer's call as a node of the graph that torch.fx makes."""
+    given = {name: value for name, value in others.items() if value is not None and value is not False}
+    return input.tracer.create_proxy("call_module", input.tracer.path_of_module(layer), (input,), given)
+
+
+def _recomputes() -> bool:
+    """Whether a backward pass runs on this thread: a forward in it is that of a checkpoint, once more."""
+    return not _is_dynamo_compiling() and _graph_task() != -1
 
 
 class _Activated:
@@ -45,12 +68,21 @@ class _Activated:
     activation: Optional[str] = None
     act_param: Optional[float] = None
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Gives a public class functions of its own name, which is what Python's messages about arguments say."""
+        super().__init_subclass__(**keywords)
+        for name in ("__init__", "forward"):
+            shared = getattr(cls, name)
+            if not cls.__name__.startswith("_") and shared.__qualname__.startswith("_") and name not in cls.__dict__:
+                own = types.FunctionType(shared.__code__, shared.__globals__, name, shared.__defaults__,
+                                         shared.__closure__)
+                own.__kwdefaults__, own.__annotations__ = shared.__kwdefaults__, shared.__annotations__
+                own.__doc__, own.__module__ = shared.__doc__, cls.__module__
+                own.__qualname__ = f"{cls.__qualname__}.{name}"
+                setattr(cls, name, own)
+
     def _set_activation(self, activation: Optional[str], act_param: Optional[float]) -> None:
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be None or one of {', '.join(filter(None, ACTIVATIONS))}, but got "
-                             f"{activation!r}")
-        if act_param is not None and ACTIVATIONS[activation] not in DEFAULT_ACT_PARAM:
-            raise ValueError(f"act_param is leaky_relu's slope or elu's alpha, but activation is {activation!r}")
+        functional._activation(activation, act_param)
         if activation is not None:
             self.activation = activation
         if act_param is not None:
@@ -58,11 +90,19 @@ class _Activated:
 
     def _of_this_call(self, activation: Optional[str],
                       act_param: Optional[float]) -> tuple[Optional[str], Optional[float]]:
-        if activation is None:
+        if activation is None and act_param is None:
             return self.activation, self.act_param
         if self.activation is not None:
-            raise ValueError(f"activation={activation!r} was given to a layer that has its own, {self.activation!r}")
+            given = f"act_param={act_param}" if activation is None else f"activation={activation!r}"
+            raise ValueError(f"{given} was given to a layer that has its own, {self.activation!r}")
         return activation, act_param
+
+    def _is_leaf_for(self, input: Any) -> bool:
+        return isinstance(input, Proxy) and input.tracer.root is not self
+
+    def __prepare_scriptable__(self) -> Any:
+        raise RuntimeError(f"torch.jit.script cannot compile normfuse's {type(self).__name__}: use torch.jit.trace or "
+                           "torch.export, or first normfuse.torch.revert(model) where convert made it")
 
     def _activation_repr(self) -> str:
         text = "" if self.activation is None else f", activation={self.activation!r}"
@@ -76,14 +116,25 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
     """torch.nn.GroupNorm (Wu and He 2018, arXiv:1803.08494) with a fused activation, residuals and AdaGN's scale and
     shift, and statistics over the strips of an image that is cut over processes.
 
-    num_groups, num_channels, eps, affine, device, dtype, bias: as torch.nn.GroupNorm's.
-    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or
-        elu's alpha (1.0).
-    process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
-        hold together, cut along axis `sharded_dim` (2 or more, or negative) in rank order; strips may differ in size
-        and be empty, the other sizes are equal. Every process gets the same mean and rstd, to the bit, and the output
-        of its strip. Gradients of weight, bias, scale and shift are this strip's: sum them over the processes.
-        sharded_dim=None (the default): the input is whole, and process_group must be None.
+    Args:
+        num_groups, num_channels, eps, affine, device, dtype, bias: as torch.nn.GroupNorm's.
+        activation: None or the name of an activation of normfuse.torch.group_norm.
+        act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+        process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
+            hold together, cut along axis `sharded_dim` (2 or more, or negative) in rank order; strips may differ in
+            size and be empty, the other sizes are equal. Every process gets the same mean and rstd, to the bit, and the
+            output of its strip. Gradients of weight, bias, scale and shift are this strip's: sum them over the
+            processes. sharded_dim=None (the default): the input is whole, and process_group must be None.
+
+    Call:
+        layer(input, *, pre_add=None, return_sum=False, post_add=None, scale=None, shift=None, activation=None,
+        act_param=None) with input [N, C, spatial...] of any number of spatial axes; the others and what is returned as
+        of normfuse.torch.group_norm.
+
+    Raises:
+        ValueError: num_groups does not divide num_channels; a group of the input has one value; activation or act_param
+            is not known or given twice; process_group without sharded_dim.
+        RuntimeError: the input has other channels, or another tensor does not fit it.
     """
 
     process_group: Optional[Any] = None
@@ -105,7 +156,10 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None, shift: Optional[Tensor] = None,
                 activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
-        if activation is None:
+        if type(input) is not Tensor and self._is_leaf_for(input):
+            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
+                         shift=shift, activation=activation, act_param=act_param)
+        if activation is None and act_param is None:
             activation, act_param = self.activation, self.act_param
         else:
             activation, act_param = self._of_this_call(activation, act_param)
@@ -140,9 +194,12 @@ class _BatchNorm(_Activated):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
+        if type(input) is not Tensor and self._is_leaf_for(input):
+            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
+                         act_param=act_param)
         self._check_input_dim(input)
         momentum, training = self.momentum, self.training
-        if activation is None:
+        if activation is None and act_param is None:
             activation, act_param = self.activation, self.act_param
         else:
             activation, act_param = self._of_this_call(activation, act_param)
@@ -157,6 +214,8 @@ class _BatchNorm(_Activated):
         if training:
             if not self.track_running_stats:
                 running_mean = running_var = None
+            elif _recomputes():
+                momentum = 0.0
             elif batches is not None:
                 batches.add_(1)
                 if momentum is None:
@@ -168,18 +227,31 @@ class _BatchNorm(_Activated):
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
-    """torch.nn.BatchNorm1d (Ioffe and Szegedy 2015, arXiv:1502.03167): input [N, C] or [N, C, L].
+    """torch.nn.BatchNorm1d (Ioffe and Szegedy 2015, arXiv:1502.03167) with a fused activation and residuals.
 
-    The constructor is the stock class's, with activation=None (the name of an activation) and act_param=None
-    (leaky_relu's slope, elu's alpha) added."""
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype: as torch.nn.BatchNorm1d's.
+        activation: None or the name of an activation of normfuse.torch.group_norm.
+        act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+
+    Call:
+        layer(input, *, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None) with input
+        [N, C] or [N, C, L]; the others and what is returned as of normfuse.torch.batch_norm. Training takes the
+        statistics of the batch and updates the running ones, but inside a backward pass (see normfuse.torch.modules).
+
+    Raises:
+        ValueError: the input has another number of axes, or one value a channel while training; activation or act_param
+            is not known or given twice.
+        RuntimeError: the input has other channels, or another tensor does not fit it.
+    """
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
-    """torch.nn.BatchNorm2d: input [N, C, H, W]; constructor as BatchNorm1d's."""
+    """torch.nn.BatchNorm2d (arXiv:1502.03167): input [N, C, H, W]; all else as of normfuse.torch.BatchNorm1d."""
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
-    """torch.nn.BatchNorm3d: input [N, C, D, H, W]; constructor as BatchNorm1d's."""
+    """torch.nn.BatchNorm3d (arXiv:1502.03167): input [N, C, D, H, W]; all else as of normfuse.torch.BatchNorm1d."""
 
 
 class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
@@ -191,7 +263,8 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     momentum=None neither. Gradients of weight and bias are those of this process's batch, as stock's are: what averages
     gradients over processes (DistributedDataParallel) averages them too.
 
-    The constructor is the stock class's, with activation=None and act_param=None added.
+    The constructor is the stock class's, with activation=None and act_param=None added. Input [N, C] or
+    [N, C, spatial...]; the call, what it returns and raises as of normfuse.torch.BatchNorm1d.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
@@ -204,6 +277,9 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
+        if type(input) is not Tensor and self._is_leaf_for(input):
+            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
+                         act_param=act_param)
         from . import distributed
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
@@ -211,14 +287,18 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
             return super().forward(input, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
                                    activation=activation, act_param=act_param)
         running_mean = running_var = batches = None
+        momentum = self.momentum
         if self.track_running_stats:
             running_mean, running_var = self.running_mean, self.running_var
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                batches = self.num_batches_tracked
+            if _recomputes():
+                momentum = 0.0
+            else:
+                self.num_batches_tracked.add_(1)
+                if momentum is None:
+                    batches = self.num_batches_tracked
         activation, act_param = self._of_this_call(activation, act_param)
         return distributed.batch_norm(input, running_mean, running_var, self.weight, self.bias,
-                                      0.0 if self.momentum is None else self.momentum, self.eps,
+                                      0.0 if momentum is None else momentum, self.eps,
                                       batches_tracked=batches, process_group=self.process_group, pre_add=pre_add,
                                       return_sum=return_sum, post_add=post_add, activation=activation,
                                       act_param=act_param)
@@ -263,6 +343,9 @@ class _InstanceNorm(_Activated):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
+        if type(input) is not Tensor and self._is_leaf_for(input):
+            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
+                         act_param=act_param)
         self._check_input_dim(input)
         unbatched = input.dim() == self._get_no_batch_dim()
         self._check_channels(input, 0 if unbatched else 1)
@@ -271,7 +354,8 @@ class _InstanceNorm(_Activated):
         activation, act_param = self._of_this_call(activation, act_param)
         output = functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias,
                                           self.training or not self.track_running_stats,
-                                          0.0 if self.momentum is None else self.momentum, self.eps, pre_add=pre_add,
+                                          0.0 if self.momentum is None or _recomputes() else self.momentum, self.eps,
+                                          pre_add=pre_add,
                                           return_sum=return_sum, post_add=post_add, activation=activation,
                                           act_param=act_param)
         if not unbatched:
@@ -289,27 +373,52 @@ class _InstanceNorm(_Activated):
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
-    """torch.nn.InstanceNorm1d (Ulyanov et al. 2016, arXiv:1607.08022): input [N, C, L] or [C, L].
+    """torch.nn.InstanceNorm1d (Ulyanov et al. 2016, arXiv:1607.08022) with a fused activation and residuals.
 
-    The constructor is the stock class's, with activation=None (the name of an activation) and act_param=None
-    (leaky_relu's slope, elu's alpha) added."""
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype: as torch.nn.InstanceNorm1d's.
+        activation: None or the name of an activation of normfuse.torch.group_norm.
+        act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+
+    Call:
+        layer(input, *, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None) with input
+        [N, C, L] or [C, L]; the others and what is returned as of normfuse.torch.instance_norm.
+
+    Raises:
+        ValueError: the input has another number of axes, one value a channel, or, with affine, other channels;
+            activation or act_param is not known or given twice.
+        RuntimeError: another tensor does not fit the input.
+    """
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    """torch.nn.InstanceNorm2d: input [N, C, H, W] or [C, H, W]; constructor as InstanceNorm1d's."""
+    """torch.nn.InstanceNorm2d (arXiv:1607.08022): input [N, C, H, W] or [C, H, W]; all else as of
+    normfuse.torch.InstanceNorm1d."""
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    """torch.nn.InstanceNorm3d: input [N, C, D, H, W] or [C, D, H, W]; constructor as InstanceNorm1d's."""
+    """torch.nn.InstanceNorm3d (arXiv:1607.08022): input [N, C, D, H, W] or [C, D, H, W]; all else as of
+    normfuse.torch.InstanceNorm1d."""
 
 
 class ChannelAffine(_Activated, torch.nn.Module):
-    """y = activation(weight * x + bias [+ post_add]) per channel: a batch norm whose statistics never change, or FiLM's
-    last step with learned constants. input [N, C, spatial...].
+    """y = activation(weight * x + bias [+ post_add]) per channel: a batch norm whose statistics never change, or the
+    last step of FiLM (Perez et al. 2017, arXiv:1709.07871) with learned constants.
 
-    num_channels: C. bias=False: no bias. device, dtype: of the parameters, weight [C] of ones and bias [C] of zeros.
-    activation: None or the name of an activation of normfuse.torch.group_norm; act_param: leaky_relu's slope (0.01) or
-        elu's alpha (1.0).
+    Args:
+        num_channels: C.
+        bias: False: no bias.
+        activation: None or the name of an activation of normfuse.torch.group_norm.
+        act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+        device, dtype: of the parameters, weight [C] of ones and bias [C] of zeros.
+
+    Call:
+        layer(input, *, post_add=None, activation=None, act_param=None) with input [N, C, spatial...]; gives a tensor of
+        input's shape, dtype and layout.
+
+    Raises:
+        ValueError: activation or act_param is not known or given twice.
+        RuntimeError: the input has other channels, or post_add does not fit it.
     """
 
     def __init__(self, num_channels: int, *, bias: bool = True, activation: Optional[str] = None,
@@ -329,6 +438,8 @@ class ChannelAffine(_Activated, torch.nn.Module):
 
     def forward(self, input: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> Tensor:
+        if type(input) is not Tensor and self._is_leaf_for(input):
+            return _leaf(self, input, post_add=post_add, activation=activation, act_param=act_param)
         activation, act_param = self._of_this_call(activation, act_param)
         return functional.channel_affine(input, self.weight, self.bias, post_add=post_add, activation=activation,
                                          act_param=act_param)

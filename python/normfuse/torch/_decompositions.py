@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""The operators out of aten's, for exported programs: ExportedProgram.run_decompositions(), and what builds on it, such
+as torch.onnx.export, leaves no `normfuse.*`.
+
+Values are centred twice, in f32 (f64 for f64): by their mean as a sum in f32 gives it, then by the mean of what is
+left. So a large mean costs no digits; docs/numerics.md has the bound. What is fused is one computation here as well,
+rounded once to x's dtype.
+
+With its default table run_decompositions() decomposes those custom operators that are CompositeImplicitAutograd.
+`normfuse::decomposition`, which nothing calls, is one and stands for all of ours: while it is being decomposed, so are
+they (`is_decomposing`). They are none themselves, since torch.compile would then take them apart as well. A table
+without it (`del table[torch.ops.normfuse.decomposition.default]`) keeps them.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from . import _operators
+from ._operators import ops
+
+# ---- formulas -------------------------------------------------------------------------------------------------------
+
+
+def wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def activate(z: Tensor, activation: int, act_param: float) -> Tensor:
+    functions = torch.nn.functional
+    if activation == 0:
+        return z
+    if activation == 1:
+        return functions.relu(z)
+    if activation == 2:
+        return functions.leaky_relu(z, act_param)
+    if activation == 3:
+        return functions.silu(z)
+    if activation == 4:
+        return functions.gelu(z)
+    if activation == 5:
+        return functions.gelu(z, approximate="tanh")
+    if activation == 6:
+        return z * (z + 3).clamp(0, 6) / 6  # torch's on CUDA multiplies by 1/6 in f32, whatever z is
+    if activation == 7:
+        return functions.elu(z, act_param)
+    return functions.mish(z)
+
+
+def _shaped(parameter: Tensor, x: Tensor) -> Tensor:
+    """[C] or [N, C] to be broadcast to x."""
+    shape = (1, -1) if parameter.dim() == 1 else parameter.shape
+    return wide(parameter).reshape(*shape, *(1,) * (x.dim() - 2))
+
+
+def _of_groups(groups: int) -> Callable[[Tensor], Tensor]:
+    """The mean over the values that share statistics, to be broadcast to x."""
+
+    def average(x: Tensor) -> Tensor:
+        n, c = x.shape[:2]
+        if groups == c and x.dim() > 2:
+            return x.mean(tuple(range(2, x.dim())), keepdim=True)
+        mean = x.reshape(n, groups, -1).mean(2, keepdim=True)
+        return mean.expand(n, groups, c // groups).reshape(n, c, *(1,) * (x.dim() - 2))
+
+    return average
+
+
+def _of_batch(x: Tensor) -> Tensor:
+    return x.mean((0, *range(2, x.dim())), keepdim=True)
+
+
+def _finish(u, normalized, weight, bias, scale, shift, post_add, activation, act_param):
+    z = normalized
+    if weight is not None:
+        z = z * _shaped(weight, u)
+    if bias is not None:
+        z = z + _shaped(bias, u)
+    if scale is not None:
+        z = z * (1.0 + _shaped(scale, u))
+    if shift is not None:
+        z = z + _shaped(shift, u)
+    if post_add is not None:
+        z = z + wide(post_add)
+    return activate(z, activation, act_param).to(u.dtype)
+
+
+def _normalize(u, average, eps):
+    """(u - mean) * rstd, and the mean in f64, the variance and rstd of what `average` averages over."""
+    values = wide(u)
+    near = average(values)
+    values = values - near
+    rest = average(values)
+    values = values - rest
+    variance = average(values * values)
+    rstd = (variance + eps).rsqrt()
+    return values * rstd, near.double() + rest.double(), variance, rstd
+
+
+def _sum(x: Tensor, pre_add: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    """The tensor that is normalized, and the operator's output of it."""
+    return (x, x.new_empty(0)) if pre_add is None else (x + pre_add,) * 2
+
+
+def _update(running_mean: Tensor, mean: Tensor, running_var: Tensor, variance: Tensor, count: int,
+            momentum: float) -> None:
+    for running, new in ((running_mean, mean), (running_var, variance.double() * (count / (count - 1)))):
+        running.copy_(running.double() * (1.0 - momentum) + new * momentum)
+
+
+def _of_samples(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
+    """Group norm's outputs and the variance, with statistics that are [N, C]."""
+    u, written = _sum(x, pre_add)
+    normalized, *statistics = _normalize(u, _of_groups(groups), eps)
+    y = _finish(u, normalized, weight, bias, scale, shift, post_add, activation, act_param)
+    mean, variance, rstd = (t.flatten(1) for t in statistics)
+    return y, written, mean, variance, rstd
+
+
+def _group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
+    y, written, mean, _, rstd = _of_samples(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation,
+                                            act_param)
+    each = x.shape[1] // groups
+    return y, written, mean[:, ::each], rstd[:, ::each]
+
+
+def _instance_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
+                   act_param):
+    y, written, mean, variance, rstd = _of_samples(x, weight, bias, None, None, pre_add, post_add, x.shape[1], eps,
+                                                   activation, act_param)
+    if running_mean is not None:
+        _update(running_mean, mean.mean(0), running_var, variance.mean(0), x.numel() // (x.shape[0] * x.shape[1]),
+                momentum)
+    return y, written, mean, rstd
+
+
+def _batch_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation, act_param):
+    u, written = _sum(x, pre_add)
+    normalized, mean, variance, rstd = _normalize(u, _of_batch, eps)
+    y = _finish(u, normalized, weight, bias, None, None, post_add, activation, act_param)
+    if running_mean is not None:
+        _update(running_mean, mean.flatten(), running_var, variance.flatten(), x.numel() // x.shape[1], momentum)
+    return y, written, mean.flatten(), rstd.flatten()
+
+
+def _batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation, act_param):
+    u, written = _sum(x, pre_add)
+    normalized = (wide(u) - _shaped(running_mean, u)) * (_shaped(running_var, u) + eps).rsqrt()
+    return _finish(u, normalized, weight, bias, None, None, post_add, activation, act_param), written
+
+
+def _channel_affine(x, scale, bias, post_add, activation, act_param):
+    return _finish(x, wide(x), scale, bias, None, None, post_add, activation, act_param)
+
+
+def _first(formula: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: formula(*args)[0]
+
+
+formulas = {
+    "group_norm": _group_norm,
+    "group_norm_inference": _first(_group_norm),
+    "instance_norm": _instance_norm,
+    "batch_norm": _batch_norm,
+    "batch_norm_evaluate": _batch_norm_evaluate,
+    "batch_norm_inference": _first(_batch_norm_evaluate),
+    "channel_affine": _channel_affine,
+}
+
+# ---- registration ---------------------------------------------------------------------------------------------------
+
+_IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+_operators._library.define("decomposition(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_operators._library.impl("decomposition", torch.clone, "CompositeImplicitAutograd")
+_mark = ops.decomposition.default
+_mark.py_impl(_IMPLICIT)(torch.clone)
+
+
+def is_decomposing() -> bool:
+    """Whether run_decompositions() is at work: while it is, operators of its table have Python kernels for every
+    backend, and those that it is to keep have another decomposition."""
+    return torch._C.DispatchKey.CPU in _mark.py_kernels and _mark.py_kernels[_IMPLICIT] is torch.clone
