@@ -346,8 +346,10 @@ def test_faces_of_the_layers(name):
     with pytest.raises(TypeError, match=rf"^{name}\.forward\(\) got an unexpected keyword argument 'no_such'"):
         layer(torch.randn(2, 4, 3), no_such=1)
     assert pickle.loads(pickle.dumps(layer.forward)).__name__ == "forward"
-    if "as of normfuse.torch" not in kind.__doc__:
-        assert all(part in kind.__doc__ for part in ("Args:", "Call:", "Raises:", "arXiv:", "[N, C", "act_param"))
+    text = " ".join(kind.__doc__.split()).lower()
+    if "all else as of normfuse.torch" not in text:
+        assert all(part in text for part in ("call", "raises", "[n, c", "act_param"))
+    assert "arxiv" in text or name == "SyncBatchNorm"
 
 
 def test_public_names():
