@@ -299,8 +299,8 @@ def only_reader(block: nn.Module, node: torch.fx.Node, passed: list[torch.fx.Nod
     return None
 
 
-def passes_through(block: nn.Module) -> Optional[str]:
-    """The name of the child whose call with the block's one argument is all that the block's forward does."""
+def last_call(block: nn.Module) -> Optional[str]:
+    """The name of the child whose output is what the block's forward, of one argument, gives, read by nothing else."""
     signature = Signature(plain_class(type(block)).forward)
     if signature.has_rest or len(signature.names) != 1:
         return None
@@ -310,11 +310,13 @@ def passes_through(block: nn.Module) -> Optional[str]:
             (graph, _), = traces(block, (mode,)).values()
         except (Untraceable, ValueError):  # or more than one kind of call
             return None
-        nodes = list(graph.nodes)
-        if [node.op for node in nodes] != ["placeholder", "call_module", "output"] \
-                or plain_input(nodes[1]) is not nodes[0] or nodes[2].args != (nodes[1],):
+        value = next(node for node in graph.nodes if node.op == "output").args[0]
+        while isinstance(value, torch.fx.Node) and len(value.users) == 1 and plain_input(value) is not None and type(
+                called_module(block, value)) is nn.Identity:
+            value = value.args[0]
+        if not isinstance(value, torch.fx.Node) or value.op != "call_module" or len(value.users) != 1:
             return None
-        names.add(str(nodes[1].target))
+        names.add(str(value.target))
     name = names.pop() if len(names) == 1 else ""
     return name if name in block._modules else None
 
@@ -334,6 +336,25 @@ def addend(node: torch.fx.Node, value: torch.fx.Node) -> Optional[torch.fx.Node]
     if first is value:
         return second
     return first if second is value and not overwrites else None
+
+
+def scale_and_shift(node: torch.fx.Node) -> Optional[tuple[torch.fx.Node, ...]]:
+    """(scale, shift, 1 + scale, the sum) of `node * (1 + scale) + shift`."""
+    product = next(iter(node.users)) if len(node.users) == 1 else None
+    if product is None or product.target not in (operator.mul, operator.imul, torch.mul, "mul") or product.kwargs \
+            or len(product.args) != 2 or len(product.users) != 1:
+        return None
+    factor = product.args[0] if product.args[1] is node else product.args[1]
+    if product.target is operator.imul and factor is product.args[0]:
+        return None  # what it overwrites may be read elsewhere
+    if factor is node or not isinstance(factor, torch.fx.Node) or factor.target not in (operator.add, torch.add, "add") \
+            or len(factor.args) != 2 or factor.kwargs:
+        return None
+    scale = next((other for one, other in (factor.args, factor.args[::-1])
+                  if type(one) in (int, float) and one == 1 and isinstance(other, torch.fx.Node)), None)
+    total = next(iter(product.users))
+    shift = addend(total, product)
+    return None if scale is None or shift is None else (scale, shift, factor, total)
 
 
 def overwrites(node: torch.fx.Node) -> bool:
@@ -439,15 +460,19 @@ def memory(block: nn.Module, graph: torch.fx.Graph,
 
 
 def why_not_later(block: nn.Module, graph: torch.fx.Graph, node: torch.fx.Node, layer: nn.Module, end: torch.fx.Node,
-                  gone: set[torch.fx.Node], known: dict[nn.Module, Effects], assumptions: Assumptions) -> Optional[str]:
-    """Why the call of a layer cannot be made at a later node: something between changes what the layer reads, or reads
-    or changes the layer's statistics. None where nothing does; `assumptions` then has what that rests on."""
+                  gone: set[torch.fx.Node], known: dict[nn.Module, Effects], assumptions: Assumptions,
+                  factor: Optional[torch.fx.Node] = None) -> Optional[str]:
+    """Why the call of a layer (and `factor`, which reads another value) cannot be made at a later node: something
+    between changes what they read, or reads or changes the layer's statistics. None where nothing does; `assumptions`
+    then has what that rests on."""
     homes = memory(block, graph, known)
     buffers = {id(buffer) for buffer in layer.buffers()}
     own = {name for name, buffer in block.named_buffers(remove_duplicate=False) if id(buffer) in buffers}
     own |= {name for name, module in block.named_modules(remove_duplicate=False) if module is layer}
-    source, trusted = homes[node.args[0]], [called_module(block, node.args[0])]
-    between = node.next
+    moved = [n for n in graph.nodes if n is node or n is factor]
+    values = [value for n in moved for value in n.all_input_nodes]
+    source, trusted = set().union(*(homes[value] for value in values)), [called_module(block, v) for v in values]
+    between = moved[0].next
     while between is not end:
         module = called_module(block, between)
         given = set().union(*(homes[n] for n in between.all_input_nodes)) if between.all_input_nodes else set()
@@ -666,7 +691,11 @@ def _rewritten_class(original: type, sources: Sources) -> type:
     signature = Signature(original.forward)
     tensors = {n: kind[0] for n in range(signature.positional + 1)
                if (kind := signature.kind_of((torch.empty(0),) * n, {})) is not None}
+    # With the signature and the arguments' names of its own, for torch.export, torch.fx and inspect.
+    called = types.FunctionType(RewrittenBlock.forward.__code__, RewrittenBlock.forward.__globals__)
+    functools.update_wrapper(called, original.forward)
     rewritten = type(original.__name__, (RewrittenBlock, original), {
+        "forward": called,
         "__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
         "_normfuse_original": original, "_normfuse_sources": sources, "_normfuse_forward": forward,
         "_normfuse_signature": signature, "_normfuse_tensors": tensors, "_normfuse_bodies": bodies})

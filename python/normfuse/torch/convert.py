@@ -14,38 +14,18 @@ the last one in a container that the block calls, such as nn.Sequential(convolut
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-from typing import Any, Optional, Union
+from typing import Any, Mapping, Optional, Union
 
 import torch
 import torch.fx
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import _blocks, functional, modules
+from . import _activations, _blocks, _rules, functional, modules
+from ._rules import Rule, takes_activation
 from ._watch import hooked, plain_class
 from .modules import _Activated
 
 __all__ = ["ConversionReport", "FoldedBatchNorm", "LayerReport", "convert", "fold_batch_norm", "revert"]
-
-_REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for name in (
-    "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
-    "SyncBatchNorm")}
-_OURS = frozenset(_REPLACEMENTS.values())
-_STOCK_BASES = (nn.GroupNorm, nn.modules.batchnorm._NormBase)
-# Classes of other packages by module and name, so that nothing is imported for them.
-# Subclasses whose forward is the stock class's as long as the attributes named here are false.
-_SAME_AS_STOCK = {("timm.layers.norm", "GroupNorm"): (nn.GroupNorm, ("fast_norm", "_fast_norm"))}
-# Subclasses whose forward is the stock class's, then their children drop and act; likewise.
-_WITH_OWN_ACTIVATION = {
-    ("timm.layers.norm_act", "BatchNormAct2d"): (nn.BatchNorm2d, ()),
-    ("timm.layers.norm_act", "SyncBatchNormAct"): (nn.SyncBatchNorm, ()),
-    ("timm.layers.norm_act", "GroupNormAct"): (nn.GroupNorm, ("_fast_norm",)),
-}
-# Batch norms that always evaluate, with buffers weight, bias, running_mean, running_var and an attribute eps; the
-# second also has drop and act.
-_FROZEN = {("torchvision.ops.misc", "FrozenBatchNorm2d"): False, ("timm.layers.norm_act", "FrozenBatchNormAct2d"): True}
 
 # ---- report ---------------------------------------------------------------------------------------------------------
 
@@ -89,75 +69,38 @@ class ConversionReport:
                           f"what follows, {len(self.left)} left", *map(str, self.layers)])
 
 
-# ---- activations ----------------------------------------------------------------------------------------------------
-
-_Choice = tuple[str, Optional[float]]  # activation, act_param
-
-
-def _module_activation(module: Optional[nn.Module]) -> Optional[_Choice]:
-    """What an activation module computes; None for any other."""
-    kind = type(module)
-    if kind in _MODULES:
-        return _MODULES[kind], None
-    if kind is nn.LeakyReLU:
-        return "leaky_relu", float(module.negative_slope)
-    if kind is nn.ELU:
-        return "elu", float(module.alpha)
-    if kind is nn.GELU:
-        return "gelu" if module.approximate == "none" else "gelu_tanh", None
-    return None
-
-
-_MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Mish: "mish"}
-_FUNCTIONS = {F.relu: "relu", F.relu_: "relu", torch.relu: "relu", torch.relu_: "relu", F.silu: "silu",
-              F.hardswish: "hardswish", F.mish: "mish", F.gelu: "gelu", F.leaky_relu: "leaky_relu",
-              F.leaky_relu_: "leaky_relu", F.elu: "elu", F.elu_: "elu"}
-_METHODS = {"relu": "relu", "relu_": "relu"}
-# The parameter of each function, by name and position.
-_PARAMETERS = {"leaky_relu": "negative_slope", "elu": "alpha"}
-
-
-def _function_activation(node: torch.fx.Node) -> Optional[_Choice]:
-    """What a call of an activation function computes; None for any other, or where an argument is not a constant."""
-    name = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, {}).get(node.target)
-    if name is None:
-        return None
-    rest, kwargs = list(node.args[1:]), dict(node.kwargs)
-    kwargs.pop("inplace", None)
-    if name == "gelu":
-        approximate = kwargs.pop("approximate", "none")
-        return ({"none": "gelu", "tanh": "gelu_tanh"}[approximate], None) if not rest and not kwargs else None
-    if name in _PARAMETERS:
-        parameter = rest.pop(0) if rest else kwargs.pop(_PARAMETERS[name], None)
-        rest = rest[1:]  # inplace
-        if rest or kwargs or not isinstance(parameter, (int, float, type(None))):
-            return None
-        return name, None if parameter is None else float(parameter)
-    return (name, None) if len(rest) <= 1 and not kwargs else None
-
-
-def _apply_activation(z: Tensor, activation: Optional[str], act_param: Optional[float]) -> Tensor:
-    return z if activation is None else functional.channel_affine(z, None, None, activation=activation,
-                                                                  act_param=act_param)
-
-
 def fused_call(layer: nn.Module, input: Tensor, post_add: Optional[Tensor],
-               activation: Union[nn.Module, _Choice]) -> Tensor:
+               activation: Union[nn.Module, _activations.Choice]) -> Tensor:
     """activation(layer(input) [+ post_add]), in one call where that is the same: what a rewritten block does.
 
     That the modules are still what they were is looked up in each call. They are called one after the other where
     someone has hooked or replaced one of them since, or where the addition would broadcast or promote."""
     module = isinstance(activation, nn.Module)
-    choice = _module_activation(activation) if module else activation
+    choice = _activations.of_module(activation) if module else activation
     fits = post_add is None or (isinstance(post_add, Tensor) and post_add.shape == input.shape
                                 and post_add.dtype == input.dtype and post_add.device == input.device)
-    if (fits and choice is not None and isinstance(layer, _Activated) and layer.activation is None
+    if (fits and choice is not None and takes_activation(layer)
             and not hooked(layer) and not (module and hooked(activation))):
         return layer(input, post_add=post_add, activation=choice[0], act_param=choice[1])
     output = layer(input)
     if post_add is not None:
         output = output + post_add
-    return activation(output) if module else _apply_activation(output, *activation)
+    return activation(output) if module else _activations.apply(output, *activation)
+
+
+def fused_adaptive_call(layer: nn.Module, input: Tensor, scale: Tensor, shift: Tensor,
+                        activation: Union[nn.Module, _activations.Choice]) -> Tensor:
+    """activation(layer(input) * (1 + scale) + shift), of a group norm; see fused_call."""
+    module = isinstance(activation, nn.Module)
+    choice = _activations.of_module(activation) if module else activation
+    per_channel = (*input.shape[:2], *(1,) * (input.dim() - 2))
+    fits = all(isinstance(t, Tensor) and t.shape == per_channel and t.dtype == input.dtype and t.device == input.device
+               for t in (scale, shift))
+    if (fits and choice is not None and takes_activation(layer) and isinstance(layer, modules.GroupNorm)
+            and not hooked(layer) and not (module and hooked(activation))):
+        return layer(input, scale=scale, shift=shift, activation=choice[0], act_param=choice[1])
+    output = layer(input) * (1 + scale) + shift
+    return activation(output) if module else _activations.apply(output, *activation)
 
 
 def call_both(layer: nn.Module, activation: Any, *arguments: Any) -> Any:
@@ -167,100 +110,10 @@ def call_both(layer: nn.Module, activation: Any, *arguments: Any) -> Any:
     return activation(layer(*arguments))
 
 
-# ---- layers of other packages ---------------------------------------------------------------------------------------
-
-
-class _Foreign:
-    """Mixin of what such layers become: a subclass of their own class, of the same name."""
-
-    _normfuse_stock: type
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        return (_new_foreign, (self._normfuse_stock,), *reduced[2:])
-
-
-class _WithOwnActivation(_Foreign):
-    """A layer of ours, then what the class has of its own: drop and act, in one call where that is the same."""
-
-    _normfuse_base: type
-
-    def _own_activation(self) -> Optional[_Choice]:
-        drop, act = getattr(self, "drop", None), getattr(self, "act", None)
-        if drop is not None and (type(drop) is not nn.Identity or hooked(drop)):
-            return None
-        return None if act is None or hooked(act) else _module_activation(act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        choice = self._own_activation()
-        if choice is not None:
-            return self._normfuse_base.forward(self, x, activation=choice[0], act_param=choice[1])
-        x = self._normfuse_base.forward(self, x)
-        for name in ("drop", "act"):
-            child = getattr(self, name, None)
-            x = x if child is None else child(x)
-        return x
-
-
-class _Frozen(_Foreign, _Activated):
-    """A batch norm that always evaluates, with all four of its tensors in buffers."""
-
-    def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> Tensor:
-        activation, act_param = self._of_this_call(activation, act_param)
-        if x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type):
-            return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
-                                         self.eps, activation=activation, act_param=act_param, post_add=post_add)
-        output = self._normfuse_stock.forward(self, x)  # in the wider of the two types
-        if post_add is not None:
-            output = output + post_add
-        return _apply_activation(output, activation, act_param)
-
-
-class _FrozenWithOwnActivation(_WithOwnActivation, _Frozen):
-    _normfuse_base = _Frozen
-
-
-@functools.cache
-def _foreign_class(stock: type) -> type:
-    """Our subclass of another package's class."""
-    known = (stock.__module__, stock.__qualname__)
-    members: dict[str, Any] = {"__module__": stock.__module__, "__qualname__": stock.__qualname__,
-                               "__doc__": stock.__doc__, "_normfuse_stock": stock}
-    if known in _FROZEN:
-        return type(stock.__name__, (_FrozenWithOwnActivation if _FROZEN[known] else _Frozen, stock), members)
-    base = _REPLACEMENTS[_WITH_OWN_ACTIVATION[known][0]]
-    return type(stock.__name__, (_WithOwnActivation, base, stock), {**members, "_normfuse_base": base})
-
-
-def _new_foreign(stock: type) -> nn.Module:
-    ours = _foreign_class(stock)
-    return ours.__new__(ours)
-
-
-def synchronized_class(kind: type, plain: type) -> Optional[type]:
-    """What SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass of ours
-    that keeps what the class does after the norm. None where the class has code that no other has."""
-    stock = plain_class(kind)
-    base, _ = _WITH_OWN_ACTIVATION.get((stock.__module__, stock.__qualname__), (None, ()))
-    if base in (nn.BatchNorm2d, nn.SyncBatchNorm):
-        return _foreign_class(getattr(importlib.import_module(stock.__module__), "SyncBatchNormAct"))
-    known = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm, modules._BatchNorm, modules.SyncBatchNorm)
-    return plain if kind.forward in [base.forward for base in known] else None
-
-
-def _is_normalization(module: nn.Module) -> bool:
-    return isinstance(module, (*_STOCK_BASES, _Frozen)) or _known_as(module) in _FROZEN
-
-
-def _known_as(module: nn.Module) -> tuple[str, str]:
-    return type(module).__module__, type(module).__qualname__
-
-
 # ---- convert --------------------------------------------------------------------------------------------------------
 
 
-def convert(model: nn.Module) -> ConversionReport:
+def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionReport:
     """Makes normfuse layers of the model's stock normalization layers, in place, and folds what follows them.
 
     model: any module, a single layer included. Its layers of exactly the stock classes GroupNorm, BatchNorm1d/2d/3d,
@@ -281,12 +134,13 @@ def convert(model: nn.Module) -> ConversionReport:
     forward was rewritten runs its own again while something that the forward reads is not what it was, and warns once.
     Converting again folds what can be folded now. revert(model) undoes it.
     """
+    _rules.check(rules)
     layers = {}  # in the order of named_modules()
     for name, module in list(model.named_modules()):
         if _blocks.is_rewritten(module):
             _blocks.restore(module)  # and folded anew below, as its attributes are now
-        if _is_normalization(module):
-            layers[module] = LayerReport(name, type(module).__name__, *_convert_layer(module))
+        if _rules.is_normalization(module, rules):
+            layers[module] = LayerReport(name, type(module).__name__, *_rules.convert_layer(module, rules))
     owners, fold = _owners(model), _Folding(layers)
     for block in fold.callers(owners):
         fold.block(block)
@@ -294,7 +148,7 @@ def convert(model: nn.Module) -> ConversionReport:
         layers[module].folded += what
         layers[module].reason = None
     for module, layer in layers.items():
-        if layer.done and not layer.folded and layer.reason is None and _takes_activation(module):
+        if layer.done and not layer.folded and layer.reason is None and takes_activation(module):
             layer.reason = "nothing that can be folded follows it in the code that calls it"
     return ConversionReport(list(layers.values()))
 
@@ -302,52 +156,16 @@ def convert(model: nn.Module) -> ConversionReport:
 def revert(model: nn.Module) -> None:
     """Undoes convert, in place: layers, activations and blocks are what they were. Parameters and buffers keep the
     values that they have now. Layers that were made as normfuse's stay so, and so does what fold_batch_norm did."""
+    for name, module in model.named_modules():
+        if (isinstance(module, _blocks.RewrittenBlock) and not _blocks.is_rewritten(module)
+                or "_normfuse_converted_from" in module.__dict__ and not _rules.is_ours(type(module))):
+            raise RuntimeError(f"{name or 'the model'} became a {type(module).__name__} after convert(), as parametrize "
+                               "and fully_shard make of a module: undo that first, or revert before it")
     for module in list(model.modules()):
         if _blocks.is_rewritten(module):
             _blocks.restore(module)
         if "_normfuse_converted_from" in module.__dict__:
             module.__class__ = module.__dict__.pop("_normfuse_converted_from")
-
-
-def _convert_layer(module: nn.Module) -> tuple[bool, tuple[str, ...], Optional[str]]:
-    kind = type(module)
-    if kind in _OURS or issubclass(kind, _Foreign):
-        return True, *_own(module)
-    stock = kind
-    known = _SAME_AS_STOCK.get(_known_as(module)) or _WITH_OWN_ACTIVATION.get(_known_as(module))
-    if known is not None:
-        stock, switches = known
-        on = [switch for switch in switches if getattr(module, switch, False)]
-        if on:
-            return False, (), f"its {on[0]} is on"
-    if stock not in _REPLACEMENTS and _known_as(module) not in _FROZEN:
-        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-            return False, (), "it is lazy: convert after the first forward"
-        return False, (), f"{kind.__module__}.{kind.__qualname__} is a subclass, whose code may differ"
-    if "forward" in module.__dict__:
-        return False, (), "its forward was replaced on the object"
-    if _known_as(module) in _WITH_OWN_ACTIVATION or _known_as(module) in _FROZEN:
-        module.__class__ = _foreign_class(kind)
-    else:
-        module.__class__ = _REPLACEMENTS[stock]
-    module.__dict__["_normfuse_converted_from"] = kind
-    return True, *_own(module)
-
-
-def _own(module: nn.Module) -> tuple[tuple[str, ...], Optional[str]]:
-    """What a layer does with an activation of its own, for its report."""
-    if not isinstance(module, _WithOwnActivation):
-        return (), None
-    choice = module._own_activation()
-    if choice is not None:
-        return (choice[0],), None
-    after = [child for child in (getattr(module, "drop", None), getattr(module, "act", None))
-             if child is not None and type(child) is not nn.Identity]
-    return (), f"its own {type(after[0]).__name__} runs after it" if after else "it has no activation of its own"
-
-
-def _takes_activation(module: nn.Module) -> bool:
-    return isinstance(module, _Activated) and module.activation is None and not isinstance(module, _WithOwnActivation)
 
 
 def _runs_as_sequential(module: nn.Module) -> bool:
@@ -429,7 +247,7 @@ class _Folding:
             self.found[key] = max(self.found.get(key, ()), what, key=len)
 
     def _foldable(self, layer: Optional[nn.Module]) -> bool:
-        return layer in self.layers and self.layers[layer].done and _takes_activation(layer)
+        return layer in self.layers and self.layers[layer].done and takes_activation(layer)
 
     def _end_of(self, container: nn.Module) -> Optional[nn.Module]:
         """The layer that ends a container, where the layer can take an activation."""
@@ -441,7 +259,7 @@ class _Folding:
                     while children and type(children[-1]) is nn.Identity and not hooked(children[-1]):
                         children.pop()
                 elif any(self._may_end(child) for child in children):  # only then is it worth a trace
-                    children = [container._modules.get(_blocks.passes_through(container))]
+                    children = [container._modules.get(_blocks.last_call(container))]
                 else:
                     children = []
                 last = children[-1] if children else None
@@ -458,7 +276,7 @@ class _Folding:
         pairs = []
         for name, following in _blocks.successive_calls(block):
             layer, activation = block._modules.get(name), block._modules.get(following)
-            choice = _module_activation(activation)
+            choice = _activations.of_module(activation)
             if not self._foldable(layer) or choice is None:
                 continue
             if hooked(layer) or hooked(activation):
@@ -483,11 +301,45 @@ class _Folding:
                 folded[layer, caller] = folded.get((layer, caller), ()) + (result,)
         return folded
 
+    def _adaptive(self, block: nn.Module, trace: _blocks.Trace, node: torch.fx.Node, layer: nn.Module,
+                  scale: torch.fx.Node, shift: torch.fx.Node, factor: torch.fx.Node, total: torch.fx.Node) -> str:
+        """_node where `layer(source) * (1 + scale) + shift` follows, the last of it `total`."""
+        graph, assumptions = trace
+        passed: list[torch.fx.Node] = []
+        last = _blocks.only_reader(block, total, passed)
+        module = None if last is None else _blocks.called_module(block, last)
+        chosen = None if last is None else _activations.of_module(module) or _activations.of_node(last)
+        if last is None or chosen is None or (module is not None and (hooked(module)
+                                                                      or _blocks.plain_input(last) is None)):
+            last, module, chosen, passed = total, None, (None, None), []
+        if hooked(layer):
+            return "because it has hooks, so nothing was folded"
+        gone = {node, *node.users, total, last, *passed}
+        reason = _blocks.why_not_later(block, graph, node, layer, total, gone, self._effects, assumptions, factor)
+        if reason is not None:
+            return f"because {reason}"
+        for identity in passed:
+            assumptions.is_a(_blocks.called_module(block, identity), exactly=True)
+            assumptions.no_hooks(_blocks.called_module(block, identity))
+        with graph.inserting_before(node):
+            called = graph.create_node("get_attr", str(node.target))
+        with graph.inserting_before(total):
+            activation = chosen if module is None else graph.create_node("get_attr", str(last.target))
+            call = graph.call_function(fused_adaptive_call, (called, node.args[0], scale, shift, activation))
+        last.replace_all_uses_with(call)
+        for old in reversed(list(graph.nodes)):
+            if old in gone:
+                graph.erase_node(old)
+        return "scale + shift" if chosen[0] is None else f"scale + shift + {chosen[0]}"
+
     def _node(self, block: nn.Module, trace: _blocks.Trace, node: torch.fx.Node, layer: nn.Module) -> str:
         """Folds what follows this call of a layer. Returns what that was; "" where nothing follows that could be;
         "because ..." where something does and must not."""
         graph, assumptions = trace
         source = _blocks.plain_input(node)
+        adaptive = _blocks.scale_and_shift(node) if source is not None and isinstance(layer, modules.GroupNorm) else None
+        if adaptive is not None:
+            return self._adaptive(block, trace, node, layer, *adaptive)
         passed: list[torch.fx.Node] = []
         last = _blocks.only_reader(block, node, passed, (nn.Identity, *_DROPOUTS))
         if source is None or last is None:
@@ -500,7 +352,7 @@ class _Folding:
             if last is None:
                 return "because the sum after it is read more than once" if len(addition.users) > 1 else ""
         module = _blocks.called_module(block, last)
-        chosen = _module_activation(module) or _function_activation(last)
+        chosen = _activations.of_module(module) or _activations.of_node(last)
         if chosen is None or (module is not None and _blocks.plain_input(last) is None):
             reason = None if module is None else _why_not(module)
             return "" if reason is None else f"because {reason}"

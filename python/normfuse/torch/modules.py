@@ -311,7 +311,7 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
         forward of its own raises TypeError."""
         result = module
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            from .convert import synchronized_class
+            from ._rules import synchronized_class
             kind = synchronized_class(type(module), cls)
             if kind is None:
                 raise TypeError(f"{type(module).__module__}.{type(module).__qualname__} is a batch norm with a forward "
