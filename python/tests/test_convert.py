@@ -808,7 +808,10 @@ CONTAINERS = {
     "replaced forward": (lambda n: replaced(nn.Sequential(n)), False),
     "code that does more": (lambda n: Of(lambda s, x: s.norm(x) * 2, norm=n), False),
     "code that drops it": (lambda n: Of(lambda s, x: (s.norm(x), x)[1], norm=n), False),
-    "code that calls it twice": (lambda n: Of(lambda s, x: s.norm(s.norm(x)), norm=n), False),
+    "code that calls it twice": (lambda n: Of(lambda s, x: s.norm(s.norm(x)), norm=n), True),
+    "code that does more before": (lambda n: Of(lambda s, x: s.norm(s.conv(x) * 2), norm=n), True),
+    "code with an identity after it": (lambda n: Of(lambda s, x: s.act(s.norm(x)), norm=n, act=nn.Identity()), True),
+    "code that reads it again": (lambda n: Of(lambda s, x: (lambda y: (y, y * 2)[0])(s.norm(x)), norm=n), False),
     "code that adds an input": (lambda n: Of(lambda s, x: s.norm(x) + x, norm=n), False),
 }
 

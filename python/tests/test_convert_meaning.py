@@ -315,6 +315,9 @@ def test_grad_mode_set_in_a_forward():
 def test_checkpointing_stays(when):
     load_torchvision()
     stock = load("timm").create_model("resnet18", layers=(1, 1, 1, 1), channels=(8, 8, 8, 8), num_classes=3)
+    for module in stock.modules():  # stock updates running statistics once more in each backward: see test_tools.py
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean = module.running_var = module.num_batches_tracked = None
     model = copy.deepcopy(stock)
     if when == "before":
         for m in (model, stock):

@@ -302,7 +302,8 @@ ACTIVATIONS = [(nn.SiLU(), "'silu'"), (nn.SiLU, "'silu'"), (torch.nn.functional.
 @pytest.mark.parametrize("activation,said", ACTIVATIONS, ids=str)
 def test_activations_by_another_name_are_told_theirs(activation, said):
     x = torch.randn(2, 4, 3)
-    for call in (lambda: nft.GroupNorm(2, 4, activation=activation), lambda: nft.GroupNorm(2, 4)(x, activation=activation),
+    for call in (lambda: nft.GroupNorm(2, 4, activation=activation),
+                 lambda: nft.GroupNorm(2, 4)(x, activation=activation),
                  lambda: nft.group_norm(x, 2, activation=activation),
                  lambda: nft.channel_affine(x, None, None, activation=activation)):
         with pytest.raises(ValueError, match=f"activation must be None or .*: say activation={said}$"):
@@ -354,7 +355,7 @@ def test_faces_of_the_layers(name):
 
 def test_public_names():
     names = {"BatchNorm2d", "ChannelAffine", "ConversionReport", "GroupNorm", "SyncBatchNorm", "autocast_to_float32",
-             "batch_norm", "channel_affine", "convert", "fold_batch_norm", "group_norm", "install", "revert", "uninstall"}
+             "batch_norm", "channel_affine", "convert", "fold_batch_norm", "group_norm", "install", "revert"}
     assert names < set(nft.__all__) and len(set(nft.__all__)) == len(nft.__all__)
     exec("from normfuse.torch import *", space := {})
     assert set(space) - {"__builtins__"} == set(nft.__all__)

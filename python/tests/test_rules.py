@@ -27,7 +27,7 @@ def seed():
     torch.set_default_dtype(torch.float32)
 
 
-# ---- packages ---------------------------------------------------------------------------------------------------------
+# ---- packages -------------------------------------------------------------------------------------------------------
 
 
 class FrozenBase(nn.Module):
@@ -122,7 +122,7 @@ def test_frozen_batch_norms(monkeypatch, kind, module, qualname, arguments):
     assert wider.dtype == y.dtype == (x.dtype if kind.__name__ == "OfDetectron2" else torch.float32)
     # Stock rounds thrice to bf16 where its result is of that type.
     assert torch.allclose(wider.float(), y.float(), rtol=2.0 ** -7, atol=2.0 ** -6)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.fx.symbolic_trace(model)):
         check_same(other, stock, torch.randn(X))
     nft.revert(model)
     assert type(model[1]) is kind
@@ -186,7 +186,7 @@ def test_layer_norms_over_channels_are_listed():
     assert all("layer norm over channels" in layer.reason for layer in report.left)
 
 
-# ---- rules ------------------------------------------------------------------------------------------------------------
+# ---- rules ----------------------------------------------------------------------------------------------------------
 
 
 class GroupNorm32(nn.GroupNorm):
@@ -224,8 +224,8 @@ def test_rules():
     assert folded(report) == {"1": ("silu",), "3": ("relu",)} and nft.convert(model) == report
     assert isinstance(model[1], (GroupNorm32, nft.GroupNorm)) and isinstance(model[3], Standardized)
     check_same(model, stock, torch.randn(X))
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        check_same(other, stock, torch.randn(X))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.fx.symbolic_trace(model)):
+        check_same(other, copy.deepcopy(stock), torch.randn(X))
     nft.revert(model)
     assert [type(layer) for layer in model] == [type(layer) for layer in stock]
     report = nft.convert(alone, rules={Standardized: standardized_alone})
@@ -255,7 +255,7 @@ def test_bad_rules(rules, message):
     assert type(model[0]) is nn.GroupNorm
 
 
-# ---- code -------------------------------------------------------------------------------------------------------------
+# ---- code -----------------------------------------------------------------------------------------------------------
 
 
 class ConvLayer(nn.Module):
@@ -311,9 +311,11 @@ class Adaptive(nn.Module):
 ADAPTIVE = {
     "diffusers": (lambda s, x, scale, shift: s.act(s.norm(x) * (1 + scale) + shift), "scale + shift + silu"),
     "other order": (lambda s, x, scale, shift: F.relu(shift + (scale + 1) * s.norm(x)), "scale + shift + relu"),
-    "torch": (lambda s, x, scale, shift: torch.add(torch.mul(s.norm(x), torch.add(scale, 1.0)), shift), "scale + shift"),
+    "torch": (lambda s, x, scale, shift: torch.add(torch.mul(s.norm(x), torch.add(scale, 1.0)), shift),
+              "scale + shift"),
     "alone": (lambda s, x, scale, shift: s.norm(x) * (1 + scale) + shift, "scale + shift"),
-    "read twice": (lambda s, x, scale, shift: (lambda y: y * y.tanh())(s.norm(x) * (1 + scale) + shift), "scale + shift"),
+    "read twice": (lambda s, x, scale, shift: (lambda y: y * y.tanh())(s.norm(x) * (1 + scale) + shift),
+                   "scale + shift"),
 }
 NOT_ADAPTIVE = {
     "another constant": lambda s, x, scale, shift: s.norm(x) * (2 + scale) + shift,

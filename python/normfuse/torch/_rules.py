@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import functional, modules
 from ._activations import Choice, apply, of_module
 from ._watch import hooked, plain_class
-from .modules import _Activated
+from .modules import _Activated, is_traced, leaf
 
 # A stock class that a subclass of it computes the same as, or a function in the place of a class's forward.
 Rule = Union[type, Callable[..., Tensor]]
@@ -29,7 +29,7 @@ _REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for
     "SyncBatchNorm")}
 _OURS = frozenset(_REPLACEMENTS.values())
 
-# ---- what layers of other packages become -----------------------------------------------------------------------------
+# ---- what layers of other packages become ---------------------------------------------------------------------------
 
 
 class _Foreign:
@@ -62,6 +62,8 @@ class _WithOwnActivation(_Foreign):
         return of_module(following[0]) if len(following) == 1 and not hooked(following[0]) else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_traced(self, x):
+            return leaf(self, x)
         choice = self._own_activation()
         if choice is not None:
             return self._normalized(x, activation=choice[0], act_param=choice[1])
@@ -88,6 +90,8 @@ class _Frozen(_Foreign, _Activated):
 
     def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> Tensor:
+        if is_traced(self, x):
+            return leaf(self, x, post_add=post_add, activation=activation, act_param=act_param)
         activation, act_param = self._of_this_call(activation, act_param)
         if self._keeps_type(x):
             return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
@@ -118,11 +122,13 @@ class _ComfyGroupNorm(_Foreign, modules.GroupNorm):
     def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
                 shift: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> Tensor:
+        fused = {"post_add": post_add, "scale": scale, "shift": shift, "activation": activation,
+                 "act_param": act_param}
+        if is_traced(self, x):
+            return leaf(self, x, **fused)
         ops = sys.modules[self._normfuse_stock.__module__]
         if hasattr(ops, "run_every_op"):
             ops.run_every_op()
-        fused = {"post_add": post_add, "scale": scale, "shift": shift, "activation": activation,
-                 "act_param": act_param}
         if not (self.comfy_cast_weights or self.weight_function or self.bias_function):
             return super().forward(x, **fused)
         if not hasattr(ops, "uncast_bias_weight"):
@@ -136,8 +142,10 @@ class _ComfyGroupNorm(_Foreign, modules.GroupNorm):
 class _ByRule(_Foreign):
     """The caller's function in the place of forward."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self)._normfuse_rule(self, *args, **kwargs)
+    def forward(self, x: Tensor, **fused: Any) -> Any:
+        if is_traced(self, x):
+            return leaf(self, x, **fused)
+        return type(self)._normfuse_rule(self, x, **fused)
 
 
 # Attributes that must be false for the class to be what is said here.
@@ -196,8 +204,8 @@ def _new_foreign(stock: type, rule: Optional[Rule]) -> nn.Module:
 
 
 def synchronized_class(kind: type, plain: type) -> Optional[type]:
-    """What SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass of ours that
-    keeps what the class does after the norm. None where the class has code that no other has."""
+    """What SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass of ours
+    that keeps what the class does after the norm. None where the class has code that no other has."""
     stock = plain_class(kind)
     if _WITH_OWN_ACTIVATION.get(_name(stock)) in (nn.BatchNorm2d, nn.SyncBatchNorm):
         return _foreign_class(getattr(importlib.import_module(stock.__module__), "SyncBatchNormAct"))
@@ -205,7 +213,7 @@ def synchronized_class(kind: type, plain: type) -> Optional[type]:
     return plain if kind.forward in [base.forward for base in known] else None
 
 
-# ---- for convert ------------------------------------------------------------------------------------------------------
+# ---- for convert ----------------------------------------------------------------------------------------------------
 
 
 def check(rules: Mapping[type, Rule]) -> None:

@@ -118,9 +118,11 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
 
     model: any module, a single layer included. Its layers of exactly the stock classes GroupNorm, BatchNorm1d/2d/3d,
         InstanceNorm1d/2d/3d and SyncBatchNorm become those of normfuse.torch: the same objects, parameters, buffers
-        and hooks. So do timm's GroupNorm, and its norms with an activation of their own (BatchNormAct2d,
-        SyncBatchNormAct, GroupNormAct, FrozenBatchNormAct2d), and torchvision's FrozenBatchNorm2d. Other subclasses
-        with code of their own are left.
+        and hooks. So do known layers of ComfyUI, detectron2, timm, torchvision and transformers, which docs/pytorch.md
+        lists. Other subclasses with code of their own are left.
+    rules: class -> what layers of exactly this class become: a stock class that it computes the same as, or a function
+        in the place of its forward, rule(layer, input, *, post_add=None, activation=None, act_param=None). A function
+        without these keywords has nothing folded into its calls.
     Returns a ConversionReport: print it, or look at .converted, .folded, .left and each layer's .reason.
 
     A following activation (ReLU, LeakyReLU, SiLU, GELU, Hardswish, ELU, Mish, with their parameters; as a module or a
@@ -128,7 +130,8 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     between them: where torch.fx traces the forward of the module or nn.Sequential that calls them, or that calls a
     container which ends in the layer; where it does not, an activation that the next statement of the forward applies.
     A forward that does what no trace holds (grad mode, autocast, checkpoint, random numbers, ...) is left as it is.
-    What has hooks is not folded. PReLU is not: its slope is learned.
+    So does `* (1 + scale) + shift` after a group norm. What has hooks is not folded. PReLU is not: its slope is
+    learned.
 
     Layers and activations stay what they are, and may be replaced, hooked or called by themselves later. A module whose
     forward was rewritten runs its own again while something that the forward reads is not what it was, and warns once.
@@ -155,12 +158,15 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
 
 def revert(model: nn.Module) -> None:
     """Undoes convert, in place: layers, activations and blocks are what they were. Parameters and buffers keep the
-    values that they have now. Layers that were made as normfuse's stay so, and so does what fold_batch_norm did."""
+    values that they have now. Layers that were made as normfuse's stay so, and so does what fold_batch_norm did.
+
+    Raises RuntimeError, before anything is changed, where a module got another class since, as in parametrize and
+    fully_shard."""
     for name, module in model.named_modules():
         if (isinstance(module, _blocks.RewrittenBlock) and not _blocks.is_rewritten(module)
                 or "_normfuse_converted_from" in module.__dict__ and not _rules.is_ours(type(module))):
-            raise RuntimeError(f"{name or 'the model'} became a {type(module).__name__} after convert(), as parametrize "
-                               "and fully_shard make of a module: undo that first, or revert before it")
+            raise RuntimeError(f"{name or 'the model'} became a {type(module).__name__} after convert(), as happens in "
+                               "parametrize and fully_shard: undo that first, or revert before it")
     for module in list(model.modules()):
         if _blocks.is_rewritten(module):
             _blocks.restore(module)
@@ -337,9 +343,10 @@ class _Folding:
         "because ..." where something does and must not."""
         graph, assumptions = trace
         source = _blocks.plain_input(node)
-        adaptive = _blocks.scale_and_shift(node) if source is not None and isinstance(layer, modules.GroupNorm) else None
-        if adaptive is not None:
-            return self._adaptive(block, trace, node, layer, *adaptive)
+        if source is not None and isinstance(layer, modules.GroupNorm):
+            adaptive = _blocks.scale_and_shift(node)
+            if adaptive is not None:
+                return self._adaptive(block, trace, node, layer, *adaptive)
         passed: list[torch.fx.Node] = []
         last = _blocks.only_reader(block, node, passed, (nn.Identity, *_DROPOUTS))
         if source is None or last is None:

@@ -193,8 +193,8 @@ def group_norm(
         num_groups: divides C; the mean and the variance are those of each sample's C/num_groups adjacent channels.
         weight, bias: [C].
         eps: added to the variance.
-        activation: applied to the result: None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu" or
-            "mish".
+        activation: applied to the result: None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu"
+            or "mish".
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0); of no other activation.
         pre_add: input's shape; added to input before the statistics are taken.
         return_sum: also return ``input + pre_add``, in input's dtype. Needs pre_add.

@@ -47,7 +47,12 @@ _graph_task = torch._C._current_graph_task_id
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
-def _leaf(layer: torch.nn.Module, input: Proxy, **others: Any) -> Proxy:
+def is_traced(layer: torch.nn.Module, input: Any) -> bool:
+    """Whether the input stands for a tensor in a trace by torch.fx, and not of this layer alone."""
+    return isinstance(input, Proxy) and input.tracer.root is not layer
+
+
+def leaf(layer: torch.nn.Module, input: Proxy, **others: Any) -> Proxy:
     """The layer's call as a node of the graph that torch.fx makes."""
     given = {name: value for name, value in others.items() if value is not None and value is not False}
     return input.tracer.create_proxy("call_module", input.tracer.path_of_module(layer), (input,), given)
@@ -96,9 +101,6 @@ class _Activated:
             given = f"act_param={act_param}" if activation is None else f"activation={activation!r}"
             raise ValueError(f"{given} was given to a layer that has its own, {self.activation!r}")
         return activation, act_param
-
-    def _is_leaf_for(self, input: Any) -> bool:
-        return isinstance(input, Proxy) and input.tracer.root is not self
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(f"torch.jit.script cannot compile normfuse's {type(self).__name__}: use torch.jit.trace or "
@@ -156,9 +158,9 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None, shift: Optional[Tensor] = None,
                 activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
-        if type(input) is not Tensor and self._is_leaf_for(input):
-            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
-                         shift=shift, activation=activation, act_param=act_param)
+        if type(input) is not Tensor and is_traced(self, input):
+            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
+                        shift=shift, activation=activation, act_param=act_param)
         if activation is None and act_param is None:
             activation, act_param = self.activation, self.act_param
         else:
@@ -194,9 +196,9 @@ class _BatchNorm(_Activated):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
-        if type(input) is not Tensor and self._is_leaf_for(input):
-            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
-                         act_param=act_param)
+        if type(input) is not Tensor and is_traced(self, input):
+            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
+                        act_param=act_param)
         self._check_input_dim(input)
         momentum, training = self.momentum, self.training
         if activation is None and act_param is None:
@@ -277,9 +279,9 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
-        if type(input) is not Tensor and self._is_leaf_for(input):
-            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
-                         act_param=act_param)
+        if type(input) is not Tensor and is_traced(self, input):
+            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
+                        act_param=act_param)
         from . import distributed
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
@@ -343,9 +345,9 @@ class _InstanceNorm(_Activated):
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
-        if type(input) is not Tensor and self._is_leaf_for(input):
-            return _leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
-                         act_param=act_param)
+        if type(input) is not Tensor and is_traced(self, input):
+            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
+                        act_param=act_param)
         self._check_input_dim(input)
         unbatched = input.dim() == self._get_no_batch_dim()
         self._check_channels(input, 0 if unbatched else 1)
@@ -438,8 +440,8 @@ class ChannelAffine(_Activated, torch.nn.Module):
 
     def forward(self, input: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> Tensor:
-        if type(input) is not Tensor and self._is_leaf_for(input):
-            return _leaf(self, input, post_add=post_add, activation=activation, act_param=act_param)
+        if type(input) is not Tensor and is_traced(self, input):
+            return leaf(self, input, post_add=post_add, activation=activation, act_param=act_param)
         activation, act_param = self._of_this_call(activation, act_param)
         return functional.channel_affine(input, self.weight, self.bias, post_add=post_add, activation=activation,
                                          act_param=act_param)
