@@ -323,6 +323,7 @@ NOT_ADAPTIVE = {
     "the product is read twice": lambda s, x, scale, shift: (lambda y: y + shift + y)(s.norm(x) * (1 + scale)),
     "the norm is read twice": lambda s, x, scale, shift: (lambda y: y * (1 + scale) + shift + y)(s.norm(x)),
     "shift by the scaled": lambda s, x, scale, shift: s.norm(x) * (1 + scale) - shift,
+    "overwritten before": lambda s, x, scale, shift: (lambda f: (scale.mul_(2), s.norm(x) * f + shift)[1])(1 + scale),
     "overwritten": lambda s, x, scale, shift: (lambda y, f: (scale.mul_(2), y * f + shift)[1])(s.norm(x), 1 + scale),
 }
 
