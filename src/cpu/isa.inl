@@ -17,9 +17,9 @@
 enum { AFFINE, AFFINE2, DOT2 };
 enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128 };
 
-/* Activations with loops of their own: those that are cheap beside the memory, and all of them for f32 where a vector is
- * one register, since a stage costs 10 to 40 % there and nothing with 16-bit types (0002). The table in plain C stays
- * small. */
+/* Activations with loops of their own: those that are cheap beside the memory; in f32 all of them where a vector is one
+ * register. A stage costs 10 to 40 % there, and nothing with 16-bit types (docs/decisions/0012). The table in plain C
+ * stays small. */
 #if defined(NORMFUSE_NO_INLINE_FORMS)
 #define FORMS_16(FORM) FORM(NORMFUSE_IDENTITY)
 #else

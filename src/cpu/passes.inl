@@ -11,7 +11,7 @@
  *
  * The activation is a constant of each loop. What is cheap beside the memory has loops of its own (INLINE_FORMS);
  * whatever else goes through a stage in the L1 cache: z, the activation, results. Additions are uniform branches. Figures:
- * docs/decisions/0002.
+ * docs/decisions/0012.
  *   INLINE_FORMS(FORM)  FORM(activation) for each that has loops of its own */
 #define LOAD(p) CAT(OP(load_), DT)(p)
 #define LOAD_PART(p, n, fill) CAT(OP(load_part_), DT)(p, n, fill)
