@@ -1659,6 +1659,11 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         /* Of a thread's values that are summed about one of them. */
         HOLDS(g->kept_shared <= 48 && kept <= 48 && launch->threads <= 512);
         HOLDS(g->late_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets));
+        /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it keeps. */
+        const int64_t segments = !backward ? 0 : g->sets_a_block == 1 ? (int64_t)launch->threads / 32 : g->sets_a_block;
+        const int64_t values = 4 * (int64_t)g->coefficients + 2 * segments * g->channels_a_segment;
+        HOLDS(launch->shared >= (size_t)(values * (p->type == NORMFUSE_F64 ? 8 : 4) +
+                                         (backward ? 2 : 1) * INT64_C(16) * g->kept_shared * launch->threads));
         HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (kept + g->kept_shared) * (backward ? 32 : 1)
                                    : up(g->rows, lanes) <= kept);
     } else {
@@ -1863,8 +1868,12 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     const int64_t rows = test->op == 0 ? 1 : sizes[0], channels = test->op == 0 ? sizes[1] / test->groups : 1;
     const struct tolerance_arithmetic arithmetic = tolerance_arithmetic(
         NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows, channels, sizes[2]);
-    for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++)
+    for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++) {
         check_launch(test, &fake_driver.launch[i], device, &arithmetic);
+        CHECK(fake_driver.launch[i].dependent == (i > 0 && device->capability >= 90),
+              "%s: kernel %d of the call %s what ran before it", test->name, i,
+              fake_driver.launch[i].dependent ? "does not wait for" : "waits for");
+    }
 }
 
 /* The registers that the kernels of a development build use: of them depends how many blocks are resident. */
@@ -2110,6 +2119,64 @@ static void test_plans_remembered(void)
           (int)OF_A_NETWORK);
 }
 
+/* The first kernel of a forward over channels-last bf16 tensors; `apart`: elements between their samples. */
+static const struct fake_launch *launch_forward(bool batch, normfuse_type weight_type, int64_t apart)
+{
+    const int64_t sizes[] = {4, 64, 100};
+    normfuse_axes axes[2], of_weight;
+    normfuse_tensor big[2];
+    for (int i = 0; i < 2; i++) {
+        big[i] = normfuse_tensor_channels_last((void *)(uintptr_t)((i + 1) * INT64_C(0x100000000000)), NORMFUSE_BF16, 3,
+                                               sizes, &axes[i]);
+        big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+        axes[i].strides[0] += apart;
+    }
+    normfuse_tensor weight =
+        normfuse_tensor_contiguous((void *)0x300000000000, weight_type, 1, &sizes[1], &of_weight);
+    weight.device = big[0].device;
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .y = &big[1], .weight = &weight};
+    const struct plan_case test = {.op = batch ? 1 : 0, .groups = 8};
+    const normfuse_exec exec = {
+        .struct_bytes = sizeof exec, .scratch = (void *)scratch_address, .scratch_bytes = 1 << 20};
+    fake_driver.launches = 0;
+    CHECK(call_plan_case(&test, &tensors, &exec, NULL) == NORMFUSE_OK && fake_driver.launches > 0, "%s",
+          normfuse_last_error());
+    return &fake_driver.launch[0];
+}
+
+/* What was planned for a device before is not of this one. */
+static void use_fresh_driver(void)
+{
+    fake_driver_reset();
+    fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
+    fake_driver_use();
+}
+
+/* Samples that all count together are one where they are adjacent, and only there. */
+static void test_samples_apart(void)
+{
+    use_fresh_driver();
+    for (int64_t apart = 0; apart <= 64; apart += 64) {
+        struct normfuse_cuda_arguments a;
+        memcpy(&a, launch_forward(true, NORMFUSE_F32, apart)->arguments, sizeof a);
+        CHECK(a.problem.n == (apart ? 4 : 1) && a.problem.s * a.problem.n == 400,
+              "%lld elements between samples: %lld samples of %lld positions", (long long)apart,
+              (long long)a.problem.n, (long long)a.problem.s);
+    }
+}
+
+/* A problem of the same sizes with parameters of another type has another plan. */
+static void test_plan_of_parameters(void)
+{
+    use_fresh_driver();
+    const char *const of_double = launch_forward(false, NORMFUSE_F64, 0)->name;
+    use_fresh_driver();
+    const char *const of_single = launch_forward(false, NORMFUSE_F32, 0)->name;
+    const char *const again = launch_forward(false, NORMFUSE_F64, 0)->name;
+    CHECK(strcmp(of_double, of_single) != 0, "weights of f64 and f32 have one kernel, %s", of_single);
+    CHECK(strcmp(again, of_double) == 0, "after weights of f32 those of f64 have %s, before %s", again, of_double);
+}
+
 int main(void)
 {
     test_no_driver();
@@ -2136,6 +2203,8 @@ int main(void)
     test_plans();
     test_empty();
     test_plans_remembered();
+    test_samples_apart();
+    test_plan_of_parameters();
     normfuse_cuda_use_driver(NULL);
     return harness_close();
 }

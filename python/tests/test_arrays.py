@@ -342,6 +342,8 @@ def test_only_what_is_asked_for():
     gradients = normfuse.batch_norm_backward(case.array("dy"), case.array("x"), *case.statistics(), None,
                                              case.array("bias"), dweight=True)
     assert case.check_backward(gradients) == 3
+    gradients = normfuse.batch_norm_backward(case.array("dy"), case.array("x"), *case.statistics())
+    assert [name for name, value in gradients._asdict().items() if value is not None] == ["dx"]
 
 
 @pytest.mark.parametrize("shape", [(6,), (3, 6)])
@@ -479,6 +481,7 @@ class OnCuda:
     ({"data": (-16, False)}, OverflowError, "address is -16"),
     ({"strides": (4,)}, ValueError, "x has 1 strides and 4 axes"),
     ({"mask": X}, TypeError, "x has a mask"),
+    ({"stream": 7}, ValueError, "x is in use on CUDA stream 0x7 and this call runs on 0x1"),
 ])
 def test_interfaces_that_are_refused(more, error, words):
     with pytest.raises(error) as caught:
