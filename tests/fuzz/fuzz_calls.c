@@ -808,6 +808,7 @@ static void draw_tensors(struct call *call)
         sizes[a] = choice == 63             ? 0
                    : choice == 62           ? huge[take(5)]
                    : choice >= 60 && a == 2 ? 1024 * (take(4) + 1) /* enough for several threads */
+                   : choice >= 56 && a == 0 ? 12 * (take(8) + 1)
                                             : choice % (a == 1 ? 40 : 6) + 1;
     }
     const int64_t n = sizes[0], c = sizes[1];
