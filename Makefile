@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak bench install wheel clean venv
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench install wheel clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -28,6 +28,7 @@ help:
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
+	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make install PREFIX=/usr/local'
 	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl'
@@ -72,6 +73,9 @@ SEED ?= 1
 DEVICE ?= cpu
 soak: build
 	build/release/soak --calls $(CALLS) --seed $(SEED) --device $(DEVICE)
+
+mutants: build venv
+	build/venv/bin/python tests/mutants/run.py --cmake $(CMAKE) --jobs $(JOBS)
 
 bench: build
 	build/normfuse bench @bench/bars.txt

@@ -408,6 +408,7 @@ def check_all():
     test_program("check_symbols.py", [sys.executable, ROOT / "tests/check_symbols.py",
                                       BUILD / "release/libnormfuse.so", BUILD / "release/libnormfuse.a"])
     test_program("check_abi.py", [sys.executable, ROOT / "tests/check_abi.py", BUILD / "release/libnormfuse.so"])
+    test_program("planted bugs apply", [sys.executable, ROOT / "tests/mutants/run.py", "--verify"])
     header_alone()
     examples()
     installed()
