@@ -181,7 +181,7 @@ BODY size_t FN(head)(const T *y, size_t n)
 
 /* The block after *at: several short rows, or a part of a long one; `lines`: that ends with a cache line of y. false: none
  * is left. */
-BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, const bool lines)
+BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, bool lines)
 {
     at->first += at->width;
     if (at->first >= s->n) {
@@ -247,7 +247,8 @@ BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, s
     return z;
 }
 
-BODY void FN(write)(T *to, V v, size_t n, const bool stream)
+/* `stream` need not be a constant: a copy of each loop for it would double their code. */
+BODY void FN(write)(T *to, V v, size_t n, bool stream)
 {
     if (stream)
         STREAM(to, v);
@@ -256,7 +257,7 @@ BODY void FN(write)(T *to, V v, size_t n, const bool stream)
 }
 
 BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
-                          const R *staged, const bool columns, const int form, const bool stream)
+                          const R *staged, const bool columns, const int form, bool stream)
 {
     V y;
     if (form == STAGED) {
@@ -283,7 +284,7 @@ BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
 }
 
 BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
-                           const R *staged, const bool columns, const int form, const bool stream)
+                           const R *staged, const bool columns, const int form, bool stream)
 {
     V d;
     if (form != STAGED) {
@@ -306,7 +307,7 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
 }
 
 BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const R *staged,
-                   const int pass, const bool columns, const int form, const bool stream)
+                   const int pass, const bool columns, const int form, bool stream)
 {
     if (pass == AFFINE)
         FN(affine_step)(s, r, i, n, of, staged, columns, form, stream);
@@ -339,36 +340,40 @@ BODY const R *FN(finish)(const struct normfuse_pass *s, R *z, R *g, size_t n, co
     return pass == AFFINE ? z : g;
 }
 
-/* At most a cache line of a row with an activation: one copy for all loops. */
-static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, int pass, bool columns)
+/* At most a cache line of a row with an activation, by ordinary stores; `staged`: its results, or NULL. One copy for all
+ * loops. */
+static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, const R *staged,
+                                               int pass, bool columns)
 {
     R z[LINE + W], g[LINE + W];
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
-    FN(fill)(s, r, i, end, z, g, pass, columns);
-    const R *staged = FN(finish)(s, z, g, (end - i + W - 1) / W * W, pass);
+    if (!staged) {
+        FN(fill)(s, r, i, end, z, g, pass, columns);
+        staged = FN(finish)(s, z, g, (end - i + W - 1) / W * W, pass);
+    }
     for (size_t n; i < end; i += n, staged += n) {
         n = end - i < W ? end - i : W;
         FN(step)(s, r, i, n, of, staged, pass, columns, STAGED, false);
     }
 }
 
-/* At most a cache line of a row, by ordinary stores. */
+/* The same with any activation. Without one a step costs less than the call. */
 BODY void FN(part)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, struct FN(coefficients) of, const R *staged,
                    const int pass, const bool columns, const int form)
 {
-    if (form != STAGED && form != NORMFUSE_IDENTITY) {
-        FN(edge)(s, r, i, end, pass, columns);
+    if (form != NORMFUSE_IDENTITY) {
+        FN(edge)(s, r, i, end, staged, pass, columns);
         return;
     }
-    for (size_t n; i < end; i += n, staged += form == STAGED ? n : 0) {
+    for (size_t n; i < end; i += n) {
         n = end - i < W ? end - i : W;
-        FN(step)(s, r, i, n, of, staged, pass, columns, form, false);
+        FN(step)(s, r, i, n, of, NULL, pass, columns, NORMFUSE_IDENTITY, false);
     }
 }
 
 /* Values [first, end) of a row; `staged` are their results, or NULL. */
 BODY void FN(row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int pass,
-                  const bool columns, const int form, const bool stream)
+                  const bool columns, const int form, bool stream)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     const size_t head = stream ? FN(head)(ROW(const T *, y, r) + first, end - first) : 0, quantum = stream ? LINE : W;
@@ -398,7 +403,7 @@ BODY void FN(own_edges)(const struct normfuse_pass *s, size_t first, size_t end)
     }
 }
 
-BODY void FN(rows)(const struct normfuse_pass *s, const int pass, const bool columns, const int form, const bool stream)
+BODY void FN(rows)(const struct normfuse_pass *s, const int pass, const bool columns, const int form, bool stream)
 {
     if (stream)
         FN(own_edges)(s, 0, 2);
@@ -417,16 +422,16 @@ BODY const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *a
     return FN(finish)(s, z, g, at->count * at->pitch, pass);
 }
 
-BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const bool columns, const bool stream)
+BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const bool columns)
 {
     R z[STAGE + W], g[STAGE + W]; /* W: a step of a row's last values reads a whole vector */
     struct FN(block) at = {0};
-    while (FN(next_block)(s, &at, stream)) {
-        if (stream && at.first == 0)
+    while (FN(next_block)(s, &at, s->stream)) {
+        if (s->stream && at.first == 0)
             FN(own_edges)(s, at.row, at.row + at.count);
         const R *staged = FN(stage)(s, &at, z, g, pass, columns);
         for (size_t j = 0; j < at.count; j++)
-            FN(row)(s, at.row + j, at.first, at.first + at.width, staged + j * at.pitch, pass, columns, STAGED, stream);
+            FN(row)(s, at.row + j, at.first, at.first + at.width, staged + j * at.pitch, pass, columns, STAGED, s->stream);
     }
 }
 
@@ -435,20 +440,13 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
     const struct normfuse_pass local = *arguments, *s = &local;
     /* Short rows are mostly edges, which cost a call each. */
     switch (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY ? STAGED : s->activation) {
-#define FORM(activation)                                  \
-    case activation:                                      \
-        if (s->stream)                                    \
-            FN(rows)(s, pass, columns, activation, true); \
-        else                                              \
-            FN(rows)(s, pass, columns, activation, false); \
+#define FORM(activation)                                    \
+    case activation:                                        \
+        FN(rows)(s, pass, columns, activation, s->stream);  \
         return;
         INLINE_FORMS(FORM)
 #undef FORM
-    default:
-        if (s->stream)
-            FN(staged_rows)(s, pass, columns, true);
-        else
-            FN(staged_rows)(s, pass, columns, false);
+    default: FN(staged_rows)(s, pass, columns);
     }
 }
 
