@@ -1150,7 +1150,7 @@ static void test_scratch_of_halves(void)
                          16, 16, GROUPS);
                 for (int slot = 0; slot < SLOTS; slot++)
                     if (slot == X || slot == (backward ? DY : Y) || (backward && slot == DX))
-                        f.t[slot].data = (void *)(uintptr_t)64; /* nothing is read there */
+                        f.t[slot].data = (void *)((uintptr_t)1 << 60); /* nothing is there, nor read */
                     else if (!backward || (slot != MEAN && slot != RSTD))
                         absent((enum slot)slot);
                 f.exec.threads = threads;

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import copy
 import importlib.util
+import logging
 import os
 import pickle
 import random
@@ -255,6 +256,23 @@ NOT_TRACED = {
     "object": (lambda: Logs(Store()), "keeps"),
     "autograd.Function": (OwnGradient, "Function"),
 }
+
+
+class AsksLogger(Block):
+    def forward(self, x):
+        if LOGGER.isEnabledFor(logging.DEBUG):
+            LOGGER.debug("block")
+        return F.relu(self.bn(self.conv(x)))
+
+
+LOGGER = logging.getLogger("normfuse's tests of convert")
+
+
+def test_a_logger_keeps_nothing_of_a_model():
+    model = AsksLogger()
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"bn": ("relu",)}  # isEnabledFor fills a cache of the logger's
+    check_same(model, stock)
 
 
 @pytest.mark.parametrize("name", NOT_TRACED)

@@ -17,6 +17,7 @@ import enum
 import functools
 import gc
 import importlib
+import logging
 import pickle
 import random
 import sys
@@ -104,8 +105,9 @@ class _Operations(TorchDispatchMode):
 
 
 def _attributes(value: Any) -> Optional[dict[str, Any]]:
-    """The attributes of an object of Python's."""
-    if isinstance(value, (type, types.ModuleType, types.FunctionType, torch.Tensor, torch.fx.Proxy, nn.Module)):
+    """The attributes of an object of Python's. A logger keeps a cache of its levels, which is no state of a model."""
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, torch.Tensor, torch.fx.Proxy, nn.Module,
+                          logging.Logger)):
         return None
     found = getattr(value, "__dict__", None)
     return found if type(found) is dict else None
