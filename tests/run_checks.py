@@ -318,17 +318,16 @@ def neon():
 
 
 def platforms():
-    """Another C library, another byte order, and a CPU without a table of its own: what takes seconds."""
+    """Another C library, and a big-endian CPU without a table of its own: what takes seconds."""
     emulator = cross_build("musl", "-DNORMFUSE_ENABLE_AVX512=OFF")
     if emulator is not None:
         cross_tests("musl", emulator, ("test_passes",), ("test_threads",), ("test_stack",), OPTIONS,
                     ({"NORMFUSE_MAX_ISA": "scalar"}, *OPTIONS))
         cross_program("musl", emulator, "-k", "operators or info or closed")
-    for name in ("s390x", "riscv64"):
-        emulator = cross_build(name)
-        if emulator is not None:
-            cross_tests(name, emulator, ("test_arguments",), ("test_problem_line",))
-            cross_program(name, emulator, "-k", "order or spellings or header_versions or written_header")
+    emulator = cross_build("s390x")
+    if emulator is not None:
+        cross_tests("s390x", emulator, ("test_arguments",), ("test_problem_line",))
+        cross_program("s390x", emulator, "-k", "order or spellings or header_versions or written_header")
 
 
 def all_platforms():

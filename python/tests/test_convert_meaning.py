@@ -1039,7 +1039,7 @@ def outcome(model, x, training, gradients):
 
 def test_random_forwards(tmp_path):
     """NORMFUSE_RANDOM_FORWARDS: how many; NORMFUSE_RANDOM_SEED: the first one's seed."""
-    count = int(os.environ.get("NORMFUSE_RANDOM_FORWARDS", "150"))
+    count = int(os.environ.get("NORMFUSE_RANDOM_FORWARDS", "80"))
     first = int(os.environ.get("NORMFUSE_RANDOM_SEED", "0"))
     found = collections.Counter()
     for number in range(first, first + count):
