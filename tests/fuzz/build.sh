@@ -22,7 +22,7 @@ ${CMAKE:-cmake} -S "$root" -B "${WORK:-$OUT}/cmake" -DCMAKE_BUILD_TYPE=RelWithDe
     -DCMAKE_EXE_LINKER_FLAGS="${STATIC:+-static-libstdc++ -static-libgcc -s}" \
     -DNORMFUSE_SANITIZE="$sanitizers" -DNORMFUSE_BUILD_FUZZ=ON -DNORMFUSE_FUZZING_ENGINE="$LIB_FUZZING_ENGINE" \
     -DNORMFUSE_BUILD_TESTS=OFF -DNORMFUSE_BUILD_CLI=OFF -DNORMFUSE_BUILD_SHARED=OFF -DNORMFUSE_INSTALL=OFF \
-    -DNORMFUSE_CUDA=OFF
+    -DNORMFUSE_CUDA=OFF ${CMAKE_OPTIONS:-}
 ${CMAKE:-cmake} --build "${WORK:-$OUT}/cmake" -j "${JOBS:-$(nproc)}"
 cp "${WORK:-$OUT}"/cmake/fuzz_{calls,npy,problem_line} "$root"/tests/fuzz/*.dict "$OUT/"
 "${PYTHON:-python3}" "$root/tests/fuzz/corpus.py" "$OUT"
