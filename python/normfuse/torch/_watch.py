@@ -258,15 +258,15 @@ class Watch:
                 self._stop("draws random numbers")
         elif event == "call":
             key, caller = frame.f_code, frame.f_back
-            entered = key.co_name == "__enter__" and key.co_argcount and frame.f_locals.get(key.co_varnames[0])
+            entered = frame.f_locals.get(key.co_varnames[0]) if key.co_name == "__enter__" and key.co_argcount else None
         else:
             return
-        if not (entered or key in _SET or key in _ASKED) or caller is None or _is_tracer(_package(caller)):
+        if not (entered is not None or key in _SET or key in _ASKED) or caller is None or _is_tracer(_package(caller)):
             return
         own = _package(caller).partition(".")[0] not in _LIBRARIES
         if key in _SET or (own and key in _ASKED):
             self._stop(_SET.get(key) or _ASKED[key])
-        if entered and (isinstance(entered, _MODES) or (own and not isinstance(entered, contextlib.nullcontext))):
+        if isinstance(entered, _MODES) or (own and not isinstance(entered, (type(None), contextlib.nullcontext))):
             self._stop(f"enters {getattr(getattr(entered, 'func', None), '__name__', type(entered).__name__)}")
 
     def _trace(self, frame: types.FrameType, event: str, arg: Any) -> Any:
