@@ -36,7 +36,7 @@ WORKERS = {
     "jax": (("jax",), ("numpy", "jax", "jaxlib")),
     "onnxruntime": (("onnxruntime",), ("numpy", "onnx", "onnxruntime")),
 }
-ACTIVATIONS = ("identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish")
+ACTIVATIONS = ("identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6")
 # Large requests stay in the heap, and the heap is never given back.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26),
                "MALLOC_ARENA_MAX": "1"}
@@ -136,7 +136,7 @@ def torch_worker(problem, sets, threads):
         "identity": lambda z: z, "relu": functional.relu, "silu": functional.silu, "gelu": functional.gelu,
         "leaky_relu": lambda z: functional.leaky_relu(z, slope), "hardswish": functional.hardswish,
         "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"), "elu": lambda z: functional.elu(z, slope),
-        "mish": functional.mish}[problem["act"]]
+        "mish": functional.mish, "relu6": functional.relu6}[problem["act"]]
 
     def forward(x, weight, bias):
         if problem["op"] == "affine":
@@ -211,7 +211,7 @@ def jax_worker(problem, sets, threads):
         "identity": lambda z: z, "relu": jax.nn.relu, "silu": jax.nn.silu, "hardswish": jax.nn.hard_swish,
         "gelu": lambda z: jax.nn.gelu(z, approximate=False), "gelu_tanh": lambda z: jax.nn.gelu(z, approximate=True),
         "leaky_relu": lambda z: jax.nn.leaky_relu(z, slope), "elu": lambda z: jax.nn.elu(z, slope),
-        "mish": jax.nn.mish}[problem["act"]]
+        "mish": jax.nn.mish, "relu6": jax.nn.relu6}[problem["act"]]
 
     def normalize(v, over):
         # As flax does it: both moments from one read.
@@ -262,6 +262,8 @@ def onnxruntime_worker(problem, sets, threads):
     constants = [helper.make_tensor(name, TensorProto.FLOAT, sizes,
                                     (random.random(sizes, dtype=numpy.float32) + 0.5).ravel())
                  for name, sizes in names.items() if name in ("weight", "bias") or problem["op"] == "batch_norm"]
+    if problem["act"] == "relu6":
+        constants += [helper.make_tensor(name, TensorProto.FLOAT, [], [v]) for name, v in (("zero", 0), ("six", 6))]
     eps = problem["eps"]
     nodes = {
         "group_norm": lambda: [helper.make_node("GroupNormalization", ["x", "weight", "bias"], ["z"], epsilon=eps,
@@ -283,6 +285,7 @@ def onnxruntime_worker(problem, sets, threads):
         "gelu_tanh": lambda: [helper.make_node("Gelu", ["z"], ["y"], approximate="tanh")],
         "hardswish": lambda: [helper.make_node("HardSwish", ["z"], ["y"])],
         "mish": lambda: [helper.make_node("Mish", ["z"], ["y"])],
+        "relu6": lambda: [helper.make_node("Clip", ["z", "zero", "six"], ["y"])],
     }[problem["act"]]()
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
     model = helper.make_model(helper.make_graph(nodes, "problem", value[:1], value[1:], constants),

@@ -78,7 +78,7 @@ class Problem:
         return {"identity": lambda: z, "relu": lambda: F.relu(z), "silu": lambda: F.silu(z), "gelu": lambda: F.gelu(z),
                 "leaky_relu": lambda: F.leaky_relu(z, slope), "hardswish": lambda: F.hardswish(z),
                 "gelu_tanh": lambda: F.gelu(z, approximate="tanh"), "elu": lambda: F.elu(z, slope),
-                "mish": lambda: F.mish(z)}[problem["act"]]()
+                "mish": lambda: F.mish(z), "relu6": lambda: F.relu6(z)}[problem["act"]]()
 
     def ours(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
         import normfuse.torch as nft

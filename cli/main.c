@@ -32,7 +32,7 @@ const char problem_help[] =
     "    weight_dtype=...   of weight and bias (the tensors')\n"
     "    layout=nchw|nhwc   channels first (default) or last in memory\n"
     "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
-    "                       hardswish, elu, mish\n"
+    "                       hardswish, elu, mish, relu6\n"
     "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
     "    mode=train|eval    batch_norm: statistics of the batch (default) or running ones\n"
     "    per=channel|sample affine: weight and bias are [C] (default) or [N, C]\n"

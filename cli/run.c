@@ -97,7 +97,7 @@ static const char sections[] =
     "    groups=G           group_norm, required: number of groups, a divisor of C\n"
     "    layout=nchw|nhwc   axes of the file: N, C, spatial (default) or N, spatial, C\n"
     "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
-    "                       hardswish, elu, mish\n"
+    "                       hardswish, elu, mish, relu6\n"
     "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
     "    eps=V              added to the variance (1e-5)\n"
     "    mode=train|eval    batch_norm, instance_norm: statistics of the batch (default), or\n"

@@ -159,6 +159,7 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
 {
     double value = bell(work->options->seed, name, n, c, s);
     enum verify_data data = work->options->data;
+    bool bounded = work->line->activation == NORMFUSE_RELU6; /* whose kinks are to be on both sides of z */
     switch (name) {
     case X:
         if (data == VERIFY_CONSTANT)
@@ -171,8 +172,8 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
     case PRE_ADD: return data == VERIFY_CONSTANT || data == VERIFY_EXACT ? 8 : data_scale(work) * value;
     case RUNNING_MEAN: return data_mean(work) + 0.1 * data_scale(work) * value;
     case RUNNING_VAR: return data_scale(work) * data_scale(work) * (0.5 + fabs(value));
-    case WEIGHT: return 1 + 0.25 * value;
-    case BIAS:
+    case WEIGHT: return (bounded ? 3 : 1) + 0.25 * value;
+    case BIAS: return (bounded ? 3 : 0) + 0.25 * value;
     case SCALE:
     case SHIFT: return 0.25 * value;
     default: return value;

@@ -191,7 +191,8 @@ typedef enum normfuse_activation {
     NORMFUSE_GELU_TANH = 5,
     NORMFUSE_HARDSWISH = 6,
     NORMFUSE_ELU = 7, /* act_param: alpha, default 1 */
-    NORMFUSE_MISH = 8
+    NORMFUSE_MISH = 8,
+    NORMFUSE_RELU6 = 9 /* min(max(z, 0), 6) */
 } normfuse_activation;
 
 /* Flags of the options. Bits that an operator does not know are refused. */

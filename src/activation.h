@@ -13,8 +13,10 @@
  *   hardswish    z min(max(z + 3, 0), 6)/6                         z <= -3: 0; z < 3: (2 z + 3)/6; else 1
  *   elu          z > 0 ? z : p (exp(z) - 1)                        z > 0 ? 1 : p exp(z)
  *   mish         z tanh(w),  w = log(1 + exp(z))                   tanh(w) + z sigma(z) (1 - tanh(w)^2)
+ *   relu6        min(max(z, 0), 6)                                 0 < z < 6
  *
- * A NaN z gives a NaN, but for act'(z) of relu, leaky_relu and hardswish, which is the one of its comparisons. */
+ * A NaN z gives a NaN, but for act'(z) of relu, leaky_relu, hardswish and relu6, which is the one of its
+ * comparisons. */
 #ifndef NORMFUSE_ACTIVATION_H
 #define NORMFUSE_ACTIVATION_H
 
@@ -22,7 +24,7 @@
 
 #include "normfuse.h"
 
-enum { NORMFUSE_ACTIVATIONS = NORMFUSE_MISH + 1 };
+enum { NORMFUSE_ACTIVATIONS = NORMFUSE_RELU6 + 1 };
 
 struct normfuse_activation_facts {
     const char *name;     /* as in a problem's act= */
@@ -39,6 +41,7 @@ static const struct normfuse_activation_facts normfuse_activation_table[NORMFUSE
     [NORMFUSE_HARDSWISH] = {"hardswish", 0.0},
     [NORMFUSE_ELU] = {"elu", 1.0},
     [NORMFUSE_MISH] = {"mish", 0.0},
+    [NORMFUSE_RELU6] = {"relu6", 0.0},
 };
 
 #endif

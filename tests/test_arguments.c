@@ -304,7 +304,7 @@ static void test_options(void)
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.reserved", f.group.reserved = 1);
     REFUSED(AFFINE, BACKWARD, BAD_ARGUMENT, "options.reserved", f.affine.reserved = -1);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.activation", f.group.activation = -1);
-    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.activation", f.group.activation = NORMFUSE_MISH + 1);
+    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.activation", f.group.activation = NORMFUSE_RELU6 + 1);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.groups", f.group.groups = 0);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.groups", f.group.groups = -2);
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "options.groups is 3", f.group.groups = 3);
@@ -323,7 +323,7 @@ static void test_options(void)
     ACCEPTED(GROUP, BACKWARD, f.group.flags = NORMFUSE_ACCUMULATE);
     ACCEPTED(BATCH, STATISTICS, f.batch.flags = NORMFUSE_ACCUMULATE);
     ACCEPTED(BATCH, FORWARD, f.batch.flags = NORMFUSE_CUMULATIVE; f.batch.batches_seen = INT64_MAX; add_running());
-    for (int activation = 0; activation <= NORMFUSE_MISH; activation++)
+    for (int activation = 0; activation <= NORMFUSE_RELU6; activation++)
         ACCEPTED(AFFINE, FORWARD, f.affine.activation = activation);
 }
 

@@ -212,7 +212,7 @@ static struct test_case random_case(void)
     line->type = (normfuse_type)random_below(4);
     line->weight_type = one_in(2) ? line->type : (normfuse_type)random_below(4);
     line->channels_last = one_in(2);
-    line->activation = one_in(3) ? NORMFUSE_IDENTITY : (int32_t)random_below(NORMFUSE_MISH + 1);
+    line->activation = one_in(3) ? NORMFUSE_IDENTITY : (int32_t)random_below(NORMFUSE_RELU6 + 1);
     if ((line->activation == NORMFUSE_LEAKY_RELU || line->activation == NORMFUSE_ELU) && one_in(2)) {
         line->has_act_param = true;
         line->act_param = (double)random_below(300) / 100;

@@ -163,8 +163,8 @@ static void compare_all(const struct normfuse_table *table)
         for (int pass = 0; pass < PASSES; pass++) {
             const bool columns = strstr(pass_names[pass], "columns") != NULL;
             for (size_t n = 1; n <= 200; n++) /* at_end leaves odd lengths unaligned */
-                compare(table, type, pass, (struct shape){1 + n % 6, n, n + n % 3}, (int32_t)(n % 9), n % 4 == 3, n % 5 == 1, n % 2);
-            for (int32_t activation = 0; activation < 9; activation++)
+                compare(table, type, pass, (struct shape){1 + n % 6, n, n + n % 3}, (int32_t)(n % 10), n % 4 == 3, n % 5 == 1, n % 2);
+            for (int32_t activation = 0; activation < 10; activation++)
                 for (int options = 0; options < 8; options++)
                     compare(table, type, pass, (struct shape){7, 77, 80}, activation, options & 1, options & 2, options & 4);
             if (!columns) {
@@ -278,6 +278,7 @@ static long double exact(int32_t activation, long double z)
     case NORMFUSE_GELU_TANH: return z / (1 + expl(-2 * sqrtl(2 / acosl(-1)) * (z + 0.044715L * z * z * z)));
     case NORMFUSE_HARDSWISH: return z * fminl(fmaxl(z + 3, 0), 6) / 6;
     case NORMFUSE_ELU: return z > 0 ? z : 0.25L * expm1l(z);
+    case NORMFUSE_RELU6: return fminl(fmaxl(z, 0), 6);
     case NORMFUSE_MISH: return z * tanhl(log1pl(expl(fminl(z, 60))) + fmaxl(z - 60, 0));
     default: return z;
     }
@@ -287,7 +288,8 @@ static long double exact(int32_t activation, long double z)
 static const struct {
     int32_t activation;
     double relative, absolute;
-} bounds[] = {{NORMFUSE_SILU, 5, 0}, {NORMFUSE_GELU, 8, 0}, {NORMFUSE_GELU_TANH, 5, 6}, {NORMFUSE_HARDSWISH, 2, 1}, {NORMFUSE_ELU, 6, 0}, {NORMFUSE_MISH, 8, 0}};
+} bounds[] = {{NORMFUSE_SILU, 5, 0}, {NORMFUSE_GELU, 8, 0}, {NORMFUSE_GELU_TANH, 5, 6}, {NORMFUSE_HARDSWISH, 2, 1}, {NORMFUSE_ELU, 6, 0}, {NORMFUSE_MISH, 8, 0},
+             {NORMFUSE_RELU6, 0, 0}};
 
 static void check_activations(void)
 {

@@ -15,7 +15,7 @@ PROGRAM = os.path.abspath(os.environ.get("NORMFUSE_PROGRAM", ROOT / "build/normf
 OTHER = os.path.abspath(os.environ["NORMFUSE_OTHER_PROGRAM"])
 
 OUTPUTS = ["y", "mean", "rstd", "dx", "dweight", "dbias"]
-ACTIVATIONS = ["identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish"]
+ACTIVATIONS = ["identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6"]
 
 
 def run(program, *words):

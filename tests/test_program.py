@@ -151,6 +151,8 @@ def activation(name, z):
         return z * np.clip(z + 3, 0, 6) / 6, np.where(z <= -3, 0, np.where(z >= 3, 1, (2 * z + 3) / 6))
     if name == "elu":
         return np.where(z > 0, z, np.expm1(np.minimum(z, 0))), np.where(z > 0, 1, np.exp(np.minimum(z, 0)))
+    if name == "relu6":
+        return np.clip(z, 0, 6), (z > 0) * (z < 6) * 1.0
     t = np.tanh(np.log1p(np.exp(z)))  # mish
     return z * t, t + z * (1 - t * t) / (1 + np.exp(-z))
 
@@ -197,7 +199,7 @@ class Reference:
         formula = np.abs(self.xhat * w * self.factor) + np.abs(b * self.factor) + np.abs(shift) + np.abs(post) + inputs
         self.z_tolerance = self.u * (statistics + FORMULA_U * formula)
         y, self.slope = activation(act, self.z)
-        self.curved = 0.0 if act in ("identity", "relu", "leaky_relu") else 1.0
+        self.curved = 0.0 if act in ("identity", "relu", "leaky_relu", "relu6") else 1.0
         self.y = y, SLOPE * self.z_tolerance + self.stored(y) + FORMULA_U * self.u * np.abs(self.z)
 
     def spread(self, statistics):
@@ -338,7 +340,7 @@ def check_plain(case, words, act, groups=1, running=None):
     return reference
 
 
-ACTIVATIONS = ["identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish"]
+ACTIVATIONS = ["identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6"]
 SIZES = {2: (5, 12), 3: (3, 12, 17), 4: (2, 12, 5, 7), 5: (2, 12, 3, 2, 5)}
 
 

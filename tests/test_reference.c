@@ -99,6 +99,9 @@ static const struct {
     { NORMFUSE_ELU, 1, 1, 1 },
     { NORMFUSE_MISH, 0, 1, 0.86509838826731034694 },
     { NORMFUSE_MISH, 0, -1, -0.30340146137410895 },
+    { NORMFUSE_RELU6, 0, -1.5, 0 },
+    { NORMFUSE_RELU6, 0, 5.5, 5.5 },
+    { NORMFUSE_RELU6, 0, 6.5, 6 },
 };
 
 static void test_activations(void)
@@ -111,7 +114,7 @@ static void test_activations(void)
      * 2^-53 * |z| / step. */
     static const double points[] = { -7.5, -3.25, -2.5, -1.25, -0.375, 0.375, 1.25, 2.5, 3.25, 7.5, -20, 20 };
     const double step = 0x1p-17;
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_MISH; activation++) {
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++) {
         for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
             double z = points[i], parameter = 0.3;
             double want = (reference_activation(activation, parameter, z + step) -
@@ -129,12 +132,16 @@ static void test_activations(void)
     check(reference_slope(NORMFUSE_HARDSWISH, 0, -3) == 0, "hardswish at -3", 1, 0);
     check(reference_slope(NORMFUSE_HARDSWISH, 0, 3) == 1, "hardswish at 3", 0, 1);
     check(reference_slope(NORMFUSE_ELU, 0.5, 0) == 0.5, "elu at 0", 1, 0.5);
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_MISH; activation++)
+    check(reference_slope(NORMFUSE_RELU6, 0, 0) == 0, "relu6 at 0", 1, 0);
+    check(reference_slope(NORMFUSE_RELU6, 0, 6) == 0, "relu6 at 6", 1, 0);
+    check(reference_slope(NORMFUSE_RELU6, 0, NAN) == 1, "relu6 at NaN", 0, 1);
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++)
         check(isnan(reference_activation(activation, 0.3, NAN)), "NaN stays", 0, NAN);
-    for (int activation = NORMFUSE_RELU; activation <= NORMFUSE_MISH; activation++) {
-        check(reference_activation(activation, 0.3, 1e30) == 1e30, "far right", 0, 1e30);
+    for (int activation = NORMFUSE_RELU; activation <= NORMFUSE_RELU6; activation++) {
+        const bool bounded = activation == NORMFUSE_RELU6;
+        check(reference_activation(activation, 0.3, 1e30) == (bounded ? 6 : 1e30), "far right", 0, 1e30);
         check(isfinite(reference_slope(activation, 0.3, -1e30)), "slope far left", 0, 0);
-        check(reference_slope(activation, 0.3, 1e30) == 1, "slope far right", 0, 1);
+        check(reference_slope(activation, 0.3, 1e30) == !bounded, "slope far right", 0, 1);
     }
 }
 
@@ -291,7 +298,7 @@ int main(void)
     test_elements();
     test_activations();
     test_statistics();
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_MISH; activation++) {
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++) {
         for (int with_statistics = 0; with_statistics < 2; with_statistics++) {
             test_gradients(1, 3, 5, activation, with_statistics, true);
             test_gradients(3, 1, 7, activation, with_statistics, true);

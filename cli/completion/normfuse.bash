@@ -18,7 +18,7 @@ _normfuse()
     fi
     case $key in
         layout) words="nchw nhwc" ;;
-        act) words="identity relu leaky_relu silu gelu gelu_tanh hardswish elu mish" ;;
+        act) words="identity relu leaky_relu silu gelu gelu_tanh hardswish elu mish relu6" ;;
         dtype | weight_dtype) words=$types ;;
         mode) words="train eval" ;;
         per) words="channel sample" ;;

@@ -20,7 +20,7 @@ shift, running statistics) are of any of these, whatever x is. Statistics are fl
 1/sqrt(variance + eps) float32, or float64 for float64 x. Values have no units; activations are applied to z as it is.
 
 Activations. None or "identity", "relu", "leaky_relu" (act_param: slope, 0.01), "silu", "gelu", "gelu_tanh",
-"hardswish", "elu" (act_param: alpha, 1.0), "mish".
+"hardswish", "elu" (act_param: alpha, 1.0), "mish", "relu6".
 
 Outputs. Given arrays are written to, in any layout; those that are not given are made in the library of x (of the
 parameter, for its gradient) and laid out in memory as x. `out` may be x, pre_add or post_add; `out_sum` x or pre_add;

@@ -29,7 +29,7 @@ DTYPES = {(2, 64): F64, (2, 32): F32, (2, 16): F16, (4, 16): BF16}
 MAX_AXES = 5
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
-               "elu": 7, "mish": 8}
+               "elu": 7, "mish": 8, "relu6": 9}
 
 HAS_ACT_PARAM, EVALUATE, CUMULATIVE, ACCUMULATE = 1, 2, 4, 8
 FOLD_TRANSPOSED = 1

@@ -129,6 +129,8 @@ def act(name, parameter, z):
         return numpy.where(z > 0, z, parameter * numpy.expm1(numpy.minimum(z, 0)))
     if name == "mish":
         return z * numpy.tanh(numpy.logaddexp(0, z))
+    if name == "relu6":
+        return numpy.clip(z, 0, 6)
     return z
 
 
@@ -153,6 +155,8 @@ def slope(name, parameter, z):
     if name == "mish":
         t = numpy.tanh(numpy.logaddexp(0, z))
         return t + z * _sigmoid(z) * (1 - t * t)
+    if name == "relu6":
+        return ((z > 0) & (z < 6)) * 1.0
     return numpy.ones_like(z)
 
 
@@ -250,6 +254,8 @@ def _jump(name, parameter, z, z_error):
         return (abs(z) <= z_error) * abs(1 - parameter)
     if name == "hardswish":
         return (abs(abs(z) - 3) <= z_error) * 0.5
+    if name == "relu6":
+        return (numpy.minimum(abs(z), abs(z - 6)) <= z_error) * 1.0
     return numpy.zeros_like(z)
 
 
@@ -261,7 +267,7 @@ def act_error(problem, z, z_error):
     name, parameter = problem.activation, problem.parameter
     steep = abs(slope(name, parameter, z)) + _change(name, parameter) * z_error + _jump(name, parameter, z, z_error)
     error = numpy.minimum(steep, _steepest(name, parameter)) * z_error
-    if name in ("identity", "relu"):
+    if name in ("identity", "relu", "relu6"):
         return error
     y = act(name, parameter, z)
     if problem.on_cuda and not problem.is_double:
@@ -278,7 +284,7 @@ def slope_error(problem, z, z_error):
     if name == "identity":
         return numpy.zeros_like(z)
     error = _change(name, parameter) * z_error + _jump(name, parameter, z, z_error)
-    if name == "relu":
+    if name in ("relu", "relu6"):
         return error
     if problem.on_cuda and not problem.is_double:
         computed = _computed_slope_on_cuda(name, z, slope(name, parameter, z), problem.is_half)

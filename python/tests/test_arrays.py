@@ -23,7 +23,7 @@ from reference import Problem, compare, rounded
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
-ACTIVATIONS = [None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish"]
+ACTIVATIONS = [None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6"]
 OPERATORS = ["group_norm", "instance_norm", "batch_norm", "batch_norm_eval", "instance_norm_eval", "affine",
              "affine_per_sample"]
 # How x lies in memory, and which axes it is handed over with.

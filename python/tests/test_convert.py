@@ -154,7 +154,7 @@ class Hardswish(nn.Module):
 @pytest.mark.parametrize("activation,name,parameter", [
     (nn.ReLU(True), "relu", None), (nn.LeakyReLU(0.3), "leaky_relu", 0.3), (nn.SiLU(), "silu", None),
     (nn.GELU(), "gelu", None), (nn.GELU("tanh"), "gelu_tanh", None), (nn.Hardswish(), "hardswish", None),
-    (nn.ELU(0.4), "elu", 0.4), (nn.Mish(), "mish", None)], ids=str)
+    (nn.ELU(0.4), "elu", 0.4), (nn.Mish(), "mish", None), (nn.ReLU6(True), "relu6", None)], ids=str)
 def test_neighbours_in_a_sequential(activation, name, parameter):
     model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Identity(), activation))
     stock = copy.deepcopy(model)
@@ -176,7 +176,7 @@ def test_neighbours_in_a_sequential(activation, name, parameter):
     assert model[1].__dict__.keys() == stock[1].__dict__.keys()
 
 
-@pytest.mark.parametrize("follower", [nn.AlphaDropout(), nn.Sigmoid(), nn.ReLU6()], ids=str)
+@pytest.mark.parametrize("follower", [nn.AlphaDropout(), nn.Sigmoid(), nn.Hardtanh()], ids=str)
 def test_other_neighbours_are_left(follower):
     model = nn.Sequential(nn.GroupNorm(2, 4), follower, nn.ReLU())
     report = nft.convert(model)

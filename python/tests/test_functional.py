@@ -169,7 +169,8 @@ def test_parameters_in_f32_beside_16_bits(dtype):
     check_call("batch_norm", tensor(2, 6, 4, dtype=dtype), *running, weight, bias, True)
 
 
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish"])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish",
+                                        "relu6"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 def test_everything_at_once(dtype, activation):
     """Activation, additions, the sum, scale and shift, channels-last; forward and every gradient."""

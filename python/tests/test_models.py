@@ -140,6 +140,12 @@ def test_resnet50(name):
     assert counts(report) == {"relu": 17, "add + relu": 8, "": 4} and not report.left
 
 
+def test_mobilenet_v2():
+    """torchvision's, whose 17 projections have no activation."""
+    report = compared(lambda: load_torchvision().models.mobilenet_v2(width_mult=0.25), images(2, 3, 64, 64))
+    assert counts(report) == {"relu6": 35, "": 17} and not report.left
+
+
 @pytest.mark.parametrize("name,options,folded", [
     ("test_efficientnet", {}, {"silu": 9, "": 4}), ("test_efficientnet_gn", {}, {"silu": 9, "": 4}),
     ("resnetv2_50d_gn", {"layers": (1, 1, 1, 1), "channels": (128, 128, 128, 128)}, {"relu": 15})])

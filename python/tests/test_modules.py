@@ -21,7 +21,7 @@ NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "flo
 RANKS = {"1d": 3, "2d": 4, "3d": 5}
 STOCK_ACTIVATIONS = {"relu": nn.ReLU(), "leaky_relu": nn.LeakyReLU(0.25), "silu": nn.SiLU(), "gelu": nn.GELU(),
                      "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": hardswish, "elu": nn.ELU(0.75),
-                     "mish": nn.Mish(), None: nn.Identity()}
+                     "mish": nn.Mish(), "relu6": nn.ReLU6(), None: nn.Identity()}
 PARAMETERS = {"leaky_relu": 0.25, "elu": 0.75}  # exact in f32, in which they are used
 settings = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
 

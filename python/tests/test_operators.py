@@ -226,6 +226,7 @@ def act(z, activation, act_param):
         0: lambda: z, 1: lambda: functions.relu(z), 2: lambda: functions.leaky_relu(z, act_param),
         3: lambda: functions.silu(z), 4: lambda: functions.gelu(z), 5: lambda: functions.gelu(z, approximate="tanh"),
         6: lambda: hardswish(z), 7: lambda: functions.elu(z, act_param), 8: lambda: functions.mish(z),
+        9: lambda: functions.relu6(z),
     }[activation]()  # fmt: skip
 
 

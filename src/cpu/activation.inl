@@ -109,6 +109,7 @@ static inline vf vf_activation(int32_t activation, vf param, vf z)
     switch (activation) {
     case NORMFUSE_RELU: return vf_select_lt(z, zero, zero, z);
     case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(z, param), z);
+    case NORMFUSE_RELU6: return vf_select_lt(z, zero, zero, vf_select_lt(vf_set1(6.0f), z, vf_set1(6.0f), z));
     case NORMFUSE_SILU: return vf_div(z, vf_silu_divisor(z, &other));
     case NORMFUSE_GELU: return vf_mul(z, vf_phi(z, &other));
     case NORMFUSE_GELU_TANH: return vf_mul(z, vf_sigmoid(vf_gelu_tanh_argument(z), &other));
@@ -127,7 +128,8 @@ static inline vf vf_activation(int32_t activation, vf param, vf z)
     }
 }
 
-/* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = 0, leaky_relu'(0) = slope, elu'(0) = alpha. */
+/* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = relu6'(0) = relu6'(6) = 0, leaky_relu'(0) = slope,
+ * elu'(0) = alpha. */
 static inline vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf z)
 {
     const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
@@ -135,6 +137,7 @@ static inline vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf 
     switch (activation) {
     case NORMFUSE_RELU: return vf_select_le(z, zero, zero, dy);
     case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(dy, param), dy);
+    case NORMFUSE_RELU6: return vf_select_le(z, zero, zero, vf_select_le(vf_set1(6.0f), z, zero, dy));
     case NORMFUSE_SILU: {
         /* s*(1 + z*(1 - s)), 1 - s = e*s, but 1 where e may be infinite */
         const vf s = vf_div(one, vf_silu_divisor(z, &other));
@@ -173,7 +176,7 @@ static inline vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf 
 /* The same on n values in memory, a multiple of 16. The choice is made once, before the loop. */
 #define FOR_EACH_ACTIVATION(CASE)                                                                                        \
     CASE(NORMFUSE_RELU) CASE(NORMFUSE_LEAKY_RELU) CASE(NORMFUSE_SILU) CASE(NORMFUSE_GELU) CASE(NORMFUSE_GELU_TANH)       \
-    CASE(NORMFUSE_HARDSWISH) CASE(NORMFUSE_ELU) CASE(NORMFUSE_MISH)
+    CASE(NORMFUSE_HARDSWISH) CASE(NORMFUSE_ELU) CASE(NORMFUSE_MISH) CASE(NORMFUSE_RELU6)
 
 static __attribute__((noinline)) void vf_activate(int32_t activation, float parameter, float *z, size_t n)
 {

@@ -31,6 +31,7 @@ double normfuse_activation_f64(int32_t activation, double act_param, double z)
     }
     case NORMFUSE_ELU: return z <= 0 ? act_param * expm1(z) : z;
     case NORMFUSE_MISH: return z * tanh(z > 40 ? z : log1p(exp(z)));
+    case NORMFUSE_RELU6: return z < 0 ? 0 : z > 6 ? 6 : z;
     default: return z;
     }
 }
@@ -52,6 +53,7 @@ double normfuse_activation_gradient_f64(int32_t activation, double act_param, do
     }
     case NORMFUSE_HARDSWISH: return z <= -3 ? 0 : z < 3 ? dy * (z / 3 + 0.5) : dy;
     case NORMFUSE_ELU: return z <= 0 ? dy * act_param * exp(z) : dy;
+    case NORMFUSE_RELU6: return z <= 0 || z >= 6 ? 0 : dy;
     case NORMFUSE_MISH: {
         const double t = tanh(z > 40 ? z : log1p(exp(z)));
         return dy * (t + z * (1 - t * t) * sigmoid(z));

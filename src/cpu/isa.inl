@@ -19,7 +19,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128 };
 
 /* Activations with loops of their own: those that are cheap beside the memory; in f32 all of them where a vector is one
  * register. A stage costs 10 to 40 % there, and nothing with 16-bit types (docs/decisions/0012). The table in plain C
- * stays small. */
+ * stays small. relu6 has loops in f32 alone: 10 KB of code a table, and the 16-bit ones as much each. */
 #if defined(NORMFUSE_NO_INLINE_FORMS)
 #define FORMS_16(FORM) FORM(NORMFUSE_IDENTITY)
 #else
@@ -29,8 +29,10 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128 };
 #endif
 #if defined(NORMFUSE_ALL_INLINE_FORMS)
 #define FORMS_F32(FORM) FORM(NORMFUSE_IDENTITY) FOR_EACH_ACTIVATION(FORM)
-#else
+#elif defined(NORMFUSE_NO_INLINE_FORMS)
 #define FORMS_F32 FORMS_16
+#else
+#define FORMS_F32(FORM) FORMS_16(FORM) FORM(NORMFUSE_RELU6)
 #endif
 
 #include "cpu/activation.inl"

@@ -194,7 +194,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, con
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
     /* asking ahead helps where a thread computes for longer than it waits: docs/decisions/0004 */
-    const bool busy = plan->type_bytes == 2 || p->activation > NORMFUSE_LEAKY_RELU;
+    const bool busy = plan->type_bytes == 2 || (p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6);
     plan->ahead = (p->columns ? busy : plan->batch || !plan->backward) && !plan->staged;
     plan->back_and_forth = set_bytes > l2 * plan->threads;
     plan->teams_of_one = plan->threads == 1 || (set_bytes <= share && plan->tasks >= 2 * plan->threads);

@@ -46,7 +46,7 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
 }
 
 /* As choose_activation: two loops, since each is a third of the kernel. None is leaky_relu of slope 1 here, and
- * hardswish is left to other kernels. */
+ * hardswish and relu6 are left to other kernels. */
 template <typename Work> __device__ __forceinline__ void choose_derivative(int activation, Work work)
 {
     if (activation == NORMFUSE_SILU)

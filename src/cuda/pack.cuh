@@ -455,6 +455,18 @@ __device__ __forceinline__ double relu_of(double z)
     return z > 0.0 ? z : z != z ? z : 0.0;
 }
 
+/* minimum of z and 6 that keeps a NaN */
+__device__ __forceinline__ float at_most_6(float z)
+{
+    float least;
+    asm("min.NaN.f32 %0, %1, 0f40C00000;" : "=f"(least) : "f"(z));
+    return least;
+}
+__device__ __forceinline__ double at_most_6(double z)
+{
+    return z > 6.0 ? 6.0 : z;
+}
+
 /* gelu_tanh is z sigmoid(2 q(z)), since (1 + tanh q)/2 = sigmoid(2 q). */
 template <typename R> struct gelu_tanh_constants {
     static constexpr R linear = R(1.5957691216057308), cubic = R(1.5957691216057308 * 0.044715); /* 2 sqrt(2/pi) */
@@ -558,8 +570,10 @@ static __device__ __noinline__ values_of<R, V> differentiated(values_of<R, V> by
     return by;
 }
 
-template <int value> struct constant {
+/* `others`: the loops of choose_activation are those of all activations. */
+template <int value, bool others = false> struct constant {
     static constexpr int known = value;
+    static constexpr bool all = others;
     static __device__ __forceinline__ int of(int otherwise)
     {
         return value >= 0 ? value : otherwise;
@@ -567,7 +581,8 @@ template <int value> struct constant {
 };
 
 /* work(constant): in plain tiles with a loop of its own for those that networks have most; leaky_relu and hardswish are
- * in relu's. `all`: of the others, too. `few`, where not plain: identity is in relu's, too. */
+ * in relu's. `all`: of the others, too; relu6 is among these, since relu's loop would spill with it. `few`, where not
+ * plain: identity is in relu's, too. */
 template <bool plain, bool all, bool few = plain, typename Work>
 __device__ __forceinline__ void choose_activation(int activation, Work work)
 {
@@ -577,7 +592,7 @@ __device__ __forceinline__ void choose_activation(int activation, Work work)
         work(constant<NORMFUSE_SILU>());
     else if (few && (!all || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
                      activation == NORMFUSE_HARDSWISH || activation == NORMFUSE_IDENTITY))
-        work(constant<NORMFUSE_RELU>());
+        work(constant<NORMFUSE_RELU, all>());
     else
         work(constant<-1>());
 }
@@ -615,6 +630,10 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = relu_of(z[i]);
+        } else if (!(Chosen::known == NORMFUSE_RELU && Chosen::all) && activation == NORMFUSE_RELU6) {
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = at_most_6(relu_of(z[i]));
         } else if (activation == NORMFUSE_LEAKY_RELU) {
 #pragma unroll
             for (int i = 0; i < V; i++)
@@ -655,11 +674,24 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
             }
         }
     } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
-        if (Chosen::known == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU) {
-            const R slope = activation == NORMFUSE_RELU ? R(0) : p;
+        /* In relu's loop relu6 has a branch of its own, elsewhere it is a second step of relu: the other way round
+         * registers spill, 24 bytes of runs_backward_f32_4x3 and 28 of columns_short_backward_bf16_8x1. */
+        constexpr bool apart = Chosen::known == NORMFUSE_RELU;
+        if (Chosen::known == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
+            (!apart && activation == NORMFUSE_RELU6)) {
+            const R slope = Chosen::known == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_LEAKY_RELU ? p : R(0);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                g[i] = z[i] > R(0) ? g[i] : slope * g[i];
+                g[i] = z[i] <= R(0) ? slope * g[i] : g[i];
+            if (Chosen::known < 0 && activation == NORMFUSE_RELU6) {
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    g[i] = z[i] >= R(6) ? R(0) : g[i];
+            }
+        } else if (apart && activation == NORMFUSE_RELU6) {
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                g[i] = z[i] <= R(0) || z[i] >= R(6) ? R(0) : g[i];
         } else if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
 #pragma unroll
             for (int i = 0; i < V; i++)

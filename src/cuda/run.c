@@ -1057,8 +1057,9 @@ static bool settle_spread(const struct task *task, struct step *step)
     const int64_t most_threads = task->policy->grid_threads;
     const int64_t channels = (int64_t)g->width * task->pack, groups = p->groups;
     if (task->direction == FORWARD || !task->compact || !task->has_tickets || !task->device->clusters || modulates ||
-        p->activation == NORMFUSE_HARDSWISH || p->mean.type > NORMFUSE_F32 || p->rstd.type > NORMFUSE_F32 ||
-        p->n >= MOST_TEAMS || 2 * p->n > task->device->processors || g->width > most_threads)
+        p->activation == NORMFUSE_HARDSWISH || p->activation == NORMFUSE_RELU6 || p->mean.type > NORMFUSE_F32 ||
+        p->rstd.type > NORMFUSE_F32 || p->n >= MOST_TEAMS || 2 * p->n > task->device->processors ||
+        g->width > most_threads)
         return false;
     const int64_t part_rows = divide_up(g->rows, task->device->processors / p->n);
     const int64_t slots = divide_up(part_rows, least(most_threads / g->width, part_rows));
@@ -1536,7 +1537,8 @@ static bool takes_addition(const struct normfuse_problem *p, const struct task *
     if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < least_bytes)
         return false;
     const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    const bool exact = p->type == NORMFUSE_F32 || p->activation == NORMFUSE_IDENTITY || p->activation == NORMFUSE_RELU;
+    const bool exact = p->type == NORMFUSE_F32 || p->activation == NORMFUSE_IDENTITY ||
+                       p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6;
     return task->direction == FORWARD
                ? p->y.data != NULL
                : (p->phases & both) == both && p->dx.data != NULL && p->dpost_add.data != NULL && exact;

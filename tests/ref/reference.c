@@ -175,6 +175,7 @@ double reference_activation(int activation, double parameter, double z)
     case NORMFUSE_HARDSWISH: return z <= -3 ? 0 : z < 3 ? z * (z + 3) / 6 : z;
     case NORMFUSE_ELU: return z > 0 ? z : parameter * expm1(z);
     case NORMFUSE_MISH: return vanishing(z, tanh(softplus(z)));
+    case NORMFUSE_RELU6: return z < 0 ? 0 : z > 6 ? 6 : z; /* NaN stays */
     default: return z;
     }
 }
@@ -193,6 +194,7 @@ double reference_slope(int activation, double parameter, double z)
         return sigmoid(t) + (s == 0 ? 0 : z * s * 2 * sqrt_two_over_pi * (1 + 3 * 0.044715 * z * z));
     case NORMFUSE_HARDSWISH: return z <= -3 ? 0 : z < 3 ? z / 3 + 0.5 : 1;
     case NORMFUSE_ELU: return z <= 0 ? parameter * exp(z) : 1;
+    case NORMFUSE_RELU6: return z <= 0 || z >= 6 ? 0 : 1;
     case NORMFUSE_MISH:
         t = tanh(softplus(z));
         return t + vanishing(z, sigmoid(z) * (1 - t) * (1 + t));

@@ -397,6 +397,7 @@ static double jump_nearby(int activation, double parameter, double z, double z_e
     case NORMFUSE_LEAKY_RELU:
     case NORMFUSE_ELU: return fabs(z) <= z_error ? fabs(1 - parameter) : 0;
     case NORMFUSE_HARDSWISH: return fabs(fabs(z) - 3) <= z_error ? 0.5 : 0;
+    case NORMFUSE_RELU6: return fmin(fabs(z), fabs(z - 6)) <= z_error ? 1 : 0;
     default: return 0;
     }
 }
@@ -466,7 +467,7 @@ double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int a
     double slope = fabs(reference_slope(activation, parameter, z)) +
                    steepest_change(activation, parameter) * z_error + jump_nearby(activation, parameter, z, z_error);
     double error = fmin(slope, steepest(activation, parameter)) * z_error;
-    if (activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU)
+    if (activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU || activation == NORMFUSE_RELU6)
         return error;
     double y = reference_activation(activation, parameter, z);
     if (arithmetic->on_cuda && !arithmetic->is_double)
@@ -486,7 +487,7 @@ double tolerance_slope(const struct tolerance_arithmetic *arithmetic, int activa
         return 0;
     double error =
         steepest_change(activation, parameter) * z_error + jump_nearby(activation, parameter, z, z_error);
-    if (activation == NORMFUSE_RELU)
+    if (activation == NORMFUSE_RELU || activation == NORMFUSE_RELU6)
         return error;
     double exact = reference_slope(activation, parameter, z);
     if (arithmetic->on_cuda && !arithmetic->is_double)

@@ -13,10 +13,10 @@ from . import functional
 
 Choice = tuple[str, Optional[float]]  # activation, act_param
 
-_MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Mish: "mish"}
+_MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Mish: "mish", nn.ReLU6: "relu6"}
 _FUNCTIONS = {F.relu: "relu", F.relu_: "relu", torch.relu: "relu", torch.relu_: "relu", F.silu: "silu",
               F.hardswish: "hardswish", F.mish: "mish", F.gelu: "gelu", F.leaky_relu: "leaky_relu",
-              F.leaky_relu_: "leaky_relu", F.elu: "elu", F.elu_: "elu"}
+              F.leaky_relu_: "leaky_relu", F.elu: "elu", F.elu_: "elu", F.relu6: "relu6"}
 _METHODS = {"relu": "relu", "relu_": "relu"}
 # The parameter of each function, by name and position.
 _PARAMETERS = {"leaky_relu": "negative_slope", "elu": "alpha"}

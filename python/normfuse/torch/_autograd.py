@@ -45,6 +45,8 @@ def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: floa
         return aten.hardswish_backward(dy, z)
     if activation == 7:
         return aten.elu_backward(dy, act_param, 1.0, 1.0, False, z)
+    if activation == 9:
+        return aten.hardtanh_backward(dy, z, 0, 6)
     tanh_softplus = torch.nn.functional.softplus(z).tanh()
     return dy * (tanh_softplus + z * z.sigmoid() * (1 - tanh_softplus.square()))
 

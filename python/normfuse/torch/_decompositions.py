@@ -46,6 +46,8 @@ def activate(z: Tensor, activation: int, act_param: float) -> Tensor:
         return z * (z + 3).clamp(0, 6) / 6  # torch's on CUDA multiplies by 1/6 in f32, whatever z is
     if activation == 7:
         return functions.elu(z, act_param)
+    if activation == 9:
+        return functions.relu6(z)
     return functions.mish(z)
 
 

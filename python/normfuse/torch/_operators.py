@@ -27,7 +27,7 @@ WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4,
 
 ACTIVATIONS = {
     None: 0, "identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
-    "elu": 7, "mish": 8,
+    "elu": 7, "mish": 8, "relu6": 9,
 }  # fmt: skip
 DEFAULT_ACT_PARAM = {2: 0.01, 7: 1.0}
 

@@ -125,8 +125,8 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
         without these keywords has nothing folded into its calls.
     Returns a ConversionReport: print it, or look at .converted, .folded, .left and each layer's .reason.
 
-    A following activation (ReLU, LeakyReLU, SiLU, GELU, Hardswish, ELU, Mish, with their parameters; as a module or a
-    function), and an addition between the two, become part of the layer's call where nothing else reads the values
+    A following activation (ReLU, ReLU6, LeakyReLU, SiLU, GELU, Hardswish, ELU, Mish, with their parameters; as a module
+    or a function), and an addition between the two, become part of the layer's call where nothing else reads the values
     between them: where torch.fx traces the forward of the module or nn.Sequential that calls them, or that calls a
     container which ends in the layer; where it does not, an activation that the next statement of the forward applies.
     A forward that does what no trace holds (grad mode, autocast, checkpoint, random numbers, ...) is left as it is.

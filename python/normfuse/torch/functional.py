@@ -9,7 +9,7 @@ fused in.
 Tensors may have any of the dtypes f64, f32, f16, bf16; parameters may have another one than the input, so a 16-bit
 input under autocast is taken as it is, and the result has its dtype. Channels-last inputs are read in place and give
 channels-last results. ``activation`` is None, "relu", "leaky_relu" (``act_param``: slope, 0.01), "silu", "gelu",
-"gelu_tanh", "hardswish", "elu" (``act_param``: alpha, 1.0) or "mish".
+"gelu_tanh", "hardswish", "elu" (``act_param``: alpha, 1.0), "mish" or "relu6".
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def group_norm(
         num_groups: divides C; the mean and the variance are those of each sample's C/num_groups adjacent channels.
         weight, bias: [C].
         eps: added to the variance.
-        activation: applied to the result: None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu"
-            or "mish".
+        activation: applied to the result: None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu",
+            "mish" or "relu6".
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0); of no other activation.
         pre_add: input's shape; added to input before the statistics are taken.
         return_sum: also return ``input + pre_add``, in input's dtype. Needs pre_add.
