@@ -176,6 +176,8 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
     case BIAS: return (bounded ? 3 : 0) + 0.25 * value;
     case SCALE:
     case SHIFT: return 0.25 * value;
+    case Y: /* a backward's input: of any z, of which the gradients ask nothing */
+        return reference_activation(work->line->activation, work->parameter, bounded ? 3 + 3 * value : value);
     default: return value;
     }
 }
@@ -430,7 +432,7 @@ static bool make_tensors(struct work *work)
     if (line->pre_add && !work->gives_u)
         good = good && make_big(work, PRE_ADD);
     if (line->post_add)
-        good = good && make_big(work, POST_ADD);
+        good = good && make_big(work, options->from_y ? Y : POST_ADD);
     if (!options->no_weight)
         good = good && make_small(work, WEIGHT, line->weight_type, parameter_rows, work->c, true);
     if (!options->no_bias)
@@ -494,7 +496,7 @@ static bool make_tensors(struct work *work)
         if (!buffer->base)
             continue;
         bool is_statistics = name == MEAN || name == RSTD;
-        buffer->is_output = name == Y || name == U || name >= DX || (is_statistics && !backward);
+        buffer->is_output = (name == Y && !backward) || name == U || name >= DX || (is_statistics && !backward);
         if (buffer->is_output)
             clear_output(work, (enum tensor_name)name);
         else if (!is_statistics)
@@ -895,7 +897,7 @@ static const unsigned forward_outputs = 1u << Y | 1u << U | 1u << MEAN | 1u << R
 static const unsigned running_statistics = 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
 static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
                                         1u << SCALE | 1u << SHIFT | 1u << MEAN | 1u << RSTD | 1u << RUNNING_MEAN |
-                                        1u << RUNNING_VAR | 1u << DY;
+                                        1u << RUNNING_VAR | 1u << Y | 1u << DY;
 static const unsigned parameter_gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT;
 
 /* Takes the tensors of `names` that exist, [from, from + count) along `axis` of those that have it (axis 0: all that
@@ -1323,6 +1325,8 @@ static void open_pair(struct view *view, int64_t pair)
 
 static double z_error(const struct view *view, int64_t index, double z)
 {
+    if (view->set.y)
+        return 0;
     double z0 = view->set.post_add ? z - view->set.post_add[index] : z;
     return tolerance_z(&view->arithmetic, &view->affine, view->set.u[index] - view->set.mean, z0, z);
 }
@@ -1395,6 +1399,9 @@ static bool compare_backward(struct share *share, int64_t set)
     if (work->at[POST_ADD]) {
         load_set(work, POST_ADD, extent, post_add);
         reference->post_add = post_add;
+    } else if (work->at[Y]) {
+        load_set(work, Y, extent, post_add);
+        reference->y = post_add;
     }
     struct reference_gradients gradients = { dz, NULL, dweight, dbias, dscale, dshift };
     if (!work->options->bits_only) {
@@ -1656,6 +1663,8 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "+no_sync and +graph need device=cuda";
     if (options->resum && !(line->backward && line->write_u))
         return "+resum is of a backward with +u";
+    if (options->from_y && !(line->backward && line->post_add))
+        return "+from_y is of a backward with +post_add";
     if (!line->backward && (options->left_out & VERIFY_Y) && (line->op == AFFINE || evaluates))
         return "+no_y leaves nothing to write";
     if (options->evaluate && line->op != INSTANCE_NORM)
@@ -1782,6 +1791,7 @@ static const struct {
     size_t offset;
 } flag_words[] = {
     { "+resum", offsetof(struct verify_options, resum) },
+    { "+from_y", offsetof(struct verify_options, from_y) },
     { "+no_weight", offsetof(struct verify_options, no_weight) },
     { "+no_bias", offsetof(struct verify_options, no_bias) },
     { "+inplace", offsetof(struct verify_options, in_place) },

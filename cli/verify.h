@@ -43,6 +43,7 @@ struct verify_options {
     enum verify_data data;
     unsigned left_out;      /* VERIFY_Y ... */
     bool resum;             /* backward of +u: x and pre_add are given, and not u */
+    bool from_y;            /* backward of +post_add: y is given in post_add's place */
     bool no_weight, no_bias;
     bool in_place;          /* y = x, u = pre_add; dx = dy, dpost_add = post_add's own memory */
     bool slice_channels, slice_batch; /* tensors are slices of bigger ones */

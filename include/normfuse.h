@@ -157,7 +157,7 @@ typedef struct normfuse_tensors {
     const normfuse_tensor *scale;    /* group norm: [N, C]; NULL: 0 */
     const normfuse_tensor *shift;    /* group norm: [N, C]; NULL: 0 */
     /* outputs of forward */
-    const normfuse_tensor *y;
+    const normfuse_tensor *y; /* in a backward an input, see below */
     const normfuse_tensor *u; /* x + pre_add as it was normalized; needs pre_add */
     /* saved: written by forward (each may be NULL), read by backward (both needed where there are statistics) */
     const normfuse_tensor *mean; /* f32 or f64; f64 for f64 x. f64 keeps the digits of dx and dweight at large mean */
@@ -272,7 +272,11 @@ NORMFUSE_API normfuse_status normfuse_group_norm_forward_scratch_bytes(const nor
 
 /* Backward: takes x (or u in its place, without pre_add), dy, mean, rstd, and pre_add, post_add, weight, bias, scale,
  * shift as forward was given them; z is recomputed. Writes those of dx, dweight, dbias, dscale, dshift, dpost_add that
- * are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of mean and rstd. */
+ * are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of mean and rstd.
+ *
+ * With relu, relu6 and leaky_relu of a slope above 0 every backward also takes the forward's y in the place of post_add.
+ * act'(z) is then made from y, and what was added may have been overwritten. A z that was rounded to a kink of y, 0 or
+ * relu6's 6, has the kink's derivative. Both given, or y with another activation, is refused. */
 NORMFUSE_API normfuse_status normfuse_group_norm_backward(const normfuse_group_norm_options *options,
                                                           const normfuse_tensors *tensors, const normfuse_exec *exec);
 NORMFUSE_API normfuse_status normfuse_group_norm_backward_scratch_bytes(const normfuse_group_norm_options *options,

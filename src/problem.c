@@ -106,7 +106,7 @@ static const char *const call_names[][8] = {
 #define RUNNING (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
 #define FORWARD_OUTPUTS (BIT(Y) | BIT(U) | SAVED | RUNNING)
 #define BACKWARD_NEEDS (BIT(X) | BIT(DY) | SAVED)
-#define BACKWARD_INPUTS (BACKWARD_NEEDS | FORWARD_INPUTS | BIT(DU))
+#define BACKWARD_INPUTS (BACKWARD_NEEDS | FORWARD_INPUTS | BIT(DU) | BIT(Y))
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
 #define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
@@ -615,6 +615,17 @@ normfuse_status normfuse_check_fold_tensors(const char *call, const normfuse_ten
     return check_mask(call, present_of(given), RUNNING | BIT(WEIGHT) | BIT(BIAS), RUNNING, "");
 }
 
+/* Whether act'(z) is a function of y: y has z's sign and, for relu6, reaches 6 where z does. */
+static bool has_derivative_of_y(const struct normfuse_problem *problem)
+{
+    switch (problem->activation) {
+    case NORMFUSE_RELU:
+    case NORMFUSE_RELU6: return true;
+    case NORMFUSE_LEAKY_RELU: return problem->act_param > 0;
+    default: return false;
+    }
+}
+
 /* *present and *outputs: bits of the slots. */
 static normfuse_status check_presence(const struct normfuse_problem *problem, const struct settings *settings,
                                       const normfuse_tensor *const *tensors, uint32_t *present, uint32_t *outputs)
@@ -642,6 +653,15 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
     if ((*present & BIT(U)) != 0 && (*present & BIT(PRE_ADD)) == 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.u needs tensors.pre_add; without it u is x",
                                problem->name);
+    if ((*present & BIT(Y)) != 0 && (call->phases & BACKWARD_PHASES) != 0) {
+        if ((*present & BIT(POST_ADD)) != 0)
+            return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.y and tensors.post_add are given, expected one",
+                                   problem->name);
+        if (!has_derivative_of_y(problem))
+            return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                                   "%s: tensors.y is for relu, relu6 and leaky_relu with a slope above 0",
+                                   problem->name);
+    }
     if ((*present & RUNNING) != 0 && (*present & RUNNING) != RUNNING)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is NULL, the running statistics come together",
                                problem->name, slots[first_of(RUNNING & ~*present)].name);
@@ -904,6 +924,11 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
     status = check_values(problem, settings, present);
     if (status == NORMFUSE_OK)
         status = check_overlap(problem, present, outputs, ranges);
+    if ((present & BIT(Y)) != 0 && (outputs & BIT(Y)) == 0) {
+        problem->post_add = problem->y;
+        problem->y = (struct normfuse_view){0};
+        problem->from_y = true;
+    }
     if (problem->c == 0 && problem->sets == NORMFUSE_SETS_GROUP) {
         /* Groups of no channels have the statistics of channels of no positions. */
         problem->c = problem->groups;

@@ -54,6 +54,7 @@ struct normfuse_problem {
                      place, others through a transposing copy of a tile */
     bool accumulate;
     bool has_running_momentum; /* running statistics are to be updated */
+    bool from_y; /* backward: post_add is the forward's y, and act'(z) follows from it alone */
     int32_t activation;
     double act_param;
     double eps;

@@ -91,8 +91,8 @@ enum {
     MOST_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
 };
 
-/* The bits of `wanted`. */
-enum { WANT_X = 1, WANT_WEIGHT = 2, WANT_BIAS = 4, WANT_SCALE = 8, WANT_SHIFT = 16, WANT_POST_ADD = 32 };
+/* The bits of `wanted`. FROM_Y: the operator's post_add is y, see normfuse.h. */
+enum { WANT_X = 1, WANT_WEIGHT = 2, WANT_BIAS = 4, WANT_SCALE = 8, WANT_SHIFT = 16, WANT_POST_ADD = 32, FROM_Y = 64 };
 
 enum kind { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
 
@@ -916,6 +916,10 @@ static bool compute(struct call *call, const struct operation *operation)
     for (int32_t i = 0; i < call->input_count; i++)
         if (call->handles[call->inputs[i]] != NULL)
             slots[call->inputs[i]] = &call->tensors[call->inputs[i]];
+    if (operation->is_backward && (call->wanted & FROM_Y)) {
+        slots[Y] = slots[POST_ADD];
+        slots[POST_ADD] = NULL;
+    }
     bool has_saved = call->saved != NULL;
     for (int i = 0; operation->outputs[i] != END; i++) {
         const int slot = operation->outputs[i];

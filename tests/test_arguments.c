@@ -243,6 +243,13 @@ static void expect_accepted(int line)
         expect_accepted(__LINE__);                                                                                     \
     } while (0)
 
+/* Puts a tensor into another's memory, `elements` f32 after its start. */
+static void place(enum slot slot, enum slot owner, int64_t elements)
+{
+    f.t[slot].data = arena[owner];
+    f.t[slot].byte_offset = (uint64_t)elements * 4;
+}
+
 static struct normfuse_problem problem_of_fixture(void)
 {
     struct normfuse_problem problem;
@@ -325,6 +332,46 @@ static void test_options(void)
     ACCEPTED(BATCH, FORWARD, f.batch.flags = NORMFUSE_CUMULATIVE; f.batch.batches_seen = INT64_MAX; add_running());
     for (int activation = 0; activation <= NORMFUSE_RELU6; activation++)
         ACCEPTED(AFFINE, FORWARD, f.affine.activation = activation);
+}
+
+/* y in the place of post_add, with an activation of which act_param may be the slope. */
+static void give_y(int32_t activation, double slope)
+{
+    absent(POST_ADD);
+    SHAPE(Y, NORMFUSE_F32, N, C, H, W);
+    f.group.activation = f.batch.activation = f.affine.activation = activation;
+    f.group.flags = f.batch.flags = f.affine.flags = NORMFUSE_HAS_ACT_PARAM;
+    f.group.act_param = f.batch.act_param = f.affine.act_param = slope;
+}
+
+static void test_derivative_of_y(void)
+{
+    static const struct {
+        int32_t activation;
+        double slope;
+    } good[] = {{NORMFUSE_RELU, 0}, {NORMFUSE_RELU6, 0}, {NORMFUSE_LEAKY_RELU, 0.25}, {NORMFUSE_LEAKY_RELU, 2}},
+      bad[] = {{NORMFUSE_LEAKY_RELU, 0}, {NORMFUSE_LEAKY_RELU, -0.25}, {NORMFUSE_LEAKY_RELU, NAN}};
+    static const enum call calls[] = {BACKWARD, BACKWARD_SUMS, BACKWARD_APPLY, BACKWARD_SCRATCH};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        for (size_t j = 0; j < sizeof good / sizeof *good; j++)
+            ACCEPTED(GROUP, calls[i], give_y(good[j].activation, good[j].slope));
+        for (size_t j = 0; j < sizeof bad / sizeof *bad; j++)
+            REFUSED(BATCH, calls[i], BAD_ARGUMENT, "tensors.y is for relu", give_y(bad[j].activation, bad[j].slope));
+    }
+    fresh(GROUP, BACKWARD);
+    give_y(NORMFUSE_RELU, 0);
+    const struct normfuse_problem problem = problem_of_fixture();
+    CHECK(problem.from_y && problem.post_add.data == (char *)arena[Y] && problem.y.data == NULL, "y is where post_add was");
+    for (int32_t activation = 0; activation <= NORMFUSE_RELU6; activation++)
+        if (activation != NORMFUSE_RELU && activation != NORMFUSE_LEAKY_RELU && activation != NORMFUSE_RELU6)
+            REFUSED(AFFINE, BACKWARD, BAD_ARGUMENT, "tensors.y is for relu", give_y(activation, 1));
+    ACCEPTED(AFFINE, BACKWARD, give_y(NORMFUSE_LEAKY_RELU, 0); f.affine.flags = 0); /* 0.01 */
+    ACCEPTED(BATCH, BACKWARD, evaluate(); give_y(NORMFUSE_RELU, 0); f.batch.flags |= NORMFUSE_EVALUATE);
+    REFUSED(GROUP, BACKWARD, BAD_ARGUMENT, "tensors.y and tensors.post_add", give_y(NORMFUSE_RELU, 0);
+            SHAPE(POST_ADD, NORMFUSE_F32, N, C, H, W));
+    REFUSED(GROUP, BACKWARD, UNSUPPORTED, "tensors.y", give_y(NORMFUSE_RELU, 0); SHAPE(Y, NORMFUSE_F16, N, C, H, W));
+    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dx", give_y(NORMFUSE_RELU, 0); place(DX, Y, 0));
+    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dpost_add", give_y(NORMFUSE_RELU, 0); place(DPOST_ADD, Y, 0));
 }
 
 static void test_presence(void)
@@ -595,13 +642,6 @@ static void strides_of_all(int64_t n, int64_t c, int64_t h, int64_t w)
     for (int slot = 0; slot < SLOTS; slot++)
         if (is_big(slot))
             strides((enum slot)slot, n, c, h, w);
-}
-
-/* Puts a tensor into another's memory, `elements` f32 after its start. */
-static void place(enum slot slot, enum slot owner, int64_t elements)
-{
-    f.t[slot].data = arena[owner];
-    f.t[slot].byte_offset = (uint64_t)elements * 4;
 }
 
 static void test_strides(void)
@@ -1518,6 +1558,7 @@ int main(void)
     test_structs();
     test_options();
     test_presence();
+    test_derivative_of_y();
     test_shapes();
     test_types_and_devices();
     test_pointers();

@@ -241,6 +241,10 @@ static struct test_case random_case(void)
     line->post_add = one_in(4);
     line->scale_shift = grouped && one_in(4);
     options->resum = line->backward && line->write_u && one_in(2);
+    const bool has_derivative_of_y = line->activation == NORMFUSE_RELU || line->activation == NORMFUSE_RELU6 ||
+                                     (line->activation == NORMFUSE_LEAKY_RELU &&
+                                      (!line->has_act_param || line->act_param > 0));
+    options->from_y = line->backward && line->post_add && has_derivative_of_y && one_in(2);
     options->no_weight = one_in(6);
     options->no_bias = one_in(6);
     options->slice_channels = one_in(6);

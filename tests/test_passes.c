@@ -101,12 +101,13 @@ static normfuse_pass_function pass_of(const struct normfuse_table *table, int ty
     return functions[pass];
 }
 
-/* One pass on both tables over the same inputs. */
-static void compare(const struct normfuse_table *table, int type, int pass, struct shape shape, int32_t activation, bool extras,
+/* One pass on both tables over the same inputs. `extras`: with every addition; 2: a backward whose post_add is y. */
+static void compare(const struct normfuse_table *table, int type, int pass, struct shape shape, int32_t activation, int extras,
                     bool stream, bool at_end)
 {
     const size_t bytes = (shape.rows > 0 ? (shape.rows - 1) * shape.stride + shape.n : 0) * type_bytes[type];
     const bool columns = strstr(pass_names[pass], "columns") != NULL;
+    const bool from_y = extras == 2 && strncmp(pass_names[pass], "affine_", 7) != 0;
     /* rows of two sets, where there may be */
     const size_t sets = strcmp(pass_names[pass], "moments_runs") == 0 && shape.rows % 2 == 0 ? 2 : 1;
     struct inputs in;
@@ -136,7 +137,7 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
             .x_stride = stride, .dy_stride = stride, .post_add_stride = stride, .du_stride = stride, .y_stride = stride,
             .dpost_add_stride = stride, .rows = shape.rows / sets, .n = shape.n,
             .sets = sets, .set_stride = (ptrdiff_t)(shape.rows / sets) * stride,
-            .k = in.coefficients[0], .a = in.coefficients[1], .b = in.coefficients[2], .p = in.coefficients[3],
+            .k = in.coefficients[0], .a = from_y ? NULL : in.coefficients[1], .b = in.coefficients[2], .p = in.coefficients[3],
             .q = extras && activation % 2 ? NULL : in.coefficients[4], .r = in.coefficients[5],
             .coefficient_step = columns ? 0 : shape.rows % 2, .sum_per_row = shape.rows % 2,
             .sum = in.sums[side][0], .square = in.sums[side][1],
@@ -163,10 +164,11 @@ static void compare_all(const struct normfuse_table *table)
         for (int pass = 0; pass < PASSES; pass++) {
             const bool columns = strstr(pass_names[pass], "columns") != NULL;
             for (size_t n = 1; n <= 200; n++) /* at_end leaves odd lengths unaligned */
-                compare(table, type, pass, (struct shape){1 + n % 6, n, n + n % 3}, (int32_t)(n % 10), n % 4 == 3, n % 5 == 1, n % 2);
+                compare(table, type, pass, (struct shape){1 + n % 6, n, n + n % 3}, (int32_t)(n % 10),
+                        n % 4 == 3 ? 1 + (int)n / 4 % 2 : 0, n % 5 == 1, n % 2);
             for (int32_t activation = 0; activation < 10; activation++)
-                for (int options = 0; options < 8; options++)
-                    compare(table, type, pass, (struct shape){7, 77, 80}, activation, options & 1, options & 2, options & 4);
+                for (int options = 0; options < 12; options++)
+                    compare(table, type, pass, (struct shape){7, 77, 80}, activation, options % 3, options / 3 & 1, options / 6);
             if (!columns) {
                 compare(table, type, pass, (struct shape){1, 4096, 4096}, 0, false, true, true);
                 compare(table, type, pass, (struct shape){2, 12345, 12345}, 3, false, true, true);

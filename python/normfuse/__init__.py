@@ -166,7 +166,7 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
 def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_groups: int,
                         weight: Optional[Array] = None, bias: Optional[Array] = None, *,
                         activation: Optional[str] = None, act_param: Optional[float] = None,
-                        pre_add: Optional[Array] = None, post_add: Optional[Array] = None,
+                        pre_add: Optional[Array] = None, post_add: Optional[Array] = None, y: Optional[Array] = None,
                         scale: Optional[Array] = None, shift: Optional[Array] = None, du: Optional[Array] = None,
                         layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None,
                         dscale: Wanted = None, dshift: Wanted = None, dpost_add: Wanted = None) -> Gradients:
@@ -175,6 +175,8 @@ def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_group
     dy              like x
     x               the forward's x, or the u that it returned, in whose place pre_add is then left out
     mean, rstd      [N, num_groups], as the forward returned them
+    y               like x: the forward's y in the place of post_add, which may have been overwritten then; for relu,
+                    relu6 and leaky_relu with a slope above 0
     du              like x: the gradient of u where it was returned; it is added to dx
     dx, dweight, dbias, dscale, dshift, dpost_add   each an array that the gradient is written to, True for a new
                     one, False for none; None: a new one where its argument is given, dx always. dx is also the
@@ -183,12 +185,12 @@ def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_group
     Returns Gradients; dx and dpost_add are like x, the others have the shape and dtype of their parameter."""
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _BACKWARD_NAMES)
-    call.give(dy=dy, pre_add=pre_add, post_add=post_add, du=du)
+    call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
     call.give_parameters(mean=mean, rstd=rstd, weight=weight, bias=bias, scale=scale, shift=shift)
     channel, pair = (call.channels,), (call.samples, call.channels)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel),
                            "scale": (dscale, scale is not None, pair), "shift": (dshift, shift is not None, pair)},
-                    dx, dpost_add, post_add is not None)
+                    dx, dpost_add, post_add is not None or y is not None)
     call.run("backward", GroupNormOptions(groups=groups, eps=1e-5, **_activation(activation, act_param)))
     return Gradients(*map(call.output, Gradients._fields))
 
@@ -233,7 +235,7 @@ def instance_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Opt
                            running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                            use_input_stats: bool = True, eps: float = 1e-5, activation: Optional[str] = None,
                            act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                           post_add: Optional[Array] = None, scale: Optional[Array] = None,
+                           post_add: Optional[Array] = None, y: Optional[Array] = None, scale: Optional[Array] = None,
                            shift: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
                            dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None, dscale: Wanted = None,
                            dshift: Wanted = None, dpost_add: Wanted = None) -> Gradients:
@@ -242,14 +244,14 @@ def instance_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Opt
 
     The other arguments, and what is returned, are as in `group_norm_backward`."""
     call = _Call("group_norm", x, layout, _BACKWARD_NAMES)
-    call.give(dy=dy, pre_add=pre_add, post_add=post_add, du=du)
+    call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
     call.give_parameters(mean=mean, rstd=rstd, weight=weight, bias=bias, scale=scale, shift=shift)
     if not use_input_stats:
         call.give_parameters(running_mean=running_mean, running_var=running_var)
     channel, pair = (call.channels,), (call.samples, call.channels)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel),
                            "scale": (dscale, scale is not None, pair), "shift": (dshift, shift is not None, pair)},
-                    dx, dpost_add, post_add is not None)
+                    dx, dpost_add, post_add is not None or y is not None)
     fields = _activation(activation, act_param)
     _with_running(fields, not use_input_stats, 0.0, 0)
     call.run("backward", GroupNormOptions(groups=call.channels, eps=eps, **fields))
@@ -298,21 +300,21 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
                         running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                         training: bool = True, eps: float = 1e-5, activation: Optional[str] = None,
                         act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                        post_add: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
-                        dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None,
+                        post_add: Optional[Array] = None, y: Optional[Array] = None, du: Optional[Array] = None,
+                        layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None,
                         dpost_add: Wanted = None) -> Gradients:
     """The gradients of `batch_norm`. Of a training forward, which is the default, mean and rstd are [C], as it returned
     them; with training=False they are None, and running_mean, running_var and eps are the forward's.
 
     The other arguments, and what is returned, are as in `group_norm_backward`."""
     call = _Call("batch_norm", x, layout, _BACKWARD_NAMES)
-    call.give(dy=dy, pre_add=pre_add, post_add=post_add, du=du)
+    call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
     call.give_parameters(mean=mean, rstd=rstd, weight=weight, bias=bias)
     if not training:
         call.give_parameters(running_mean=running_mean, running_var=running_var)
     channel = (call.channels,)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel)},
-                    dx, dpost_add, post_add is not None)
+                    dx, dpost_add, post_add is not None or y is not None)
     fields = _activation(activation, act_param)
     _with_running(fields, not training, 0.0, 0)
     call.run("backward", BatchNormOptions(eps=eps, **fields))
@@ -343,19 +345,20 @@ def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array
 def channel_affine_backward(dy: Array, x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,
                             activation: Optional[str] = None, act_param: Optional[float] = None,
                             pre_add: Optional[Array] = None, post_add: Optional[Array] = None,
-                            du: Optional[Array] = None, layout: str = "nchw", dx: Wanted = None,
-                            dscale: Wanted = None, dbias: Wanted = None, dpost_add: Wanted = None) -> Gradients:
+                            y: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
+                            dx: Wanted = None, dscale: Wanted = None, dbias: Wanted = None,
+                            dpost_add: Wanted = None) -> Gradients:
     """The gradients of `channel_affine`, given dy, that of its y, and its arguments: dscale = sum of dz * u, dbias = sum
     of dz, where dz = dy * act'(z), over what shares the parameter.
 
     The other arguments, and what is returned, are as in `group_norm_backward`. Without scale and bias, their gradients,
     where asked for, are [C], and an array that is given for one decides between [C] and [N, C]."""
     call = _Call("affine", x, layout, _AFFINE_BACKWARD_NAMES)
-    call.give(dy=dy, pre_add=pre_add, post_add=post_add, du=du)
+    call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
     call.give_parameters(weight=scale, bias=bias)
     shape = call.shape_of("weight") or call.shape_of("bias") or (call.channels,)
     _take_gradients(call, {"weight": (dscale, scale is not None, shape), "bias": (dbias, bias is not None, shape)},
-                    dx, dpost_add, post_add is not None)
+                    dx, dpost_add, post_add is not None or y is not None)
     call.run("backward", AffineOptions(**_activation(activation, act_param)))
     return Gradients(call.output("dx"), None, call.output("dbias"), call.output("dweight"), None,
                      call.output("dpost_add"))

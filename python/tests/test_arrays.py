@@ -332,6 +332,23 @@ def test_in_place(operator):
     assert dy.tobytes() == gradients.dx.tobytes()
 
 
+@pytest.mark.parametrize("activation,act_param", [("relu", None), ("relu6", None), ("leaky_relu", 0.3)])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_backward_of_y(operator, activation, act_param):
+    """y in the place of post_add: the same derivative, so the same bits."""
+    case = Case(operator, "float32", activation=activation, act_param=act_param, extras=True)
+    y = case.forward()
+    wants = case.backward()
+    gradients = case.backward(post_add=None, y=y)
+    for want, got in zip(wants, gradients):
+        assert (want is None) == (got is None) and (want is None or want.tobytes() == got.tobytes())
+    assert case.backward(post_add=None, y=y, dpost_add=False).dpost_add is None
+    with pytest.raises(ValueError, match="y and .*post_add are given"):
+        case.backward(y=y)
+    with pytest.raises(ValueError, match="y is for relu, relu6 and leaky_relu"):
+        case.backward(post_add=None, y=y, activation="silu", act_param=None)
+
+
 def test_only_what_is_asked_for():
     case = Case("group_norm", "float32", extras=True)
     gradients = case.backward(dx=False, dweight=False, dscale=False, dpost_add=False)

@@ -318,6 +318,55 @@ def test_an_input_changed_in_place_is_noticed():
         y.sum().backward()
 
 
+WITH_ADDEND = {
+    "group_norm": lambda x, r, **act: nft.group_norm(x, 2, post_add=r, **act),
+    "batch_norm": lambda x, r, **act: nft.batch_norm(x, None, None, training=True, post_add=r, **act),
+    "batch_norm_evaluate": lambda x, r, **act: nft.batch_norm(x, ONE[:4], ONE[:4], post_add=r, **act),
+    "instance_norm": lambda x, r, **act: nft.instance_norm(x, post_add=r, **act),
+    "instance_norm_running": lambda x, r, **act: nft.instance_norm(x, ONE[:4].clone(), ONE[:4].clone(), post_add=r, **act),
+    "channel_affine": lambda x, r, **act: nft.channel_affine(x, ONE[:4], ONE[:4], post_add=r, **act),
+}
+
+
+@pytest.mark.parametrize("act", [{"activation": "relu"}, {"activation": "relu6"}, {"activation": "leaky_relu"},
+                                 {"activation": "leaky_relu", "act_param": 2.0}], ids=str)
+@pytest.mark.parametrize("name", WITH_ADDEND)
+def test_what_was_added_may_be_overwritten(name, act):
+    """As with torch's relu, which saves its result: the addend is free, the result is not."""
+    x, r = tensor(3, 4, 5, 2).requires_grad_(), (3 * tensor(3, 4, 5, 2, seed=1)).requires_grad_()
+    z = WITH_ADDEND[name](x, r)
+    want = {"relu": stock.relu, "relu6": stock.relu6, "leaky_relu": stock.leaky_relu}[act["activation"]](
+        z, *([act["act_param"]] if "act_param" in act else []))
+    dy = tensor(3, 4, 5, 2, seed=2)
+    wants = torch.autograd.grad(want, (x, r), dy)
+    for again in (False, True):
+        added = r * 1
+        y = WITH_ADDEND[name](x, added, **act)
+        with torch.no_grad():
+            added.zero_()
+        gradients = torch.autograd.grad(y, (x, r), dy, create_graph=again)
+        torch.testing.assert_close(gradients, wants, rtol=1e-12, atol=1e-12)
+    y.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x, dy)
+
+
+@pytest.mark.parametrize("act", [{"activation": "silu"}, {"activation": "leaky_relu", "act_param": -0.5},
+                                 {"activation": "leaky_relu", "act_param": 0.0}], ids=str)
+@pytest.mark.parametrize("name", WITH_ADDEND)
+def test_what_was_added_is_saved_where_y_is_not_enough(name, act):
+    x, r = tensor(3, 4, 5, 2).requires_grad_(), tensor(3, 4, 5, 2, seed=1)
+    for added in (r, None):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = WITH_ADDEND[name](x, added, **act)
+        assert sum(t is r for t in saved) == (added is not None) and not any(t is y for t in saved)
+    y = WITH_ADDEND[name](x, r, **act)
+    r.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_deterministic_mode():
     torch.use_deterministic_algorithms(True)
     try:

@@ -137,12 +137,18 @@ sys.path.insert(0, {here!r})
 from test_operators import SCHEMAS, arguments, ops, layouts
 from normfuse.torch import _operators
 results = {{}}
+from_y = [name for name in SCHEMAS if "backward" in name and "post_add" in SCHEMAS[name]]
 for name in SCHEMAS:
     for dtype in (torch.float32, torch.float16):
         for memory_format in (torch.contiguous_format, torch.channels_last):
             outputs = getattr(ops, name)(*arguments(name, dtype, memory_format))
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             results[name, str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
+            if name in from_y:
+                *args, _, _, wanted = arguments(name, dtype, memory_format)
+                outputs = getattr(ops, name)(*args, 1, 0.0, wanted | _operators.FROM_Y)
+                results[name, "y", str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
+assert len(from_y) == 8, from_y
 for label, x in layouts().items():
     results[label] = [(o.clone(), o.stride()) for o in ops.group_norm(x, *[None] * 6, 2, 1e-5, 3, 0.0)]
 torch.save((_operators.binding()[0], results), sys.argv[1])
@@ -242,7 +248,7 @@ def batch_average(x):
 PARAMETER = {2: 0.2, 7: 0.7}
 
 
-@pytest.mark.parametrize("activation", range(9))
+@pytest.mark.parametrize("activation", range(10))
 def test_group_norm_gradients(activation):
     """Every gradient beside autograd through the formula, in f64: only roundings of f64 between them."""
     args = [tensor(3, 4, 5, seed=seed) for seed in (1, 2, 3)]
@@ -277,7 +283,7 @@ def gradient_cases():
         "channel_affine per sample": (("x", "scale", "shift", "post_add"),
                                       lambda a, act, p: ops.channel_affine(*a, act, p)),
     }
-    for (label, (taken, call)), activation in itertools.product(calls.items(), (0, 3, 4, 7)):
+    for (label, (taken, call)), activation in itertools.product(calls.items(), (0, 1, 2, 3, 4, 7, 9)):
         yield pytest.param(call, [shapes[name] for name in taken], activation, id=f"{label} act={activation}")
 
 

@@ -20,7 +20,8 @@ struct normfuse_pass {
     void *y, *dpost_add;
     ptrdiff_t x_stride, dy_stride, post_add_stride, du_stride, y_stride, dpost_add_stride;
     size_t rows, n;
-    /* z = (x - k)*a + b [+ post_add]; runs: entry r*coefficient_step is row r's; columns: entry c is column c's */
+    /* z = (x - k)*a + b [+ post_add]; a NULL, in a backward: z = post_add, which is y then. Runs: entry r*coefficient_step is
+     * row r's; columns: entry c is column c's */
     const void *k, *a, *b;
     /* dx = p*dy' + (q*(x - k) + r) [+ du], indexed likewise */
     const void *p, *q, *r;

@@ -241,10 +241,14 @@ BODY V FN(distance)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
 }
 BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, struct FN(coefficients) of, const bool columns)
 {
-    V z = columns ? OP(fma)(d, FN(coefficient)(s->a, i, n), FN(coefficient)(s->b, i, n)) : OP(fma)(d, of.a, of.b);
-    if (s->post_add)
-        z = OP(add)(z, FN(get)(ROW(const T *, post_add, r) + i, n, z));
-    return z;
+    V added = d;
+    if (s->post_add) {
+        added = FN(get)(ROW(const T *, post_add, r) + i, n, d);
+        if (!s->a)
+            return added;
+    }
+    const V z = columns ? OP(fma)(d, FN(coefficient)(s->a, i, n), FN(coefficient)(s->b, i, n)) : OP(fma)(d, of.a, of.b);
+    return s->post_add ? OP(add)(z, added) : z;
 }
 
 /* `stream` need not be a constant: a copy of each loop for it would double their code. */

@@ -526,7 +526,7 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
     struct normfuse_pass s = {.rows = (size_t)t->rows,
                               .n = (size_t)t->width,
                               .k = at_real(plan, c->k, i),
-                              .a = at_real(plan, c->a, i),
+                              .a = p->from_y ? NULL : at_real(plan, c->a, i),
                               .b = at_real(plan, c->b, i),
                               .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
                               .activation = p->activation,

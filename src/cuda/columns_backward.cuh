@@ -257,7 +257,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         unpack_part<T, V>(post, h, added);
 #pragma unroll
                         for (int i = 0; i < H; i++)
-                            z[i] += added[i];
+                            z[i] = p.from_y ? added[i] : z[i] + added[i];
                     }
                     differentiate_by<fast, loops>(dy, z, chosen, p.activation, (R)p.act_param);
                 }

@@ -248,7 +248,7 @@ __device__ __forceinline__ void known_backward(const normfuse_cuda_arguments &a)
                         unpack_part<T, V>(of.added, h, more);
 #pragma unroll
                         for (int i = 0; i < H; i++)
-                            z[i] = fmaf(more[i], factor, z[i]);
+                            z[i] = p.from_y ? more[i] : fmaf(more[i], factor, z[i]);
                     }
                     differentiate_by<fast, true>(dy, z, chosen, p.activation, (float)p.act_param);
                 }

@@ -276,7 +276,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
                     unpack<T, V>(load_pack<T, V>(post.at(g, index, stretch), 0), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
-                        z[i] += added[i];
+                        z[i] = p.from_y ? added[i] : z[i] + added[i];
                 }
                 differentiate_by<fast, simple && !ragged>(dy, z, chosen, p.activation, (R)p.act_param);
             }

@@ -258,6 +258,8 @@ double reference_z(const struct reference_set *set, int64_t row, int64_t channel
 {
     int64_t pair = row * set->channels + channel;
     int64_t index = pair * set->positions + position;
+    if (set->y)
+        return set->y[index];
     double z = affine(set, pair, index) * (1 + parameter_at(set->scale, pair, 0)) + parameter_at(set->shift, pair, 0);
     return z + parameter_at(set->post_add, index, 0);
 }

@@ -48,6 +48,8 @@ struct reference_set {
     double parameter;
     /* [rows, channels, positions]; u is x + pre_add. NULL: 0 */
     const double *u, *post_add, *dy, *du;
+    /* backward: NULL, or y, of which act' is what it is of z */
+    const double *y;
     /* [rows, channels]; NULL: 1, 0, 0, 0 */
     const double *weight, *bias, *scale, *shift;
     /* Normalization is (u - mean) * rstd; affine: mean 0, rstd 1. */
@@ -68,7 +70,7 @@ double reference_rstd(double variance, double eps);
 /* (1 - momentum) * old + momentum * new. */
 double reference_running(double old, double new_value, double momentum);
 
-/* z before the activation, of the value at (row, channel, position). */
+/* z before the activation, of the value at (row, channel, position); or y, where that is given. */
 double reference_z(const struct reference_set *set, int64_t row, int64_t channel, int64_t position);
 
 /* y [rows, channels, positions]. */

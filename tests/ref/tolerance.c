@@ -392,6 +392,8 @@ static double steepest_change(int activation, double parameter)
 
 static double jump_nearby(int activation, double parameter, double z, double z_error)
 {
+    if (z_error == 0) /* an exact z is on no other side */
+        return 0;
     switch (activation) {
     case NORMFUSE_RELU: return fabs(z) <= z_error ? 1 : 0;
     case NORMFUSE_LEAKY_RELU:

@@ -3,7 +3,8 @@
 
 The first derivative is a backward operator. Where that must be differentiated itself (``create_graph=True``), a
 composite formula of torch's own operators takes its place, as torch's own norms do it. Saved for the backward are the
-normalized tensor (x, or the sum that was written), mean and rstd, and the parameters; with an activation also post_add.
+normalized tensor (x, or the sum that was written), mean and rstd, and the parameters; with post_add and an activation
+also what the derivative of the activation is made of: y, where that is enough, or post_add.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _decompositions, _operators
 from ._decompositions import activate, wide
-from ._operators import (WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops, straight,
+from ._operators import (FROM_Y, WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops, straight,
                          unpack_saved)
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -73,11 +74,13 @@ def _composite_z(u, weight, bias, scale, shift, post_add, moments):
     return z, normalized, statistics, (w, b, one_and_scale)
 
 
-def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param, moments):
-    """dx, dweight, dbias, dscale, dshift, dpost_add out of differentiable operations."""
+def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param, moments, from_y=0):
+    """dx, dweight, dbias, dscale, dshift, dpost_add out of differentiable operations. from_y: post_add is y."""
     shape = u.shape
-    z, normalized, (average, _, rstd), (w, b, one_and_scale) = _composite_z(u, weight, bias, scale, shift, post_add,
-                                                                            moments)
+    z, normalized, (average, _, rstd), (w, b, one_and_scale) = _composite_z(
+        u, weight, bias, scale, shift, None if from_y else post_add, moments)
+    if from_y:
+        z = wide(post_add.detach()).reshape(z.shape)  # the derivative is constant but for kinks
     dz = _activation_backward(wide(dy).reshape(z.shape), z, activation, act_param)
     toward = dz * (w * one_and_scale)
     if average is not None:
@@ -138,19 +141,19 @@ def _moments_of(average, eps):
 def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, post_add, groups, eps, activation,
                           act_param, wanted):
     return _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param,
-                      _moments_of(_group_average(groups), eps))
+                      _moments_of(_group_average(groups), eps), wanted & FROM_Y)
 
 
 def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, post_add, eps, activation, act_param, wanted):
     gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param,
-                           _moments_of(_batch_average, eps))
+                           _moments_of(_batch_average, eps), wanted & FROM_Y)
     return (*gradients[:3], gradients[5])
 
 
 def _composite_batch_norm_evaluate(dy, du, u, running_mean, running_var, weight, bias, post_add, eps, activation,
                                    act_param, wanted):
     gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param,
-                           _given_moments(running_mean, running_var, eps))
+                           _given_moments(running_mean, running_var, eps), wanted & FROM_Y)
     return (*gradients[:3], gradients[5])
 
 
@@ -159,7 +162,8 @@ def _no_moments(x):
 
 
 def _composite_channel_affine(dy, x, scale, bias, post_add, activation, act_param, wanted):
-    gradients = _composite(dy, None, x, scale, bias, None, None, post_add, activation, act_param, _no_moments)
+    gradients = _composite(dy, None, x, scale, bias, None, None, post_add, activation, act_param, _no_moments,
+                           wanted & FROM_Y)
     return (*gradients[:3], gradients[5])
 
 
@@ -204,9 +208,14 @@ def _call(op, *args):
         return op(*args)
 
 
-def _norm_arguments_saved(ctx, u, mean, rstd, weight, bias, scale, shift, post_add, activation):
-    # dpost_add is dy itself without an activation, and nothing else needs post_add then.
-    ctx.save_for_backward(u, mean, rstd, weight, bias, scale, shift, post_add if activation else None)
+def saved_for_activation(post_add, y, activation, act_param):
+    """What the backward takes as post_add, and FROM_Y where that is y: of relu, leaky_relu and relu6, as torch's own
+    save their result, so that what was added may be overwritten."""
+    if post_add is None or activation == 0:  # without an activation dpost_add is dy itself
+        return None, 0
+    if activation in (1, 9) or (activation == 2 and act_param > 0):
+        return y, FROM_Y
+    return post_add, 0
 
 
 class _GroupNormBackward:
@@ -215,10 +224,10 @@ class _GroupNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
         x, weight, bias, scale, shift, pre_add, post_add, ctx.groups, ctx.eps, ctx.activation, ctx.act_param = inputs
-        _, u, mean, rstd = outputs
+        y, u, mean, rstd = outputs
         ctx.set_materialize_grads(False)
-        _norm_arguments_saved(ctx, x if pre_add is None else u, mean, rstd, weight, bias, scale, shift, post_add,
-                              ctx.activation)
+        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
+        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias, scale, shift, post_add)
         ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
 
     @staticmethod
@@ -234,7 +243,7 @@ class _GroupNormBackward:
             wanted |= WANT_POST_ADD
         dx, dweight, dbias, dscale, dshift, dpost_add = _call(
             ops.group_norm_backward.default, dy, du, *ctx.saved_tensors, ctx.groups, ctx.eps, activation,
-            ctx.act_param, wanted) if wanted else (None,) * 6
+            ctx.act_param, wanted | ctx.from_y) if wanted else (None,) * 6
         return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
                 dscale if scale_needs else None, dshift if shift_needs else None, dx if pre_add_needs else None,
                 (dpost_add if activation else dy) if post_add_needs else None, None, None, None, None)
@@ -244,11 +253,11 @@ class _InstanceNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
         x, weight, bias, _, _, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param = inputs
-        _, u, mean, rstd = outputs
+        y, u, mean, rstd = outputs
         ctx.groups = x.shape[1]
         ctx.set_materialize_grads(False)
-        _norm_arguments_saved(ctx, x if pre_add is None else u, mean, rstd, weight, bias, None, None, post_add,
-                              ctx.activation)
+        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
+        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias, None, None, post_add)
         ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
 
     backward = _GroupNormBackward.backward
@@ -265,7 +274,7 @@ def _batch_norm_gradients(ctx, op, dy, du):
     if post_add_needs and activation:
         wanted |= WANT_POST_ADD
     dx, dweight, dbias, dpost_add = _call(op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param,
-                                          wanted) if wanted else (None,) * 4
+                                          wanted | ctx.from_y) if wanted else (None,) * 4
     return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None, None,
             dx if pre_add_needs else None, (dpost_add if activation else dy) if post_add_needs else None)
 
@@ -274,10 +283,10 @@ class _BatchNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
         x, weight, bias, _, _, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param = inputs
-        _, u, mean, rstd = outputs
+        y, u, mean, rstd = outputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias,
-                              post_add if ctx.activation else None)
+        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
+        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias, post_add)
         ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
 
     @staticmethod
@@ -289,10 +298,10 @@ class _BatchNormEvaluateBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
         x, weight, bias, running_mean, running_var, pre_add, post_add, ctx.eps, ctx.activation, ctx.act_param = inputs
-        u = outputs[1]
+        y, u = outputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if pre_add is None else u, running_mean, running_var, weight, bias,
-                              post_add if ctx.activation else None)
+        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
+        ctx.save_for_backward(x if pre_add is None else u, running_mean, running_var, weight, bias, post_add)
         if pre_add is None:
             ctx.mark_non_differentiable(u)
 
@@ -305,7 +314,8 @@ class _ChannelAffineBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
         x, scale, bias, post_add, ctx.activation, ctx.act_param = inputs
-        ctx.save_for_backward(x, scale, bias, post_add if ctx.activation else None)
+        post_add, ctx.from_y = saved_for_activation(post_add, outputs, ctx.activation, ctx.act_param)
+        ctx.save_for_backward(x, scale, bias, post_add)
 
     @staticmethod
     def backward(ctx, dy):
@@ -316,7 +326,7 @@ class _ChannelAffineBackward:
             wanted |= WANT_POST_ADD
         dx, dscale, dbias, dpost_add = _call(
             ops.channel_affine_backward.default, dy, *ctx.saved_tensors, activation, ctx.act_param,
-            wanted) if wanted else (None,) * 4
+            wanted | ctx.from_y) if wanted else (None,) * 4
         return (dx if x_needs else None, dscale if scale_needs else None, dbias if bias_needs else None,
                 (dpost_add if activation else dy) if post_add_needs else None, None, None)
 

@@ -24,6 +24,7 @@ from . import _checks, _native
 
 # The bits of `wanted` that the backward operators take.
 WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4, 8, 16, 32
+FROM_Y = 64  # and one that says what their post_add is: the forward's y, of which the activation's derivative is made
 
 ACTIVATIONS = {
     None: 0, "identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
@@ -419,6 +420,8 @@ def _ctypes_kernel(name: str):
                 tensors[slot] = value
             elif value is not None:
                 numbers[argument] = value
+        if numbers.get("wanted", 0) & FROM_Y:
+            tensors["y"] = tensors.pop("post_add")
         x = tensors["x"]
         if "groups" in numbers:
             _checks.groups_divide(x.shape[1], numbers["groups"])  # before outputs are made of their number

@@ -122,8 +122,9 @@ class _BatchNorm(torch.autograd.Function):
         x = input if pre_add is None else u
         y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, momentum,
                                              eps, activation, act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, post_add if activation else None)
-        ctx.rest = eps, activation, act_param, group
+        post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, post_add)
+        ctx.rest = eps, activation, act_param, from_y, group
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(merged)
         return (y, merged) if pre_add is None else (y, merged, u)
@@ -131,7 +132,7 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, _, du=None):
         x, mean, rstd, merged, weight, bias, post_add = ctx.saved_tensors
-        eps, activation, act_param, group = ctx.rest
+        eps, activation, act_param, from_y, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
         needs = ctx.needs_input_grad
@@ -140,19 +141,19 @@ class _BatchNorm(torch.autograd.Function):
         if _is_recorded():
             moments = _autograd._moments_of(_batch_average(merged[:, 0], group), eps)
             dx, dweight, dbias, _, _, dpost_add = _autograd._composite(dy, du, x, weight, bias, None, None, post_add,
-                                                                       activation, act_param, moments)
+                                                                       activation, act_param, moments, from_y)
             return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpost_add if through else dy)
         sums, dpost_add = ops.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation, act_param,
-                                                       WANT_POST_ADD if through else 0)
+                                                       (WANT_POST_ADD if through else 0) | from_y)
         dx = dweight = dbias = None
         wanted = WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
         if wanted:
             _, dweight, dbias = ops.batch_norm_backward_apply(dy, None, x, mean, rstd, sums, weight, bias, post_add,
-                                                              _SET_VALUES, activation, act_param, wanted)
+                                                              _SET_VALUES, activation, act_param, wanted | from_y)
         if asks_x:
             shared = _per_value(ops.sums_merge(_gather(sums, group)), merged[:, :1])
             dx, _, _ = ops.batch_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, post_add,
-                                                     _SET_VALUES, activation, act_param, WANT_X)
+                                                     _SET_VALUES, activation, act_param, WANT_X | from_y)
         return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpost_add if through else dy)
 
     @staticmethod
@@ -171,15 +172,16 @@ class _GroupNorm(torch.autograd.Function):
         x = input if pre_add is None else u
         y, mean, rstd = ops.group_norm_apply(x, merged, weight, bias, scale, shift, post_add, groups, eps, activation,
                                              act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, post_add if activation else None)
-        ctx.rest = groups, eps, activation, act_param, group
+        post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, post_add)
+        ctx.rest = groups, eps, activation, act_param, from_y, group
         ctx.set_materialize_grads(False)
         return y if pre_add is None else (y, u)
 
     @staticmethod
     def backward(ctx, dy, du=None):
         x, mean, rstd, merged, weight, bias, scale, shift, post_add = ctx.saved_tensors
-        groups, eps, activation, act_param, group = ctx.rest
+        groups, eps, activation, act_param, from_y, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
         needs = ctx.needs_input_grad
@@ -188,22 +190,23 @@ class _GroupNorm(torch.autograd.Function):
         if _is_recorded():
             moments = _autograd._moments_of(_group_average(merged[:, :, 0], group), eps)
             *gradients, dpost_add = _autograd._composite(dy, du, x, weight, bias, scale, shift, post_add, activation,
-                                                         act_param, moments)
+                                                         act_param, moments, from_y)
             return _GroupNorm._of_inputs(needs, *gradients, dpost_add if through else dy)
         sums, dpost_add = ops.group_norm_backward_sums(dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups,
-                                                       activation, act_param, WANT_POST_ADD if through else 0)
+                                                       activation, act_param,
+                                                       (WANT_POST_ADD if through else 0) | from_y)
         dx = dweight = dbias = dscale = dshift = None
         wanted = (WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
                   + WANT_SCALE * (scale is not None and needs[3]) + WANT_SHIFT * (shift is not None and needs[4]))
         if wanted:
             _, dweight, dbias, dscale, dshift = ops.group_norm_backward_apply(
                 dy, None, x, mean, rstd, sums, weight, bias, scale, shift, post_add, groups, _SET_VALUES, activation,
-                act_param, wanted)
+                act_param, wanted | from_y)
         if asks_x:
             counts = merged[:, :, :1].repeat_interleave(x.shape[1] // groups, 1)
             shared = _per_value(ops.sums_merge(_gather(sums, group)), counts)
             dx = ops.group_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, scale, shift, post_add,
-                                               groups, _SET_VALUES, activation, act_param, WANT_X)[0]
+                                               groups, _SET_VALUES, activation, act_param, WANT_X | from_y)[0]
         return _GroupNorm._of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpost_add if through else dy)
 
     @staticmethod
