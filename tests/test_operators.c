@@ -8,7 +8,8 @@
  *
  * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may be
  * hundreds of cases. --with adds words to every case of the files and to the random ones; --part 3/8 runs each eighth
- * case from the third on, for eight processes at once; --random N runs random cases and only those, beside files. */
+ * case from the third on, for eight processes at once; --random N runs random cases and only those, beside files; --only
+ * TEST runs one of the others by the name that its line of times begins with, such as accumulation. */
 #define _GNU_SOURCE
 #include <glob.h>
 #include <inttypes.h>
@@ -664,8 +665,12 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+static const char *only; /* the one test that is run; NULL: all */
+
 static void timed(const char *name, void (*test)(void))
 {
+    if (only && strcmp(only, name) != 0)
+        return;
     double start = seconds();
     int before = harness_passed + harness_failed;
     test();
@@ -705,6 +710,9 @@ int main(int count, char **arguments)
         } else if (strcmp(arguments[i], "--cases") == 0 && value) {
             cases = strtoll(value, NULL, 10);
             i++;
+        } else if (strcmp(arguments[i], "--only") == 0 && value) {
+            only = value;
+            i++;
         } else if (strcmp(arguments[i], "--case") == 0 && value) {
             run_expanded(value, "--case");
             given++;
@@ -714,7 +722,7 @@ int main(int count, char **arguments)
             given++;
         } else {
             fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] "
-                            "[--part K/N] [--random N] [FILE...]\n");
+                            "[--part K/N] [--random N] [--only TEST] [FILE...]\n");
             return 2;
         }
     }
@@ -723,9 +731,11 @@ int main(int count, char **arguments)
     } else if (!given) {
         timed("exact sums", test_exact_sums);
         timed("case files", test_case_files);
-        double start = seconds();
-        test_random(cases, seed);
-        printf("random cases: %.1f s\n", seconds() - start);
+        if (!only) {
+            double start = seconds();
+            test_random(cases, seed);
+            printf("random cases: %.1f s\n", seconds() - start);
+        }
         timed("threads and repetition", test_same_bits);
         timed("batch independence", test_batch_independence);
         timed("NaN and inf", test_bad_values_stay);

@@ -171,6 +171,7 @@ def layouts():
         "sequence, channels last": x.reshape(4, 8, 30).transpose(1, 2).contiguous().transpose(1, 2),
         "volume, channels last": x.reshape(4, 8, 2, 3, 5).to(memory_format=torch.channels_last_3d),
         "six axes": x.reshape(4, 8, 2, 3, 5, 1),
+        "overlapping rows": x.as_strided((4, 8, 15), (240, 1, 2)),
         "one channel": x.reshape(32, 1, 6, 5).expand(32, 2, 6, 5),
         "empty": x[:0],
         "no positions": x[..., :0],
@@ -261,8 +262,21 @@ def test_group_norm_gradients(activation):
     want_y, want_u = formula(*inputs, 1e-3, activation, parameter, group_average(2))
     dy, du = tensor(3, 4, 5, seed=8), tensor(3, 4, 5, seed=9)
     torch.testing.assert_close((y, u), (want_y, want_u), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(torch.autograd.grad((y, u), inputs, (dy, du)),
-                               torch.autograd.grad((want_y, want_u), inputs, (dy, du)), rtol=1e-12, atol=1e-12)
+    want = torch.autograd.grad((want_y, want_u), inputs, (dy, du))
+    torch.testing.assert_close(torch.autograd.grad((y, u), inputs, (dy, du), retain_graph=True), want, rtol=1e-12,
+                               atol=1e-12)
+    # The composite formula, which is differentiated again.
+    torch.testing.assert_close(torch.autograd.grad((y, u), inputs, (dy, du), create_graph=True), want, rtol=1e-12,
+                               atol=1e-12)
+
+
+def test_pre_add_alone_needs_a_gradient():
+    x, pre_add = tensor(3, 4, 5), tensor(3, 4, 5, seed=2).requires_grad_()
+    for y, average in ((ops.group_norm(x, *[None] * 4, pre_add, None, 2, 1e-3, SILU, 0.0)[0], group_average(2)),
+                       (ops.batch_norm(x, *[None] * 4, pre_add, None, 0.1, 1e-3, SILU, 0.0)[0], batch_average)):
+        want, _ = formula(x, *[None] * 4, pre_add, None, 1e-3, SILU, 0.0, average)
+        torch.testing.assert_close(torch.autograd.grad(y, pre_add, x), torch.autograd.grad(want, pre_add, x), rtol=1e-12,
+                                   atol=1e-12)
 
 
 def gradient_cases():
