@@ -506,7 +506,7 @@ static void test_accumulated_bits(void)
         "batch_norm 3x2x40001", "batch_norm 4500x3x2 +pre_add +u",
         "batch_norm 70x5x11 dir=bwd", "batch_norm 9x33x65 dir=bwd act=silu", "batch_norm 701x3 dir=bwd",
         "batch_norm 3x2x40001 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd", "group_norm 9x32x300 groups=8 dir=bwd act=gelu",
-        "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd",
+        "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd", "affine 9000x1x11 dir=bwd",
         "batch_norm 70x5x11 mode=eval dir=bwd", "group_norm 5x3x30000 groups=1 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd +scale",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
