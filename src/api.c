@@ -138,14 +138,12 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
     if (status != NORMFUSE_OK)
         return status;
     *bytes = 0;
-    if (writes_nothing(problem))
-        return NORMFUSE_OK;
     const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
     const int32_t phases[] = {problem->phases, problem->phases & first, problem->phases & ~first};
     for (int i = 0; i < 3; i++) {
         struct normfuse_problem part = *problem;
         part.phases = phases[i];
-        const size_t needed = phases[i] != 0 ? backend_scratch_bytes(&part, exec) : 0;
+        const size_t needed = phases[i] != 0 && !writes_nothing(&part) ? backend_scratch_bytes(&part, exec) : 0;
         if (needed > *bytes)
             *bytes = needed;
     }

@@ -3,7 +3,8 @@
 #
 # check_cuda.sh [--sanitize] BUILD_FOLDER - every check that needs a GPU, from the programs in BUILD_FOLDER; no compiler
 # and no CMake. The case files run in several processes at once, since the double reference takes most of the time, and
-# test_cuda alone after them. --sanitize: compute-sanitizer's tools over a few cases of each kind of kernel instead.
+# test_cuda alone after them. --sanitize: compute-sanitizer's tools over a few cases of each kind of kernel instead. No
+# process runs longer than LIMIT seconds.
 # Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-cuda/.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -17,6 +18,7 @@ if [ $# -ne 1 ] || [ ! -x "$1/test_operators" ]; then
     exit 2
 fi
 build=$1
+limit=${LIMIT:-280}
 logs=$build/check-cuda
 rm -rf "$logs"
 mkdir -p "$logs"
@@ -92,7 +94,7 @@ if [ -n "$sanitize" ]; then
         fi
         options=
         [ "$kind" = memcheck ] && options="--padding 32 --report-api-errors no"
-        (timeout 280 "$tool" --tool "$kind" $options --error-exitcode 9 --print-limit 20 "$build/test_operators" \
+        (timeout "$limit" "$tool" --tool "$kind" $options --error-exitcode 9 --print-limit 20 "$build/test_operators" \
             --with device=cuda "$logs/$kind-cases.txt" >"$logs/$kind.txt" 2>&1
          echo $? >"$logs/$kind.status") &
     done
@@ -131,10 +133,10 @@ for processes in 13 11 7 5 3 2 1; do
 done
 # NAME, words that every case gets, arguments
 spread() {
-    local name=$1 words=$2 k
+    local name=$1 words=$2 k start=$SECONDS
     shift 2
     for k in $(seq "$processes"); do
-        (NORMFUSE_VERBOSE=dispatch timeout 240 "$build/test_operators" --with "$words" --part "$k/$processes" "$@" \
+        (NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --with "$words" --part "$k/$processes" "$@" \
             >"$logs/$name-$k.txt" 2>"$logs/$name-$k.errors"
          echo $? >"$logs/$name-$k.status") &
     done
@@ -157,6 +159,7 @@ spread() {
         "$logs/$name.all" >>"$logs/$name.txt"
     rm -f "$logs/$name-"*.txt "$logs/$name-"*.errors "$logs/$name-"*.status "$logs/$name.all"
     collect "$name" "$logs/$name.txt" "$status"
+    echo "      $((SECONDS - start)) s in $processes processes"
 }
 
 for file in tests/cases/*.txt; do
@@ -178,7 +181,7 @@ collect kernels "$logs/kernels.txt" 0
 
 # ---- what a program must do itself ----------------------------------------------------------------------------------
 
-timeout 150 "$build/test_cuda" >"$logs/test_cuda.txt" 2>&1
+timeout "$limit" "$build/test_cuda" >"$logs/test_cuda.txt" 2>&1
 status=$?
 grep -E '^#' "$logs/test_cuda.txt" | cut -c 1-200
 collect test_cuda "$logs/test_cuda.txt" "$status"

@@ -977,6 +977,27 @@ static void test_scratch(void)
     CHECK(needing > 0, "no problem of this test needs scratch");
 }
 
+/* A shard without samples still writes its sums, for which scratch may be needed. */
+static void test_scratch_of_empty_shards(void)
+{
+    fake_driver_reset();
+    fake_driver_use();
+    char *const address = (char *)(uintptr_t)0x7f0000000000;
+    int64_t sizes[] = {0, 8, 5}, channels[] = {8}, pairs[] = {8, 2};
+    normfuse_axes axes, axes_of_channels, axes_of_sums;
+    normfuse_tensor x = normfuse_tensor_contiguous(address, NORMFUSE_F32, 3, sizes, &axes);
+    normfuse_tensor saved = normfuse_tensor_contiguous(address, NORMFUSE_F32, 1, channels, &axes_of_channels);
+    normfuse_tensor sums = normfuse_tensor_contiguous(address + 4096, NORMFUSE_F64, 2, pairs, &axes_of_sums);
+    x.device = saved.device = sums.device = (normfuse_device){NORMFUSE_CUDA, 0};
+    const normfuse_batch_norm_options options = {.struct_bytes = sizeof options, .eps = 1e-5};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .dy = &x, .mean = &saved,
+                                      .rstd = &saved, .sums = &sums};
+    normfuse_exec exec = {.struct_bytes = sizeof exec, .scratch = address};
+    CHECK(normfuse_batch_norm_backward_scratch_bytes(&options, &tensors, NULL, &exec.scratch_bytes) == NORMFUSE_OK,
+          "%s", normfuse_last_error());
+    CHECK(normfuse_batch_norm_backward_sums(&options, &tensors, &exec) == NORMFUSE_OK, "%s", normfuse_last_error());
+}
+
 /* A plan that was made while the driver answered with errors is not remembered. */
 static void test_answers(void)
 {
@@ -2200,6 +2221,7 @@ int main(void)
     test_occupancy();
     test_interface();
     test_scratch();
+    test_scratch_of_empty_shards();
     test_answers();
     test_plans();
     test_empty();
