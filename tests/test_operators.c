@@ -23,6 +23,7 @@
 #include "cli/problem_line.h"
 #include "cli/verify.h"
 #include "harness.h"
+#include "ref/reference.h"
 
 #ifndef NORMFUSE_TESTS_DIR
 #define NORMFUSE_TESTS_DIR "tests"
@@ -506,7 +507,7 @@ static void test_accumulated_bits(void)
         "batch_norm 3x2x40001", "batch_norm 4500x3x2 +pre_add +u",
         "batch_norm 70x5x11 dir=bwd", "batch_norm 9x33x65 dir=bwd act=silu", "batch_norm 701x3 dir=bwd",
         "batch_norm 3x2x40001 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd", "group_norm 9x32x300 groups=8 dir=bwd act=gelu",
-        "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd", "affine 9000x1x11 dir=bwd",
+        "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd", "group_norm 9000x1x11 groups=1 dir=bwd",
         "batch_norm 70x5x11 mode=eval dir=bwd", "group_norm 5x3x30000 groups=1 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd +scale",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -570,6 +571,49 @@ static void test_exact_sums(void)
             free(x);
             free(mean);
             free(rstd);
+        }
+}
+
+/* ---- activations at points where formulas end ------------------------------------------------------------------ */
+
+/* Kinks, zeros of both signs, and z so far from 0 that an exponential overflows or vanishes. The difference allowed is
+ * above every bound, and far below what a derivative from a kink's other side or inf * 0 makes. */
+static void test_points(void)
+{
+    static const float points[] = {-1e30f, -1000, -110, -89.5f, -88.5f, -88, -87.2f, -6, -3, -0.0f, 0,
+                                   1e-40f, 3, 6, 20, 87.2f, 88.5f, 89.5f, 1000, 1e30f};
+    enum { POINTS = sizeof points / sizeof *points, COUNT = 5 * POINTS + 3 }; /* whole vectors and an end */
+    static const double slopes[] = {0.3, 1.5};
+    float x[COUNT], one[COUNT], y[COUNT], dx[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = points[i % POINTS];
+        one[i] = 1;
+    }
+    for (int32_t activation = 0; activation <= NORMFUSE_RELU6; activation++)
+        for (int form = 0; form < 4; form++) {
+            const double slope = slopes[form / 2];
+            const int64_t sizes[] = {1, form % 2 ? COUNT : 1, form % 2 ? 1 : COUNT};
+            normfuse_axes axes[4];
+            const normfuse_tensor tensor = normfuse_tensor_channels_last(x, NORMFUSE_F32, 3, sizes, &axes[0]),
+                                  to_y = normfuse_tensor_channels_last(y, NORMFUSE_F32, 3, sizes, &axes[1]),
+                                  from = normfuse_tensor_channels_last(one, NORMFUSE_F32, 3, sizes, &axes[2]),
+                                  to_dx = normfuse_tensor_channels_last(dx, NORMFUSE_F32, 3, sizes, &axes[3]);
+            const normfuse_affine_options options = {.struct_bytes = sizeof options, .activation = activation,
+                                                     .flags = NORMFUSE_HAS_ACT_PARAM, .act_param = slope};
+            const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tensor, .y = &to_y},
+                                   backward = {.struct_bytes = sizeof backward, .x = &tensor, .dy = &from, .dx = &to_dx};
+            if (!CHECK(normfuse_affine_forward(&options, &forward, NULL) == NORMFUSE_OK &&
+                           normfuse_affine_backward(&options, &backward, NULL) == NORMFUSE_OK,
+                       "%s", normfuse_last_error()))
+                continue;
+            for (int i = 0; i < COUNT; i++) {
+                const double z = x[i], value = reference_activation(activation, slope, z),
+                             derivative = reference_slope(activation, slope, z);
+                CHECK(fabs(y[i] - value) <= 1e-5 * fmax(1, fabs(value)), "activation %d of %g is %g, expected %g",
+                      (int)activation, z, (double)y[i], value);
+                CHECK(fabs(dx[i] - derivative) <= 1e-5, "activation %d: the derivative at %g is %g, expected %g",
+                      (int)activation, z, (double)dx[i], derivative);
+            }
         }
 }
 
@@ -740,6 +784,7 @@ int main(int count, char **arguments)
         timed("batch independence", test_batch_independence);
         timed("NaN and inf", test_bad_values_stay);
         timed("accumulation", test_accumulated_bits);
+        timed("points", test_points);
         timed("more than 2^31 elements", test_more_than_31_bits);
     }
     printf("greatest part of a bound used: %.1f %% by %s\n", 100 * most_used, most_used_case);
