@@ -54,7 +54,7 @@ print(f"normfuse {normfuse.__version__}, torch {torch.__version__}, binding {': 
 END
 
 begin=$(date +%s)
-for name in arrays functional operators modules convert install distributed vmap cuda; do
+for name in arrays functional operators modules convert convert_meaning rules tools models install distributed vmap cuda; do
     (timeout -k 5 "$limit" "$python" -m pytest -v -rfEs -p no:cacheprovider --tb=short -o faulthandler_timeout=150 \
         -o junit_family=xunit2 --junitxml="$logs/$name.xml" "python/tests/test_$name.py" "$@" >"$logs/$name.txt" 2>&1
      echo $? >"$logs/$name.status") &

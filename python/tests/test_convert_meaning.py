@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import numpy as np  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from device import DEVICE, default_device, of_the_cpu  # noqa: E402, F401
 from test_models import load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -129,7 +130,7 @@ class Inference(Block):
 
 class FullPrecision(Block):
     def forward(self, x):
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(DEVICE, enabled=False):
             x = self.conv(x.to(self.conv.weight.dtype))
         return F.relu(self.bn(x))
 
@@ -163,7 +164,7 @@ class AsksGrad(Block):
 class AsksAutocast(Block):
     def forward(self, x):
         y = F.relu(self.bn(x))
-        return y * (2 if torch.is_autocast_enabled("cpu") else 3)
+        return y * (2 if torch.is_autocast_enabled(DEVICE) else 3)
 
 
 class AsksCompiling(Block):
@@ -314,9 +315,9 @@ def test_what_a_trace_does_not_hold_leaves_the_block(name):
         return
     check_same(model, stock)
     if name == "autocast":
-        check_same(model, stock, context=lambda: torch.autocast("cpu", torch.bfloat16), modes=(False, True))
+        check_same(model, stock, context=lambda: torch.autocast(DEVICE, torch.bfloat16), modes=(False, True))
     if name == "is_autocast_enabled":
-        check_same(model, stock, context=lambda: torch.autocast("cpu", torch.bfloat16), modes=(False, True))
+        check_same(model, stock, context=lambda: torch.autocast(DEVICE, torch.bfloat16), modes=(False, True))
     if name == "is_grad_enabled":
         with torch.no_grad():
             check_same(model, stock)
@@ -765,6 +766,7 @@ def test_slices_are_plain():
     assert isinstance(model, nn.Sequential) and isinstance(model, type(model))
 
 
+@of_the_cpu
 def test_mkldnn_takes_the_layers():
     stock = sequential()[:3].float().eval()
     model = copy.deepcopy(stock)

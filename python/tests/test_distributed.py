@@ -392,6 +392,98 @@ def captured_graph():
         assert torch.equal(layer.running_var, eager.running_var)
 
 
+class Block(nn.Module):
+    """What convert folds: batch norm + relu, batch norm + addition + relu, group norm + silu."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.norm, self.act = nn.GroupNorm(2, 4), nn.SiLU()
+
+    def forward(self, x):
+        y = torch.relu(self.bn1(self.conv1(x)))
+        y = torch.relu(self.bn2(self.conv2(y)) + x)
+        return self.act(self.norm(y))
+
+
+def three_steps(stock, model, whole):
+    """Of two models over all processes, with two samples each: outputs, full parameters and buffers are the same.
+    whole: what makes a full tensor of a parameter."""
+    torch.manual_seed(7)
+    x = torch.randn(2 * dist.get_world_size(), 4, 6, 6, dtype=torch.float64)[2 * dist.get_rank():][:2]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-2, momentum=0.9) for m in (stock, model)]
+    for _ in range(3):
+        outputs = []
+        for m, optimizer in zip((stock, model), optimizers):
+            optimizer.zero_grad()
+            outputs.append(m(x))
+            outputs[-1].square().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
+    for (name, a), b in zip(stock.named_parameters(), model.parameters(), strict=True):
+        a, b = whole(a.detach()), whole(b.detach())
+        same_everywhere(b)
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+    for (name, a), b in zip(stock.named_buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def blocks():
+    torch.manual_seed(5)
+    return nn.Sequential(Block(), Block()).double()
+
+
+@case
+def converted_and_replicated():
+    stock, model = blocks(), blocks()
+    report = nft.convert(model)
+    assert sorted(f for layer in report.layers for f in layer.folded) == 2 * ["add + relu"] + 2 * ["relu"] + 2 * ["silu"]
+    on = [torch.cuda.current_device()] if ON_CUDA else None
+    three_steps(*(nn.parallel.DistributedDataParallel(m, device_ids=on) for m in (stock, model)), lambda t: t)
+    nft.revert(model)
+    assert repr(model) == repr(stock)
+
+
+@case
+def replicated_and_converted():
+    stock, model = blocks(), blocks()
+    on = [torch.cuda.current_device()] if ON_CUDA else None
+    stock, model = (nn.parallel.DistributedDataParallel(m, device_ids=on) for m in (stock, model))
+    report = nft.convert(model)
+    assert not report.left and sum(bool(layer.folded) for layer in report.layers) == 6
+    three_steps(stock, model, lambda t: t)
+
+
+def sharded(convert_first):
+    from torch.distributed.fsdp import fully_shard
+    mesh = dist.init_device_mesh(DEVICE, (dist.get_world_size(),))
+    stock, model = blocks(), blocks()
+    if convert_first:
+        assert not nft.convert(model).left
+    for m in (stock, model):
+        for block in m:
+            fully_shard(block, mesh=mesh)
+        fully_shard(m, mesh=mesh)
+    if not convert_first:
+        assert not nft.convert(model).left
+    three_steps(stock, model, lambda t: t.full_tensor())
+
+
+# fully_shard scatters by what gloo has for tensors of the CPU alone.
+case_of_sharding = case_of_nccl if ON_CUDA else case
+
+
+@case_of_sharding
+def converted_and_sharded():
+    sharded(True)
+
+
+@case_of_sharding
+def sharded_and_converted():
+    sharded(False)
+
+
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
