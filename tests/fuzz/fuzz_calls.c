@@ -292,10 +292,9 @@ static void reach(const normfuse_tensor *tensor, int64_t *low, int64_t *high)
         const int64_t count = tensor->shape[a];
         const wide stride = tensor->strides != NULL ? tensor->strides[a] : row_major;
         is_empty |= count <= 0;
-        if (count > 1 && stride > 0)
-            most += (count - 1) * stride;
-        else if (count > 1)
-            least += (count - 1) * stride;
+        const wide far = count > 1 ? (count - 1) * stride : 0; /* below 2^126 */
+        most = far > 0 && most < MOST_BYTES ? most + far : most;
+        least = far < 0 && least > -MOST_BYTES ? least + far : least;
         row_major *= count < 1 ? 1 : count > MOST_BYTES ? MOST_BYTES : count;
         row_major = row_major > MOST_BYTES ? MOST_BYTES : row_major;
     }
