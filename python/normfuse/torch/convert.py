@@ -193,7 +193,8 @@ def _owners(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
 
 # Set values to 0 and multiply the others by the same number, all but at p = 0, where they do nothing.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-# Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it.
+# Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it. One in place must
+# not write over the result of an addition and an activation, which the backward takes.
 _SCALING = ("relu", "leaky_relu")
 
 
@@ -368,7 +369,7 @@ class _Folding:
         between = [_blocks.called_module(block, passing) for passing in passed]
         dropouts = [passing for passing, m in zip(passed, between) if type(m) in _DROPOUTS]
         random = [m for i, m in enumerate(between) if type(m) in _DROPOUTS
-                  and (chosen[0] not in _SCALING or (addition is not None and i < before))]
+                  and (chosen[0] not in _SCALING or (addition is not None and (i < before or m.inplace)))]
         if any(m.p > 0 for m in random):
             return "because a dropout stands between it and its activation"
         gone = {node, addition, last, *passed} - {None, *dropouts}
@@ -383,6 +384,8 @@ class _Folding:
             assumptions.no_hooks(m)
         for m in random:
             assumptions.attribute(m, "p")
+        for m in (m for m in between if addition is not None and type(m) in _DROPOUTS):
+            assumptions.attribute(m, "inplace")  # over a result that is saved
         with graph.inserting_before(node):
             called = graph.create_node("get_attr", str(node.target))
         with graph.inserting_before(node if addition is None else addition):
