@@ -4,10 +4,10 @@
 # check_torch_cuda.sh BUILD_FOLDER - the tests of the Python packages on a GPU, with the libnormfuse.so in BUILD_FOLDER:
 # those of `make check` with their tensors on CUDA, and what only a GPU can show (test_cuda.py; test_distributed.py over
 # NCCL where there are two GPUs, over gloo with one). PYTHON names a Python with PyTorch for CUDA, pytest, hypothesis,
-# expecttest and ml_dtypes. All files run at once, each in a process and no longer than LIMIT seconds. Needs neither
-# compiler nor CMake, but PyTorch itself compiles kernels. Words after the folder go to pytest (-k graph).
-# Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-torch-cuda/, and as one file
-# in the folder OUT where that is set.
+# expecttest and ml_dtypes. Files run at once, test_cuda.py after them, each in a process and no longer than LIMIT
+# seconds. Needs neither compiler nor CMake, but PyTorch itself compiles kernels. Words after the folder go to pytest
+# (-k graph). Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-torch-cuda/, and
+# as one file in the folder OUT where that is set.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 if [ $# -lt 1 ] || [ ! -f "$1/libnormfuse.so" ]; then
@@ -54,12 +54,16 @@ print(f"normfuse {normfuse.__version__}, torch {torch.__version__}, binding {': 
 END
 
 begin=$(date +%s)
-for name in arrays functional operators modules convert convert_meaning rules tools models install distributed vmap cuda; do
-    (timeout -k 5 "$limit" "$python" -m pytest -v -rfEs -p no:cacheprovider --tb=short -o faulthandler_timeout=150 \
-        -o junit_family=xunit2 --junitxml="$logs/$name.xml" "python/tests/test_$name.py" "$@" >"$logs/$name.txt" 2>&1
-     echo $? >"$logs/$name.status") &
+run() {
+    timeout -k 5 "$limit" "$python" -m pytest -v -rfEs -p no:cacheprovider --tb=short -o faulthandler_timeout=150 \
+        -o junit_family=xunit2 --junitxml="$logs/$1.xml" "python/tests/test_$1.py" "${@:2}" >"$logs/$1.txt" 2>&1
+    echo $? >"$logs/$1.status"
+}
+for name in arrays functional operators modules convert convert_meaning rules tools models install distributed vmap; do
+    run "$name" "$@" &
 done
 wait
+run cuda "$@" # alone: it looks at the device's memory
 
 # Adds up what the processes report; one that was stopped, or died, by what it had printed.
 "$python" - "$logs" "$(($(date +%s) - begin))" <<'END'

@@ -303,7 +303,7 @@ def test_destroyed_streams_share_no_memory_with_new_ones():
     job = Job("group norm, whole grid")
     want, results, memory, again, same = job(), [], {}, 0, 0
     torch.cuda.synchronize()
-    for _ in range(100):
+    while len(results) < 100 or (again <= 10 and len(results) < 2000):
         with short_lived_stream() as stream:
             torch.cuda._sleep(100_000)
             held, address = sync_of(stream), stream.cuda_stream
