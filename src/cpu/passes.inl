@@ -7,7 +7,7 @@
  *   ISA           suffix of the symbols
  *
  * Sums under runs keep 2*W lanes: value i of a row belongs to lane i % (2*W), so every instruction set adds in the same
- * order. 64 lanes were tried too: AVX2 then has to walk the data twice, and nothing gains (docs/decisions/0001).
+ * order. Moments take as many rows of at most W values for one as fit the lanes. 64 lanes were tried too: AVX2 then has to walk the data twice, and nothing gains (docs/decisions/0001).
  *
  * The activation is a constant of each loop. What is cheap beside the memory has loops of its own (INLINE_FORMS);
  * whatever else goes through a stage in the L1 cache: z, the activation, results. Additions are uniform branches. Figures:
@@ -67,10 +67,18 @@ BODY void FN(moments_of_set)(const struct normfuse_pass *s, size_t j)
 {
     const V k = OP(set1)(((const R *)s->k)[j]);
     V sum0 = OP(set1)(0), sum1 = sum0, square0 = sum0, square1 = sum0;
-    const size_t n = s->n, body = n / (2 * W) * (2 * W);
+    const bool adjacent = s->x_stride == (ptrdiff_t)s->n;
+    T copy[2 * W];
 
-    for (size_t r = 0; r < s->rows; r++) {
+    for (size_t r = 0, together = s->n > W ? 1 : 2 * W / s->n; r < s->rows; r += together) {
         const T *x = ROW(const T *, x, r) + (ptrdiff_t)j * s->set_stride;
+        together = together < s->rows - r ? together : s->rows - r;
+        if (!adjacent && together > 1) {
+            for (size_t i = 0; i < together; i++)
+                memcpy(copy + i * s->n, ROW(const T *, x, r + i) + (ptrdiff_t)j * s->set_stride, s->n * sizeof(T));
+            x = copy;
+        }
+        const size_t n = together * s->n, body = n / (2 * W) * (2 * W);
         for (size_t i = 0; i < body; i += 2 * W) {
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
@@ -454,10 +462,93 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
     }
 }
 
-static void FN(affine_runs)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE, false); }
 static void FN(affine_columns)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE, true); }
-static void FN(affine2_runs)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE2, false); }
 static void FN(affine2_columns)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE2, true); }
+
+/* ---- short rows ---- */
+
+/* Rows that end inside of vectors cost most of a vector each, and a call where there is an activation. Those that follow
+ * one another in memory are walked as one under columns, with coefficients that are repeated for every value, a block of
+ * memory at a time: docs/decisions/0013. */
+enum { FN(SPREAD) = 2048 / sizeof(R) };
+
+struct FN(spread) {
+    R k[SHORTEST + FN(SPREAD) + SHORTEST + W], a[SHORTEST + FN(SPREAD) + SHORTEST + W], b[SHORTEST + FN(SPREAD) + SHORTEST + W],
+        p[SHORTEST + FN(SPREAD) + SHORTEST + W], q[SHORTEST + FN(SPREAD) + SHORTEST + W], r[SHORTEST + FN(SPREAD) + SHORTEST + W];
+};
+
+BODY bool FN(spreads)(const struct normfuse_pass *s)
+{
+    const ptrdiff_t n = (ptrdiff_t)s->n;
+    return s->n < SHORTEST && s->n % W != 0 && s->rows > 1 && s->x_stride == n && (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) &&
+           (!s->post_add || s->post_add_stride == n) && (!s->du || s->du_stride == n) && (!s->dpost_add || s->dpost_add_stride == n);
+}
+
+/* The entries of values [first, first + count) of the tile: from[SHORTEST] is the first one's. */
+static __attribute__((noinline)) const R *FN(repeat)(const struct normfuse_pass *s, const void *entries, R *to, size_t first, size_t count)
+{
+    if (!entries)
+        return NULL;
+    const R *from = entries;
+    if (s->n == 1 && s->coefficient_step == 1)
+        return from + first;
+    for (size_t r = first / s->n; r * s->n < first + count; r++) {
+        const V v = OP(set1)(from[r * s->coefficient_step]);
+        R *at = to + SHORTEST + r * s->n - first;
+        for (size_t i = 0; i < s->n; i += W) /* what is too much is overwritten by the next row */
+            STORE_R(at + i, v);
+    }
+    return to + SHORTEST;
+}
+
+/* Values [first, first + count) of the tile as one row. */
+static __attribute__((noinline)) struct normfuse_pass FN(as_columns)(const struct normfuse_pass *s, struct FN(spread) *spread, size_t first, size_t count)
+{
+    struct normfuse_pass one = *s;
+    one.rows = 1;
+    one.n = count;
+    one.x = (const T *)s->x + first;
+    one.y = s->y ? (T *)s->y + first : NULL;
+    one.dy = s->dy ? (const T *)s->dy + first : NULL;
+    one.post_add = s->post_add ? (const T *)s->post_add + first : NULL;
+    one.du = s->du ? (const T *)s->du + first : NULL;
+    one.dpost_add = s->dpost_add ? (T *)s->dpost_add + first : NULL;
+    one.k = FN(repeat)(s, s->k, spread->k, first, count);
+    one.a = FN(repeat)(s, s->a, spread->a, first, count);
+    one.b = s->a ? FN(repeat)(s, s->b, spread->b, first, count) : NULL;
+    one.p = FN(repeat)(s, s->p, spread->p, first, count);
+    one.q = FN(repeat)(s, s->q, spread->q, first, count);
+    one.r = FN(repeat)(s, s->r, spread->r, first, count);
+    return one;
+}
+
+static __attribute__((noinline)) void FN(short_rows)(const struct normfuse_pass *s, normfuse_pass_function columns)
+{
+    struct FN(spread) spread;
+    const size_t all = s->rows * s->n;
+    for (size_t first = 0, count; first < all; first += count) { /* blocks end where cache lines of y do */
+        count = FN(SPREAD) - ((uintptr_t)((T *)s->y + first) % 64) / sizeof(T);
+        count = count < all - first ? count : all - first;
+        const struct normfuse_pass one = FN(as_columns)(s, &spread, first, count);
+        columns(&one);
+    }
+}
+
+static void FN(affine_runs)(const struct normfuse_pass *s)
+{
+    if (FN(spreads)(s))
+        FN(short_rows)(s, FN(affine_columns));
+    else
+        FN(elementwise)(s, AFFINE, false);
+}
+
+static void FN(affine2_runs)(const struct normfuse_pass *s)
+{
+    if (FN(spreads)(s))
+        FN(short_rows)(s, FN(affine2_columns));
+    else
+        FN(elementwise)(s, AFFINE2, false);
+}
 
 /* ---- dot2 ---- */
 
@@ -589,8 +680,40 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
     }
 }
 
-static void FN(dot2_runs)(const struct normfuse_pass *s) { FN(dot2)(s, false); }
 static void FN(dot2_columns)(const struct normfuse_pass *s) { FN(dot2)(s, true); }
+
+/* Rows that fit the lanes: a value's column has nothing but the value, and a row's sum is that of its lanes. */
+static __attribute__((noinline)) void FN(dot2_short_rows)(const struct normfuse_pass *s)
+{
+    struct FN(spread) spread;
+    R sum[FN(SPREAD) + W], square[FN(SPREAD) + W];
+    const V zero = OP(set1)(0);
+    const size_t most = FN(SPREAD) / s->n;
+    for (size_t r = 0, rows; r < s->rows; r += rows) {
+        rows = most < s->rows - r ? most : s->rows - r;
+        struct normfuse_pass one = FN(as_columns)(s, &spread, r * s->n, rows * s->n);
+        one.sum = s->n == 1 ? (R *)s->sum + r : sum;
+        one.square = s->n == 1 ? (R *)s->square + r : square;
+        memset(one.sum, 0, one.n * sizeof(R));
+        memset(one.square, 0, one.n * sizeof(R));
+        FN(dot2_columns)(&one);
+        for (size_t i = 0; s->n > 1 && i < rows; i++) {
+            const R *sums = sum + i * s->n, *squares = square + i * s->n;
+            const size_t low = s->n < W ? s->n : W;
+            const V sum1 = s->n > W ? LOAD_PART_R(sums + W, s->n - W) : zero, square1 = s->n > W ? LOAD_PART_R(squares + W, s->n - W) : zero;
+            ((R *)s->sum)[r + i] = OP(hsum)(OP(add)(FN(coefficient)(sums, 0, low), sum1));
+            ((R *)s->square)[r + i] = OP(hsum)(OP(add)(FN(coefficient)(squares, 0, low), square1));
+        }
+    }
+}
+
+static void FN(dot2_runs)(const struct normfuse_pass *s)
+{
+    if (s->sum_per_row && s->n < 2 * W && FN(spreads)(s))
+        FN(dot2_short_rows)(s);
+    else
+        FN(dot2)(s, false);
+}
 
 /* ---- add ---- */
 

@@ -104,6 +104,10 @@ static const void *input_u(const struct plan *plan, struct worker *w, const stru
         s.y = w->stage[0];
         s.y_stride = t->width;
     }
+    if (s.x_stride == t->width && s.dy_stride == t->width && s.y_stride == t->width) { /* short rows cost most of a vector each */
+        s.n *= s.rows;
+        s.rows = 1;
+    }
     plan->pass->add(&s);
     scatter(plan, &p->u, t, w->stage[0]);
     *stride = s.y_stride;

@@ -11,6 +11,9 @@
 
 #include "cpu/convert.h"
 
+/* Parts of vectors are called for: in every loop they would be 145 KB of code. */
+#define VF_CALLED static __attribute__((noinline))
+
 typedef struct { __m256 lo, hi; } vf;
 typedef struct { __m256d lo, hi; } vd;
 
@@ -61,11 +64,29 @@ static inline vf vf_load_part_f32(const float *p, size_t n, vf fill)
     return (vf){_mm256_blendv_ps(fill.lo, _mm256_maskload_ps(p, lo), _mm256_castsi256_ps(lo)),
                 _mm256_blendv_ps(fill.hi, _mm256_maskload_ps(p + 8, hi), _mm256_castsi256_ps(hi))};
 }
-static inline void vf_store_part_f32(float *p, vf v, size_t n)
+/* Halves, quarters: a masked store is many instructions inside (Zen: 42). */
+VF_CALLED void vf_store_first(float *p, __m256 lo, __m256 hi, size_t n)
 {
-    _mm256_maskstore_ps(p, vf_mask8((ptrdiff_t)n), v.lo);
-    _mm256_maskstore_ps(p + 8, vf_mask8((ptrdiff_t)n - 8), v.hi);
+    if (n & 8) {
+        _mm256_storeu_ps(p, lo);
+        p += 8;
+        lo = hi;
+    }
+    __m128 left = _mm256_castps256_ps128(lo);
+    if (n & 4) {
+        _mm_storeu_ps(p, left);
+        p += 4;
+        left = _mm256_extractf128_ps(lo, 1);
+    }
+    if (n & 2) {
+        _mm_storel_pi((__m64 *)(void *)p, left);
+        p += 2;
+        left = _mm_movehl_ps(left, left);
+    }
+    if (n & 1)
+        _mm_store_ss(p, left);
 }
+static inline void vf_store_part_f32(float *p, vf v, size_t n) { vf_store_first(p, v.lo, v.hi, n); }
 
 static inline __m256 vf_widen_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
 static inline __m256i vf_round_bf16(__m256 f) /* the bf16 in the low half of each 32 bits */
@@ -98,35 +119,53 @@ static inline vf vf_load_f16(const uint16_t *p)
 static inline void vf_store_f16(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, vf_narrow_f16(v)); }
 static inline void vf_stream_f16(uint16_t *p, vf v) { _mm256_stream_si256((__m256i *)p, vf_narrow_f16(v)); }
 
-/* AVX2 has no 16-bit masks: tails go through the stack. The fill is an f32 that 16 bits may not hold. */
+/* The first n of 16 values of 16 bits, n > 0, others 0: pairs by mask, and the last one by itself. */
+VF_CALLED __m256i vf_load_part_16(const uint16_t *p, size_t n)
+{
+    const __m256i lanes = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m256i pairs = _mm256_maskload_epi32((const int *)(const void *)p, vf_mask8((ptrdiff_t)(n / 2)));
+    const __m256i is_last = _mm256_cmpeq_epi16(lanes, _mm256_set1_epi16((short)(n - 1)));
+    return _mm256_blendv_epi8(pairs, _mm256_set1_epi16((short)p[n - 1]), is_last);
+}
+VF_CALLED void vf_store_part_16(uint16_t *p, __m256i v, size_t n)
+{
+    __m128i left = _mm256_castsi256_si128(v);
+    if (n & 8) {
+        _mm_storeu_si128((__m128i *)(void *)p, left);
+        p += 8;
+        left = _mm256_extracti128_si256(v, 1);
+    }
+    if (n & 4) {
+        _mm_storel_epi64((__m128i *)(void *)p, left);
+        p += 4;
+        left = _mm_unpackhi_epi64(left, left);
+    }
+    if (n & 2) {
+        const int pair = _mm_cvtsi128_si32(left);
+        memcpy(p, &pair, 4);
+        p += 2;
+        left = _mm_srli_si128(left, 4);
+    }
+    if (n & 1)
+        *p = (uint16_t)_mm_extract_epi16(left, 0);
+}
+static inline vf vf_fill(vf v, size_t n, vf fill)
+{
+    const __m256i lo = vf_mask8((ptrdiff_t)n), hi = vf_mask8((ptrdiff_t)n - 8);
+    return (vf){_mm256_blendv_ps(fill.lo, v.lo, _mm256_castsi256_ps(lo)), _mm256_blendv_ps(fill.hi, v.hi, _mm256_castsi256_ps(hi))};
+}
 static inline vf vf_load_part_bf16(const uint16_t *p, size_t n, vf fill)
 {
-    uint16_t t[16] = {0};
-    memcpy(t, p, n * 2);
-    const vf v = vf_load_bf16(t);
-    const __m256i lo = vf_mask8((ptrdiff_t)n), hi = vf_mask8((ptrdiff_t)n - 8);
-    return (vf){_mm256_blendv_ps(fill.lo, v.lo, _mm256_castsi256_ps(lo)), _mm256_blendv_ps(fill.hi, v.hi, _mm256_castsi256_ps(hi))};
+    const __m256i v = vf_load_part_16(p, n);
+    return vf_fill((vf){vf_widen_bf16(_mm256_castsi256_si128(v)), vf_widen_bf16(_mm256_extracti128_si256(v, 1))}, n, fill);
 }
-static inline void vf_store_part_bf16(uint16_t *p, vf v, size_t n)
-{
-    uint16_t t[16];
-    vf_store_bf16(t, v);
-    memcpy(p, t, n * 2);
-}
+static inline void vf_store_part_bf16(uint16_t *p, vf v, size_t n) { vf_store_part_16(p, vf_narrow_bf16(v), n); }
 static inline vf vf_load_part_f16(const uint16_t *p, size_t n, vf fill)
 {
-    uint16_t t[16] = {0};
-    memcpy(t, p, n * 2);
-    const vf v = vf_load_f16(t);
-    const __m256i lo = vf_mask8((ptrdiff_t)n), hi = vf_mask8((ptrdiff_t)n - 8);
-    return (vf){_mm256_blendv_ps(fill.lo, v.lo, _mm256_castsi256_ps(lo)), _mm256_blendv_ps(fill.hi, v.hi, _mm256_castsi256_ps(hi))};
+    const __m256i v = vf_load_part_16(p, n);
+    return vf_fill((vf){_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))}, n, fill);
 }
-static inline void vf_store_part_f16(uint16_t *p, vf v, size_t n)
-{
-    uint16_t t[16];
-    vf_store_f16(t, v);
-    memcpy(p, t, n * 2);
-}
+static inline void vf_store_part_f16(uint16_t *p, vf v, size_t n) { vf_store_part_16(p, vf_narrow_f16(v), n); }
 
 static inline vd vd_set1(double a) { __m256d r = _mm256_set1_pd(a); return (vd){r, r}; }
 static inline vd vd_add(vd a, vd b) { return (vd){_mm256_add_pd(a.lo, b.lo), _mm256_add_pd(a.hi, b.hi)}; }
@@ -149,20 +188,32 @@ static inline vd vd_select_lt(vd a, vd b, vd x, vd y)
 static inline vd vd_load_f64(const double *p) { return (vd){_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
 static inline void vd_store_f64(double *p, vd v) { _mm256_storeu_pd(p, v.lo); _mm256_storeu_pd(p + 4, v.hi); }
 static inline void vd_stream_f64(double *p, vd v) { _mm256_stream_pd(p, v.lo); _mm256_stream_pd(p + 4, v.hi); }
+static inline __m256i vd_mask4(ptrdiff_t n) /* lanes below n */
+{
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x((long long)n), _mm256_setr_epi64x(0, 1, 2, 3));
+}
 static inline vd vd_load_part_f64(const double *p, size_t n, vd fill)
 {
-    double t[8];
-    vd_store_f64(t, fill);
-    for (size_t i = 0; i < n; i++)
-        t[i] = p[i];
-    return vd_load_f64(t);
+    const __m256i lo = vd_mask4((ptrdiff_t)n), hi = vd_mask4((ptrdiff_t)n - 4);
+    return (vd){_mm256_blendv_pd(fill.lo, _mm256_maskload_pd(p, lo), _mm256_castsi256_pd(lo)),
+                _mm256_blendv_pd(fill.hi, _mm256_maskload_pd(p + 4, hi), _mm256_castsi256_pd(hi))};
 }
-static inline void vd_store_part_f64(double *p, vd v, size_t n)
+VF_CALLED void vd_store_first(double *p, __m256d lo, __m256d hi, size_t n)
 {
-    double t[8];
-    vd_store_f64(t, v);
-    for (size_t i = 0; i < n; i++)
-        p[i] = t[i];
+    if (n & 4) {
+        _mm256_storeu_pd(p, lo);
+        p += 4;
+        lo = hi;
+    }
+    __m128d left = _mm256_castpd256_pd128(lo);
+    if (n & 2) {
+        _mm_storeu_pd(p, left);
+        p += 2;
+        left = _mm256_extractf128_pd(lo, 1);
+    }
+    if (n & 1)
+        _mm_store_sd(p, left);
 }
+static inline void vd_store_part_f64(double *p, vd v, size_t n) { vd_store_first(p, v.lo, v.hi, n); }
 
 #endif
