@@ -588,14 +588,27 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct c
     scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
 
+static void add_reals(const struct plan *plan, const void *from, double *restrict to, int64_t count)
+{
+    if (plan->wide_type)
+        for (int64_t i = 0; i < count; i++)
+            to[i] += ((const double *)from)[i];
+    else
+        for (int64_t i = 0; i < count; i++)
+            to[i] += (double)((const float *)from)[i];
+}
+
 static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set), part = plan->parts > 1 ? index % plan->parts : 0;
     /* sums are per channel, so a bundle of groups is one of more channels */
     const int64_t bundles = plan->batch ? channels : 1, segments = plan->batch ? piece.segments : channels * piece.segments;
-    double *partial = slot->partials + (plan->batch ? index * 2 * plan->entries : 2 * (piece.segment * plan->parts + part));
-    memset(partial, 0, (size_t)(2 * (plan->batch ? plan->entries : segments)) * 8);
+    /* of a batch: the piece's channels; else the channels of a part */
+    const int64_t entries = plan->batch ? plan->entries : plan->set_channels;
+    double *sums = slot->partials + (plan->batch ? index : part) * 2 * entries + (plan->batch ? 0 : piece.segment), *products = sums + entries;
+    memset(sums, 0, (size_t)(plan->batch ? entries : segments) * 8);
+    memset(products, 0, (size_t)(plan->batch ? entries : segments) * 8);
     if (piece.length == 0)
         return;
     const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
@@ -606,15 +619,8 @@ static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct
                                         smaller(width, piece.length - at));
                 t.c += j;
                 sums_of_tile(plan, w, &slot->c, &t, plan->batch ? j * plan->spread : piece.segment + r);
-                if (plan->batch) {
-                    partial[j] += get_real(plan, w->sum, 0);
-                    partial[plan->entries + j] += get_real(plan, w->square, 0);
-                    continue;
-                }
-                for (int64_t i = 0; i < t.rows; i++) {
-                    partial[2 * (r + i) * plan->parts] += get_real(plan, w->sum, i);
-                    partial[2 * (r + i) * plan->parts + 1] += get_real(plan, w->square, i);
-                }
+                add_reals(plan, w->sum, sums + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
+                add_reals(plan, w->square, products + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
             }
 }
 

@@ -78,7 +78,7 @@ static int64_t bundle_of(const struct plan *plan)
 
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p)
 {
-    memset(plan, 0, sizeof *plan);
+    memset((char *)plan + sizeof plan->seen, 0, sizeof *plan - sizeof plan->seen);
     plan->p = p;
     plan->type_bytes = normfuse_type_bytes(p->type);
     plan->wide_type = p->type == NORMFUSE_F64;
@@ -106,14 +106,21 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p)
     plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
 }
 
-void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec)
+void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
     const struct normfuse_machine *machine = normfuse_machine_known();
+    plan->seen = *problem;
+    /* Groups of [N, C] are runs of adjacent values: sums of a column have one value each. */
+    if (problem->s == 1 && problem->sets == NORMFUSE_SETS_GROUP && problem->x.channel == 1)
+        plan->seen.columns = false;
+    const struct normfuse_problem *const p = &plan->seen;
     normfuse_plan_say(plan, p);
     plan->table = normfuse_table_chosen();
     plan->pass = &plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->widen = p->columns ? widening(p->c) : 1;
+    if (!plan->batch) /* a sample's rows */
+        plan->widen = smaller(plan->widen, power_of_two_below(larger(1, p->s)));
     const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         if (views[i]->data && !direct(plan, views[i]))

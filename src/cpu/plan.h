@@ -77,6 +77,7 @@ struct tile {
 };
 
 struct plan {
+    struct normfuse_problem seen; /* the problem, in the picture that is walked */
     const struct normfuse_problem *p;
     const struct normfuse_table *table;
     const struct normfuse_passes *pass;
@@ -216,7 +217,7 @@ static inline void widen_entries(const struct plan *plan, void *array)
 }
 
 /* plan.c */
-/* What a call is to do: the first fields of the plan, up to all_direct, and its groups. */
+/* What a call is to do: the first fields of the plan behind `seen`, up to all_direct, and its groups. */
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p);
 /* All of it; the problem is not empty. */
 void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec);

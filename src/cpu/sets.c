@@ -191,6 +191,17 @@ void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *su
     }
 }
 
+/* Entries [i, i + count) of an array of the compute type. */
+static void fill_real(const struct plan *plan, void *array, int64_t i, int64_t count, double v)
+{
+    if (plan->wide_type)
+        for (int64_t j = i; j < i + count; j++)
+            ((double *)array)[j] = v;
+    else
+        for (int64_t j = i; j < i + count; j++)
+            ((float *)array)[j] = (float)v;
+}
+
 /* q, r of dx = p*dy' + q*(x - k) + r from the sums of the set's channels. */
 static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t set)
 {
@@ -202,18 +213,23 @@ static void backward_coefficients(const struct plan *plan, struct coefficients *
         const struct statistics st = known(plan, e.n, e.first + j * e.d);
         const double k = plan->wide_type ? st.mean : (double)(float)st.mean;
         const double *all_of = sums + j * e.d, *centred_of = sums + e.count + j * e.d, *weight = plan->weight + e.first + j * e.d;
-        double all = 0, centred = 0;
-        for (int64_t i = 0; i < e.d; i++) {
+        double all[4] = {0}, centred[4] = {0}; /* value i in sum i % 4: sums that do not wait for one another */
+        int64_t i = 0;
+        for (; plain && i + 4 <= e.d; i += 4)
+            for (int l = 0; l < 4; l++) {
+                all[l] += weight[i + l] * all_of[i + l];
+                centred[l] += weight[i + l] * centred_of[i + l];
+            }
+        for (; i < e.d; i++) {
             const int64_t c = e.first + j * e.d + i;
             const double gain = plain ? weight[i] : weight_of(plan, e.n, c) * (1 + get_parameter(&p->scale, e.n, c, 0));
-            all += gain * all_of[i];
-            centred += gain * centred_of[i];
+            all[i % 4] += gain * all_of[i];
+            centred[i % 4] += gain * centred_of[i];
         }
-        const double q = -(st.rstd * st.rstd) * (st.rstd * (centred / m)), r = -st.rstd * (all / m) + q * (k - st.mean);
-        for (int64_t i = j * e.d; i < (j + 1) * e.d; i++) {
-            put_real(plan, co->q, i, q);
-            put_real(plan, co->r, i, r);
-        }
+        const double q = -(st.rstd * st.rstd) * (st.rstd * (((centred[0] + centred[1]) + (centred[2] + centred[3])) / m));
+        const double r = -st.rstd * (((all[0] + all[1]) + (all[2] + all[3])) / m) + q * (k - st.mean);
+        fill_real(plan, co->q, j * e.d, e.d, q);
+        fill_real(plan, co->r, j * e.d, e.d, r);
     }
     if (p->columns) {
         widen_entries(plan, co->q);
@@ -249,9 +265,9 @@ static void put_statistics(const struct plan *plan, int64_t n, int64_t g, struct
         if (plan->batch) {
             update_running(p, g, m.mean, unbiased);
         } else {
-            double *sum = plan->sample_sums + 2 * (n / plan->block_samples * p->c + g);
+            double *sum = plan->sample_sums + 2 * (n / plan->block_samples * p->c) + g;
             sum[0] += m.mean;
-            sum[1] += unbiased;
+            sum[p->c] += unbiased;
         }
     }
 }
@@ -336,37 +352,47 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
                 centred[i] += slot->partials[(index * 2 + 1) * plan->entries + i];
             }
     } else {
-        for (int64_t i = 0; i < e.count; i++)
-            for (int64_t part = 0; part < plan->parts; part++) {
-                all[i] += slot->partials[2 * (i * plan->parts + part)];
-                centred[i] += slot->partials[2 * (i * plan->parts + part) + 1];
+        for (int64_t part = 0; part < plan->parts; part++) {
+            const double *restrict first = slot->partials + 2 * part * plan->set_channels, *restrict second = first + plan->set_channels;
+            for (int64_t i = 0; i < e.count; i++) {
+                all[i] += first[i];
+                centred[i] += second[i];
             }
+        }
     }
 
     double *block_sums = plan->batch ? NULL : plan->sample_sums + 2 * (e.n / plan->block_samples * p->c);
     const bool weights = !give_sums && !plan->batch && !p->weight.batch && !p->dweight.batch && !p->bias.batch && !p->dbias.batch;
+    const bool plain = weights && !p->scale.data && !p->dscale.data && !p->dshift.data;
     for (int64_t j = 0; j < e.groups; j++) {
         const struct statistics st = known(plan, e.n, e.first + j * e.d);
         const double k = plan->wide_type ? st.mean : (double)(float)st.mean, rest = k - st.mean;
+        double *restrict sum = all + j * e.d, *restrict product = centred + j * e.d;
+        for (int64_t i = 0; i < e.d; i++)
+            product[i] += rest * sum[i]; /* the passes subtracted k, the mean in f32 */
+        if (plain) {
+            double *restrict dbias = block_sums + e.first + j * e.d, *restrict dweight = dbias + p->c;
+            for (int64_t i = 0; i < e.d; i++) {
+                dbias[i] += sum[i];
+                dweight[i] += st.rstd * product[i];
+            }
+            continue;
+        }
         for (int64_t i = j * e.d; i < (j + 1) * e.d; i++) {
             const int64_t c = e.first + i;
-            centred[i] += rest * all[i]; /* the passes subtracted k, the mean in f32 */
             if (give_sums) {
                 given[2 * i] = p->accumulate ? given[2 * i] + all[i] : all[i];
                 given[2 * i + 1] = p->accumulate ? given[2 * i + 1] + centred[i] : centred[i];
                 continue;
             }
             const double dweight = st.rstd * centred[i];
-            if (weights && !p->scale.data) {
-                block_sums[2 * c] += all[i];
-                block_sums[2 * c + 1] += dweight;
-            } else if (plan->batch) {
+            if (plan->batch) {
                 add_parameter(p, &p->dweight, c, dweight);
                 add_parameter(p, &p->dbias, c, all[i]);
             } else if (weights) {
                 const double gain = 1 + get_parameter(&p->scale, e.n, c, 0);
-                block_sums[2 * c] += gain * all[i];
-                block_sums[2 * c + 1] += gain * dweight;
+                block_sums[c] += gain * all[i];
+                block_sums[p->c + c] += gain * dweight;
             } else {
                 put_parameter(&p->dweight, e.n, c, dweight);
                 put_parameter(&p->dbias, e.n, c, all[i]);
@@ -403,8 +429,8 @@ void normfuse_finish_samples(const struct plan *plan)
             second = get_parameter(&p->dweight, 0, c, 0);
         }
         for (int64_t b = 0; b < plan->blocks; b++) {
-            first += plan->sample_sums[2 * (b * p->c + c)];
-            second += plan->sample_sums[2 * (b * p->c + c) + 1];
+            first += plan->sample_sums[2 * b * p->c + c];
+            second += plan->sample_sums[(2 * b + 1) * p->c + c];
         }
         if (gradients) {
             put_parameter(&p->dbias, 0, c, first);
