@@ -4,9 +4,16 @@
  * vec_<isa>.h. Bounds: docs/numerics.md, "activations". Polynomials are minimax fits of our own (Lawson's iteration on
  * Chebyshev nodes, then rounded to f32). */
 
+/* Called, with vectors of two registers in memory, gelu takes twice as long (AVX2). Plain C stays small. */
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+#define FORMULA static inline
+#else
+#define FORMULA static inline __attribute__((always_inline))
+#endif
+
 /* e^z for z <= 88, within 1 ulp; 0 below -87.68 (the result would be subnormal). NaN gives NaN.
  * e^z = 2^n * e^r, |r| <= ln2/2: e^r = 1 + r + r^2*P(r), |error of P| < 0.06 * 2^-24. */
-static inline vf vf_exp_parts(vf z, vf *scale) /* e^r - 1 and 2^n */
+FORMULA vf vf_exp_parts(vf z, vf *scale) /* e^r - 1 and 2^n */
 {
     const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     z = vf_max(vf_set1(-88.0f), z);
@@ -22,23 +29,23 @@ static inline vf vf_exp_parts(vf z, vf *scale) /* e^r - 1 and 2^n */
     return vf_fma(vf_mul(r, r), p, r);
 }
 
-static inline vf vf_exp(vf z)
+FORMULA vf vf_exp(vf z)
 {
     vf scale;
     const vf m = vf_exp_parts(z, &scale);
     return vf_fma(m, scale, scale);
 }
 
-static inline vf vf_expm1(vf z)
+FORMULA vf vf_expm1(vf z)
 {
     vf scale;
     const vf m = vf_exp_parts(z, &scale);
     return vf_fma(m, scale, vf_sub(scale, vf_set1(1.0f)));
 }
 
-/* 1 + e^-z for silu, where z/(1 + e^-z) is cheaper than a sigmoid that serves both signs (6.4 against 8.2 ns for 16
- * values and their bf16 stores on Zen 4). Past 88.4 e^-z is infinite, the quotient 0; *e is e^-z. */
-static inline vf vf_silu_divisor(vf z, vf *e)
+/* 1 + e^-z for silu and gelu_tanh, where z/(1 + e^-z) is cheaper than a sigmoid that serves both signs (6.4 against 8.2 ns
+ * for 16 values and their bf16 stores on Zen 4). Past 88.4 e^-z is infinite, the quotient 0; *e is e^-z. */
+FORMULA vf vf_silu_divisor(vf z, vf *e)
 {
     const vf magic = vf_set1(12582912.0f);
     const vf clamped = vf_min(vf_set1(88.0f), vf_max(vf_set1(-89.0f), z));
@@ -56,19 +63,10 @@ static inline vf vf_silu_divisor(vf z, vf *e)
     return vf_add(vf_set1(1.0f), *e);
 }
 
-/* sigmoid(z) and sigmoid(-z), each with a small relative error: both from e^-|z|, which cannot overflow. */
-static inline vf vf_sigmoid(vf z, vf *complement)
-{
-    const vf zero = vf_set1(0.0f), e = vf_exp(vf_neg(vf_abs(z)));
-    const vf large = vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), e)), small = vf_mul(e, large);
-    *complement = vf_select_lt(z, zero, large, small);
-    return vf_select_lt(z, zero, small, large);
-}
-
 /* Phi(z), the normal distribution, with a small relative error in both tails, and *density = e^(-z^2/2).
  * Phi(-x) = e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x), x >= 0: relative error of t*P(t) below 2.3 * 2^-24. The rounding
  * of z^2 is carried along, or it would cost x^2/2 ulp. */
-static inline vf vf_phi(vf z, vf *density)
+FORMULA vf vf_phi(vf z, vf *density)
 {
     const vf x = vf_abs(z), half = vf_set1(-0.5f);
     const vf square = vf_mul(x, x), rest = vf_fma(x, x, vf_neg(square));
@@ -97,12 +95,12 @@ static inline vf vf_gelu_tanh_argument(vf z)
 }
 
 /* mish = z*tanh(log(1 + e^z)) = z*w/(w + 2), w = e^z*(e^z + 2); past 20 the quotient is 1 in f32. */
-static inline vf vf_mish_exp(vf z)
+FORMULA vf vf_mish_exp(vf z)
 {
     return vf_exp(vf_min(vf_set1(20.0f), z));
 }
 
-static inline vf vf_activation(int32_t activation, vf param, vf z)
+FORMULA vf vf_activation(int32_t activation, vf param, vf z)
 {
     const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
     vf other;
@@ -112,7 +110,7 @@ static inline vf vf_activation(int32_t activation, vf param, vf z)
     case NORMFUSE_RELU6: return vf_select_lt(z, zero, zero, vf_select_lt(vf_set1(6.0f), z, vf_set1(6.0f), z));
     case NORMFUSE_SILU: return vf_div(z, vf_silu_divisor(z, &other));
     case NORMFUSE_GELU: return vf_mul(z, vf_phi(z, &other));
-    case NORMFUSE_GELU_TANH: return vf_mul(z, vf_sigmoid(vf_gelu_tanh_argument(z), &other));
+    case NORMFUSE_GELU_TANH: return vf_div(z, vf_silu_divisor(vf_gelu_tanh_argument(z), &other));
     case NORMFUSE_HARDSWISH: {
         vf gate = vf_fma(z, vf_set1(1.0f / 6.0f), vf_set1(0.5f));
         gate = vf_select_lt(gate, zero, zero, gate);
@@ -130,7 +128,7 @@ static inline vf vf_activation(int32_t activation, vf param, vf z)
 
 /* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = relu6'(0) = relu6'(6) = 0, leaky_relu'(0) = slope,
  * elu'(0) = alpha. */
-static inline vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf z)
+FORMULA vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf z)
 {
     const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
     vf other;
@@ -151,9 +149,9 @@ static inline vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf 
     case NORMFUSE_GELU_TANH: {
         /* s + z*s*(1 - s)*(2u)', (2u)' = 2*sqrt(2/pi)*(1 + 3*0.044715*z^2). Far out s*(1 - s) is 0 and z^3 may be
          * infinite: there the second term is dropped, not 0*inf. */
-        const vf s = vf_sigmoid(vf_gelu_tanh_argument(z), &other);
+        const vf s = vf_div(one, vf_silu_divisor(vf_gelu_tanh_argument(z), &other));
         const vf slope = vf_fma(vf_mul(z, z), vf_set1(0.2140644488178f), vf_set1(1.5957691216057f));
-        const vf term = vf_mul(vf_mul(z, slope), vf_mul(s, other));
+        const vf term = vf_mul(vf_mul(z, slope), vf_mul(s, vf_mul(other, s)));
         return vf_mul(dy, vf_add(s, vf_select_lt(vf_set1(20.0f), vf_abs(z), zero, term)));
     }
     case NORMFUSE_HARDSWISH: {
