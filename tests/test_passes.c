@@ -97,7 +97,7 @@ enum { PASSES = sizeof pass_names / sizeof *pass_names };
 static normfuse_pass_function pass_of(const struct normfuse_table *table, int type, int pass)
 {
     normfuse_pass_function functions[PASSES];
-    memcpy(functions, &table->of[type], sizeof functions);
+    memcpy(functions, table->of[type], sizeof functions);
     return functions[pass];
 }
 
@@ -238,7 +238,7 @@ static void compare_conversions(const struct normfuse_table *table)
             from[i] = (uint16_t)i;
         for (int side = 0; side < 2; side++) {
             const struct normfuse_pass s = {.x = from, .y = to[side], .rows = 1, .n = COUNT, .k = &zero, .a = &one, .b = &zero};
-            (side ? table : &normfuse_table_scalar)->of[type].affine_runs(&s);
+            (side ? table : &normfuse_table_scalar)->of[type]->affine_runs(&s);
         }
         CHECK(memcmp(to[0], to[1], sizeof to[0]) == 0, "%s %s: every value converted alike", table->isa, type_names[type]);
         int wrong = 0;
@@ -257,7 +257,7 @@ static void compare_conversions(const struct normfuse_table *table)
             }
             for (int side = 0; side < 2; side++) {
                 const struct normfuse_pass s = {.x = from, .dy = other, .y = to[side], .rows = 1, .n = COUNT};
-                (side ? table : &normfuse_table_scalar)->of[type].add(&s);
+                (side ? table : &normfuse_table_scalar)->of[type]->add(&s);
             }
             int differ = 0;
             for (int i = 0; i < COUNT; i++) {
@@ -303,7 +303,7 @@ static void check_activations(void)
         const float one = 1, zero = 0;
         const struct normfuse_pass s = {.x = z, .y = y, .rows = 1, .n = COUNT, .k = &zero, .a = &one, .b = &zero,
                                         .activation = bounds[b].activation, .act_param = 0.25};
-        normfuse_table_chosen()->of[NORMFUSE_F32].affine_runs(&s);
+        normfuse_table_chosen()->of[NORMFUSE_F32]->affine_runs(&s);
         double worst = 0;
         float at = 0;
         for (int i = 0; i < COUNT; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * isa.inl - turns one vec_<isa>.h into one exported table. Included by isa_<isa>.c, which defines ISA and USABLE (an
- * expression: this CPU and its OS have the instructions). */
+ * expression: this CPU and its OS have the instructions), and NORMFUSE_REST_OF where all but bf16 is another's. */
 #include "cpu/kernels.h"
 #include "normfuse.h"
 
@@ -42,6 +42,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, SHORTEST = 64 };
 #define RT f32
 #define V vf
 #define W 16
+#if !defined(NORMFUSE_REST_OF)
 #define T float
 #define DT f32
 #define INLINE_FORMS FORMS_F32
@@ -50,6 +51,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, SHORTEST = 64 };
 #define DT f16
 #define INLINE_FORMS FORMS_16
 #include "cpu/passes.inl"
+#endif
 #define T uint16_t
 #define DT bf16
 #define INLINE_FORMS FORMS_16
@@ -60,6 +62,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, SHORTEST = 64 };
 #undef V
 #undef W
 
+#if !defined(NORMFUSE_REST_OF)
 #define OP(name) vd_##name
 #define R double
 #define RT f64
@@ -87,6 +90,23 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, SHORTEST = 64 };
 #define TO vd_store_f64
 #include "cpu/columns.inl"
 
+const struct normfuse_column_functions CAT(normfuse_columns_, ISA)[2] = {
+    {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)}, {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
+#define NORMFUSE_REST_OF ISA
+#define PASS(name) .name = CAT3(name, f64, ISA),
+const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+#undef PASS
+#define PASS(name) .name = CAT3(name, f32, ISA),
+const struct normfuse_passes CAT(normfuse_passes_f32_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+#undef PASS
+#define PASS(name) .name = CAT3(name, f16, ISA),
+const struct normfuse_passes CAT(normfuse_passes_f16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+#undef PASS
+#endif
+#define PASS(name) .name = CAT3(name, bf16, ISA),
+const struct normfuse_passes CAT(normfuse_passes_bf16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+#undef PASS
+
 static bool usable(void) { return USABLE; }
 static void fence(void) { vf_fence(); }
 
@@ -94,17 +114,9 @@ const struct normfuse_table CAT(normfuse_table_, ISA) = {
     .isa = TEXT(ISA),
     .usable = usable,
     .fence = fence,
-    .columns = {{CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)}, {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}},
-#define PASS(name) .name = CAT3(name, f64, ISA),
-    .of[NORMFUSE_F64] = {NORMFUSE_FOR_EACH_PASS(PASS)},
-#undef PASS
-#define PASS(name) .name = CAT3(name, f32, ISA),
-    .of[NORMFUSE_F32] = {NORMFUSE_FOR_EACH_PASS(PASS)},
-#undef PASS
-#define PASS(name) .name = CAT3(name, f16, ISA),
-    .of[NORMFUSE_F16] = {NORMFUSE_FOR_EACH_PASS(PASS)},
-#undef PASS
-#define PASS(name) .name = CAT3(name, bf16, ISA),
-    .of[NORMFUSE_BF16] = {NORMFUSE_FOR_EACH_PASS(PASS)},
-#undef PASS
+    .columns = CAT(normfuse_columns_, NORMFUSE_REST_OF),
+    .of = {[NORMFUSE_F64] = &CAT(normfuse_passes_f64_, NORMFUSE_REST_OF),
+           [NORMFUSE_F32] = &CAT(normfuse_passes_f32_, NORMFUSE_REST_OF),
+           [NORMFUSE_F16] = &CAT(normfuse_passes_f16_, NORMFUSE_REST_OF),
+           [NORMFUSE_BF16] = &CAT(normfuse_passes_bf16_, ISA)},
 };

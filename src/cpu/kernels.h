@@ -70,14 +70,18 @@ struct normfuse_table {
     const char *isa;
     bool (*usable)(void);             /* this CPU and its OS have the instructions */
     void (*fence)(void);              /* orders streaming stores before what follows */
-    struct normfuse_column_functions columns[2]; /* compute type float, double */
-    struct normfuse_passes of[4];     /* by normfuse_type */
+    const struct normfuse_column_functions *columns; /* [2]: compute type float, double */
+    const struct normfuse_passes *of[4];             /* by normfuse_type */
 };
 
 /* Those compiled for this architecture, best first, NULL at the end. */
 extern const struct normfuse_table *const normfuse_tables[];
 /* The one that runs: the first usable one under the cap of NORMFUSE_MAX_ISA. */
 const struct normfuse_table *normfuse_table_chosen(void);
+
+/* What one table has of another. */
+extern const struct normfuse_column_functions normfuse_columns_avx512[2];
+extern const struct normfuse_passes normfuse_passes_f64_avx512, normfuse_passes_f32_avx512, normfuse_passes_f16_avx512;
 
 extern const struct normfuse_table normfuse_table_scalar, normfuse_table_avx2, normfuse_table_avx512,
     normfuse_table_avx512bf16, normfuse_table_neon;

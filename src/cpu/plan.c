@@ -116,7 +116,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const struct normfuse_problem *const p = &plan->seen;
     normfuse_plan_say(plan, p);
     plan->table = normfuse_table_chosen();
-    plan->pass = &plan->table->of[p->type];
+    plan->pass = plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->widen = p->columns ? widening(p->c) : 1;
     if (!plan->batch) /* a sample's rows */
