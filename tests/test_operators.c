@@ -580,7 +580,7 @@ static void test_exact_sums(void)
  * above every bound, and far below what a derivative from a kink's other side or inf * 0 makes. */
 static void test_points(void)
 {
-    static const float points[] = {-1e30f, -1000, -110, -89.5f, -88.5f, -88, -87.2f, -6, -3, -0.0f, 0,
+    static const float points[] = {-1e30f, -1000, -110, -89.5f, -88.5f, -88, -87.2f, -12, -10, -9.5f, -6, -3, -0.0f, 0,
                                    1e-40f, 3, 6, 20, 87.2f, 88.5f, 89.5f, 1000, 1e30f};
     enum { POINTS = sizeof points / sizeof *points, COUNT = 5 * POINTS + 3 }; /* whole vectors and an end */
     static const double slopes[] = {0.3, 1.5};

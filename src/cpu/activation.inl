@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * activation.inl - the activations and their derivatives on vf, written once for every instruction set. Included after a
- * vec_<isa>.h. Bounds: docs/numerics.md, "activations". Polynomials are minimax fits of our own (Lawson's iteration on
- * Chebyshev nodes, then rounded to f32). */
+ * activation.inl - the activations and their derivatives on vectors, written once for every instruction set and both
+ * compute types. Included after a vec_<isa>.h with R, V, W and OP as passes.inl has them, and OF_DOUBLE where R is double.
+ * Bounds: docs/numerics.md, "activations". Polynomials in f32 are minimax fits of our own (Lawson's iteration on
+ * Chebyshev nodes, then rounded to f32); in f64 e^r is Taylor's, of degree 13. */
 
 /* Called, with vectors of two registers in memory, gelu takes twice as long (AVX2). Plain C stays small. */
 #if defined(NORMFUSE_NO_INLINE_FORMS)
@@ -10,117 +11,163 @@
 #else
 #define FORMULA static inline __attribute__((always_inline))
 #endif
+#define C(x) OP(set1)((R)(x))
 
-/* e^z for z <= 88, within 1 ulp; 0 below -87.68 (the result would be subnormal). NaN gives NaN.
- * e^z = 2^n * e^r, |r| <= ln2/2: e^r = 1 + r + r^2*P(r), |error of P| < 0.06 * 2^-24. */
-FORMULA vf vf_exp_parts(vf z, vf *scale) /* e^r - 1 and 2^n */
+/* ln2 in two parts, the first with zeros at its end. MAGIC + n has n in its low bits. Below EXP_LEAST e^z would be
+ * subnormal and is 0; at SIGMOID_LEAST e^-z is infinite, and 1/(1 + e^-z) is normal above SIGMOID_FAR; tanh(log(1 + e^z))
+ * is 1 from MISH_FAR on. */
+#if defined(OF_DOUBLE)
+#define MAGIC 0x1.8p52
+#define LOG2_E 0x1.71547652b82fep+0
+#define LN2_HIGH 0x1.62e42fee00000p-1
+#define LN2_LOW 0x1.a39ef35793c76p-33
+enum { EXP_LEAST_F64 = -709, SIGMOID_LEAST_F64 = -710, SIGMOID_MOST_F64 = 708, SIGMOID_FAR_F64 = -707, MISH_FAR_F64 = 40 };
+#define LIMIT(name) C(name##_F64)
+#else
+#define MAGIC 0x1.8p23f
+#define LOG2_E 0x1.715476p+0f
+#define LN2_HIGH 0x1.62e400p-1f
+#define LN2_LOW 0x1.7f7d1cp-20f
+enum { EXP_LEAST_F32 = -88, SIGMOID_LEAST_F32 = -89, SIGMOID_MOST_F32 = 88, SIGMOID_FAR_F32 = -87, MISH_FAR_F32 = 20 };
+#define LIMIT(name) C(name##_F32)
+#endif
+
+/* P of e^r = 1 + r + r^2*P(r), |r| <= ln2/2; error of P in f32: below 0.06 * 2^-24, in f64 2^-58. */
+FORMULA V OP(exp_polynomial)(V r)
 {
-    const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    z = vf_max(vf_set1(-88.0f), z);
-    const vf t = vf_fma(z, vf_set1(0x1.715476p+0f), magic);
-    const vf n = vf_sub(t, magic);
-    vf r = vf_fma(n, vf_set1(-0x1.62e400p-1f), z); /* ln2 in two parts, the first with zeros at its end */
-    r = vf_fma(n, vf_set1(-0x1.7f7d1cp-20f), r);
-    vf p = vf_fma(r, vf_set1(0x1.6a21aap-10f), vf_set1(0x1.123b6cp-7f));
-    p = vf_fma(p, r, vf_set1(0x1.5558fcp-5f));
-    p = vf_fma(p, r, vf_set1(0x1.555490p-3f));
-    p = vf_fma(p, r, vf_set1(0x1.fffffcp-2f));
-    *scale = vf_pow2(t);
-    return vf_fma(vf_mul(r, r), p, r);
+#if defined(OF_DOUBLE)
+    static const double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                                                1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      1.0 / 2};
+    V p = C(1.0 / 6227020800);
+    for (size_t i = 0; i < sizeof inverse_factorials / sizeof *inverse_factorials; i++)
+        p = OP(fma)(p, r, C(inverse_factorials[i]));
+    return p;
+#else
+    V p = OP(fma)(r, C(0x1.6a21aap-10f), C(0x1.123b6cp-7f));
+    p = OP(fma)(p, r, C(0x1.5558fcp-5f));
+    p = OP(fma)(p, r, C(0x1.555490p-3f));
+    return OP(fma)(p, r, C(0x1.fffffcp-2f));
+#endif
 }
 
-FORMULA vf vf_exp(vf z)
+/* e^z within 1 ulp for z <= -EXP_LEAST; 0 where the result would be subnormal. NaN gives NaN. e^z = 2^n * e^r. */
+FORMULA V OP(exp_parts)(V z, V *scale) /* e^r - 1 and 2^n */
 {
-    vf scale;
-    const vf m = vf_exp_parts(z, &scale);
-    return vf_fma(m, scale, scale);
+    z = OP(max)(LIMIT(EXP_LEAST), z);
+    const V t = OP(fma)(z, C(LOG2_E), C(MAGIC)), n = OP(sub)(t, C(MAGIC));
+    const V r = OP(fma)(n, C(-LN2_LOW), OP(fma)(n, C(-LN2_HIGH), z));
+    *scale = OP(pow2)(t);
+    return OP(fma)(OP(mul)(r, r), OP(exp_polynomial)(r), r);
 }
 
-FORMULA vf vf_expm1(vf z)
+FORMULA V OP(exp)(V z)
 {
-    vf scale;
-    const vf m = vf_exp_parts(z, &scale);
-    return vf_fma(m, scale, vf_sub(scale, vf_set1(1.0f)));
+    V scale;
+    const V m = OP(exp_parts)(z, &scale);
+    return OP(fma)(m, scale, scale);
+}
+
+FORMULA V OP(expm1)(V z)
+{
+    V scale;
+    const V m = OP(exp_parts)(z, &scale);
+    return OP(fma)(m, scale, OP(sub)(scale, C(1)));
 }
 
 /* 1 + e^-z for silu and gelu_tanh, where z/(1 + e^-z) is cheaper than a sigmoid that serves both signs (6.4 against 8.2 ns
- * for 16 values and their bf16 stores on Zen 4). Past 88.4 e^-z is infinite, the quotient 0; *e is e^-z. */
-FORMULA vf vf_silu_divisor(vf z, vf *e)
+ * for 16 values and their bf16 stores on Zen 4). Where e^-z is infinite, the quotient is 0; *e is e^-z. */
+FORMULA V OP(sigmoid_divisor)(V z, V *e)
 {
-    const vf magic = vf_set1(12582912.0f);
-    const vf clamped = vf_min(vf_set1(88.0f), vf_max(vf_set1(-89.0f), z));
-    const vf t = vf_fma(clamped, vf_set1(-0x1.715476p+0f), magic);
-    const vf n = vf_sub(t, magic);
-    vf r = vf_fma(n, vf_set1(0x1.62e400p-1f), clamped); /* -r of e^-z = 2^n * e^r */
-    r = vf_fma(n, vf_set1(0x1.7f7d1cp-20f), r);
-    vf p = vf_fma(r, vf_set1(0x1.6a21aap-10f), vf_set1(-0x1.123b6cp-7f));
-    p = vf_fma(p, r, vf_set1(0x1.5558fcp-5f));
-    p = vf_fma(p, r, vf_set1(-0x1.555490p-3f));
-    p = vf_fma(p, r, vf_set1(0x1.fffffcp-2f));
-    p = vf_fma(p, r, vf_set1(-1.0f));
-    p = vf_fma(p, r, vf_set1(1.0f));
-    *e = vf_mul(p, vf_pow2(t)); /* not by fma: 2^128 is inf, and p - 1 may be negative */
-    return vf_add(vf_set1(1.0f), *e);
+    const V clamped = OP(min)(LIMIT(SIGMOID_MOST), OP(max)(LIMIT(SIGMOID_LEAST), z));
+    const V t = OP(fma)(clamped, C(-LOG2_E), C(MAGIC)), n = OP(sub)(t, C(MAGIC));
+    const V minus_r = OP(fma)(n, C(LN2_LOW), OP(fma)(n, C(LN2_HIGH), clamped)); /* of e^-z = 2^n * e^r */
+#if defined(OF_DOUBLE)
+    const V r = OP(neg)(minus_r), p = OP(add)(OP(fma)(OP(mul)(r, r), OP(exp_polynomial)(r), r), C(1));
+#else
+    V p = OP(fma)(minus_r, C(0x1.6a21aap-10f), C(-0x1.123b6cp-7f));
+    p = OP(fma)(p, minus_r, C(0x1.5558fcp-5f));
+    p = OP(fma)(p, minus_r, C(-0x1.555490p-3f));
+    p = OP(fma)(p, minus_r, C(0x1.fffffcp-2f));
+    p = OP(fma)(p, minus_r, C(-1));
+    p = OP(fma)(p, minus_r, C(1));
+#endif
+    *e = OP(mul)(p, OP(pow2)(t)); /* not by fma: 2^n may be inf, and p - 1 negative */
+    return OP(add)(C(1), *e);
 }
 
-/* Phi(z), the normal distribution, with a small relative error in both tails, and *density = e^(-z^2/2).
- * Phi(-x) = e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x), x >= 0: relative error of t*P(t) below 2.3 * 2^-24. The rounding
- * of z^2 is carried along, or it would cost x^2/2 ulp. */
-FORMULA vf vf_phi(vf z, vf *density)
+/* Phi(z), the normal distribution, with a small relative error in both tails, and *density = e^(-z^2/2). In f64 by libm's
+ * erfc, value by value. In f32 Phi(-x) = e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x), x >= 0: relative error of t*P(t) below
+ * 2.3 * 2^-24. The rounding of z^2 is carried along, or it would cost x^2/2 ulp. */
+#if defined(OF_DOUBLE)
+static __attribute__((noinline)) V OP(phi)(V z, V *density)
 {
-    const vf x = vf_abs(z), half = vf_set1(-0.5f);
-    const vf square = vf_mul(x, x), rest = vf_fma(x, x, vf_neg(square));
-    const vf e0 = vf_exp(vf_mul(half, square));
-    /* past 88 e0 is 0 and rest may be inf - inf */
-    const vf e = vf_select_lt(x, vf_set1(14.0f), vf_fma(vf_mul(half, rest), e0, e0), e0);
-    const vf t = vf_div(vf_set1(1.0f), vf_fma(x, vf_set1(0.35f), vf_set1(1.0f)));
-    vf p = vf_fma(t, vf_set1(-0x1.dd8614p-6f), vf_set1(0x1.26da32p-3f));
-    p = vf_fma(p, t, vf_set1(-0x1.05d990p-2f));
-    p = vf_fma(p, t, vf_set1(0x1.45fc58p-3f));
-    p = vf_fma(p, t, vf_set1(-0x1.7a9e22p-6f));
-    p = vf_fma(p, t, vf_set1(0x1.b028dcp-4f));
-    p = vf_fma(p, t, vf_set1(0x1.ead5eep-4f));
-    p = vf_fma(p, t, vf_set1(0x1.1e6fe6p-3f));
-    p = vf_fma(p, t, vf_set1(0x1.1df1d4p-3f));
-    const vf tail = vf_mul(vf_mul(p, t), e);
-    *density = e;
-    return vf_select_lt(z, vf_set1(0.0f), tail, vf_sub(vf_set1(1.0f), tail));
+    double lanes[W], densities[W];
+    vd_store_f64(lanes, z);
+    for (int i = 0; i < W; i++) {
+        densities[i] = exp(-0.5 * lanes[i] * lanes[i]);
+        lanes[i] = 0.5 * erfc(-lanes[i] * 0.70710678118654752440);
+    }
+    *density = vd_load_f64(densities);
+    return vd_load_f64(lanes);
 }
+#else
+FORMULA V OP(phi)(V z, V *density)
+{
+    const V x = OP(abs)(z), half = C(-0.5);
+    const V square = OP(mul)(x, x), rest = OP(fma)(x, x, OP(neg)(square));
+    const V e0 = OP(exp)(OP(mul)(half, square));
+    /* past 88 e0 is 0 and rest may be inf - inf */
+    const V e = OP(select_lt)(x, C(14.0), OP(fma)(OP(mul)(half, rest), e0, e0), e0);
+    const V t = OP(div)(C(1.0), OP(fma)(x, C(0.35), C(1.0)));
+    V p = OP(fma)(t, C(-0x1.dd8614p-6f), C(0x1.26da32p-3f));
+    p = OP(fma)(p, t, C(-0x1.05d990p-2f));
+    p = OP(fma)(p, t, C(0x1.45fc58p-3f));
+    p = OP(fma)(p, t, C(-0x1.7a9e22p-6f));
+    p = OP(fma)(p, t, C(0x1.b028dcp-4f));
+    p = OP(fma)(p, t, C(0x1.ead5eep-4f));
+    p = OP(fma)(p, t, C(0x1.1e6fe6p-3f));
+    p = OP(fma)(p, t, C(0x1.1df1d4p-3f));
+    const V tail = OP(mul)(OP(mul)(p, t), e);
+    *density = e;
+    return OP(select_lt)(z, C(0.0), tail, OP(sub)(C(1.0), tail));
+}
+
+#endif
 
 /* 2u of gelu_tanh = z*sigmoid(2u), u = sqrt(2/pi)*(z + 0.044715*z^3), since (1 + tanh(u))/2 = sigmoid(2u). */
-static inline vf vf_gelu_tanh_argument(vf z)
+FORMULA V OP(gelu_tanh_argument)(V z)
 {
-    const vf cubic = vf_mul(vf_mul(z, z), vf_set1(0.0713548162726f)); /* 2*sqrt(2/pi)*0.044715 */
-    return vf_mul(z, vf_add(cubic, vf_set1(1.5957691216057f)));      /* 2*sqrt(2/pi) */
+    const V cubic = OP(mul)(OP(mul)(z, z), C(0.07135481627260024877)); /* 2*sqrt(2/pi)*0.044715 */
+    return OP(mul)(z, OP(add)(cubic, C(1.59576912160573071176)));      /* 2*sqrt(2/pi) */
 }
 
-/* mish = z*tanh(log(1 + e^z)) = z*w/(w + 2), w = e^z*(e^z + 2); past 20 the quotient is 1 in f32. */
-FORMULA vf vf_mish_exp(vf z)
+/* mish = z*tanh(log(1 + e^z)) = z*w/(w + 2), w = e^z*(e^z + 2); far out the quotient is 1. */
+FORMULA V OP(mish_exp)(V z)
 {
-    return vf_exp(vf_min(vf_set1(20.0f), z));
+    return OP(exp)(OP(min)(LIMIT(MISH_FAR), z));
 }
 
-FORMULA vf vf_activation(int32_t activation, vf param, vf z)
+FORMULA V OP(activation)(int32_t activation, V param, V z)
 {
-    const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
-    vf other;
+    const V zero = C(0.0), one = C(1.0);
+    V other;
     switch (activation) {
-    case NORMFUSE_RELU: return vf_select_lt(z, zero, zero, z);
-    case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(z, param), z);
-    case NORMFUSE_RELU6: return vf_select_lt(z, zero, zero, vf_select_lt(vf_set1(6.0f), z, vf_set1(6.0f), z));
-    case NORMFUSE_SILU: return vf_div(z, vf_silu_divisor(z, &other));
-    case NORMFUSE_GELU: return vf_mul(z, vf_phi(z, &other));
-    case NORMFUSE_GELU_TANH: return vf_div(z, vf_silu_divisor(vf_gelu_tanh_argument(z), &other));
+    case NORMFUSE_RELU: return OP(select_lt)(z, zero, zero, z);
+    case NORMFUSE_LEAKY_RELU: return OP(select_le)(z, zero, OP(mul)(z, param), z);
+    case NORMFUSE_RELU6: return OP(select_lt)(z, zero, zero, OP(select_lt)(C(6.0), z, C(6.0), z));
+    case NORMFUSE_SILU: return OP(div)(z, OP(sigmoid_divisor)(z, &other));
+    case NORMFUSE_GELU: return OP(mul)(z, OP(phi)(z, &other));
+    case NORMFUSE_GELU_TANH: return OP(div)(z, OP(sigmoid_divisor)(OP(gelu_tanh_argument)(z), &other));
     case NORMFUSE_HARDSWISH: {
-        vf gate = vf_fma(z, vf_set1(1.0f / 6.0f), vf_set1(0.5f));
-        gate = vf_select_lt(gate, zero, zero, gate);
-        gate = vf_select_lt(one, gate, one, gate);
-        return vf_mul(z, gate);
+        V gate = OP(fma)(z, C(1.0 / 6.0), C(0.5));
+        gate = OP(select_lt)(gate, zero, zero, gate);
+        gate = OP(select_lt)(one, gate, one, gate);
+        return OP(mul)(z, gate);
     }
-    case NORMFUSE_ELU: return vf_select_le(z, zero, vf_mul(param, vf_expm1(z)), z);
+    case NORMFUSE_ELU: return OP(select_le)(z, zero, OP(mul)(param, OP(expm1)(z)), z);
     case NORMFUSE_MISH: {
-        const vf e = vf_mish_exp(z), w = vf_mul(e, vf_add(e, vf_set1(2.0f)));
-        return vf_mul(z, vf_div(w, vf_add(w, vf_set1(2.0f))));
+        const V e = OP(mish_exp)(z), w = OP(mul)(e, OP(add)(e, C(2.0)));
+        return OP(mul)(z, OP(div)(w, OP(add)(w, C(2.0))));
     }
     default: return z;
     }
@@ -128,62 +175,63 @@ FORMULA vf vf_activation(int32_t activation, vf param, vf z)
 
 /* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = relu6'(0) = relu6'(6) = 0, leaky_relu'(0) = slope,
  * elu'(0) = alpha. */
-FORMULA vf vf_activation_gradient(int32_t activation, vf param, vf dy, vf z)
+FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
 {
-    const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
-    vf other;
+    const V zero = C(0.0), one = C(1.0);
+    V other;
     switch (activation) {
-    case NORMFUSE_RELU: return vf_select_le(z, zero, zero, dy);
-    case NORMFUSE_LEAKY_RELU: return vf_select_le(z, zero, vf_mul(dy, param), dy);
-    case NORMFUSE_RELU6: return vf_select_le(z, zero, zero, vf_select_le(vf_set1(6.0f), z, zero, dy));
+    case NORMFUSE_RELU: return OP(select_le)(z, zero, zero, dy);
+    case NORMFUSE_LEAKY_RELU: return OP(select_le)(z, zero, OP(mul)(dy, param), dy);
+    case NORMFUSE_RELU6: return OP(select_le)(z, zero, zero, OP(select_le)(C(6.0), z, zero, dy));
     case NORMFUSE_SILU: {
         /* s*(1 + z*(1 - s)), 1 - s = e*s, but 1 where e may be infinite */
-        const vf s = vf_div(one, vf_silu_divisor(z, &other));
-        const vf complement = vf_select_lt(vf_set1(-87.0f), z, vf_mul(other, s), one);
-        return vf_mul(dy, vf_mul(s, vf_fma(z, complement, one)));
+        const V s = OP(div)(one, OP(sigmoid_divisor)(z, &other));
+        const V complement = OP(select_lt)(LIMIT(SIGMOID_FAR), z, OP(mul)(other, s), one);
+        return OP(mul)(dy, OP(mul)(s, OP(fma)(z, complement, one)));
     }
     case NORMFUSE_GELU: {
-        const vf phi = vf_phi(z, &other); /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */
-        return vf_mul(dy, vf_fma(vf_mul(z, vf_set1(0.3989422804014f)), other, phi));
+        const V phi = OP(phi)(z, &other); /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */
+        return OP(mul)(dy, OP(fma)(OP(mul)(z, C(0.39894228040143267794)), other, phi));
     }
     case NORMFUSE_GELU_TANH: {
         /* s + z*s*(1 - s)*(2u)', (2u)' = 2*sqrt(2/pi)*(1 + 3*0.044715*z^2). Far out s*(1 - s) is 0 and z^3 may be
          * infinite: there the second term is dropped, not 0*inf. */
-        const vf s = vf_div(one, vf_silu_divisor(vf_gelu_tanh_argument(z), &other));
-        const vf slope = vf_fma(vf_mul(z, z), vf_set1(0.2140644488178f), vf_set1(1.5957691216057f));
-        const vf term = vf_mul(vf_mul(z, slope), vf_mul(s, vf_mul(other, s)));
-        return vf_mul(dy, vf_add(s, vf_select_lt(vf_set1(20.0f), vf_abs(z), zero, term)));
+        const V argument = OP(gelu_tanh_argument)(z), s = OP(div)(one, OP(sigmoid_divisor)(argument, &other));
+        const V complement = OP(select_lt)(LIMIT(SIGMOID_FAR), argument, OP(mul)(other, s), one);
+        const V slope = OP(fma)(OP(mul)(z, z), C(0.21406444881780074633), C(1.59576912160573071176));
+        const V term = OP(mul)(OP(mul)(z, slope), OP(mul)(s, complement));
+        return OP(mul)(dy, OP(add)(s, OP(select_lt)(C(20.0), OP(abs)(z), zero, term)));
     }
     case NORMFUSE_HARDSWISH: {
-        const vf slope = vf_fma(z, vf_set1(1.0f / 3.0f), vf_set1(0.5f));
-        const vf inner = vf_select_lt(z, vf_set1(3.0f), vf_mul(dy, slope), dy);
-        return vf_select_le(z, vf_set1(-3.0f), zero, inner);
+        const V slope = OP(fma)(z, C(1.0 / 3.0), C(0.5));
+        const V inner = OP(select_lt)(z, C(3.0), OP(mul)(dy, slope), dy);
+        return OP(select_le)(z, C(-3.0), zero, inner);
     }
-    case NORMFUSE_ELU: return vf_select_le(z, zero, vf_mul(dy, vf_mul(param, vf_exp(z))), dy);
+    case NORMFUSE_ELU: return OP(select_le)(z, zero, OP(mul)(dy, OP(mul)(param, OP(exp)(z))), dy);
     case NORMFUSE_MISH: {
         /* t + z*t', t = w/(w + 2), t' = 4e(1 + e)/(w + 2)^2 */
-        const vf e = vf_mish_exp(z), w = vf_mul(e, vf_add(e, vf_set1(2.0f)));
-        const vf inverse = vf_div(one, vf_add(w, vf_set1(2.0f)));
-        const vf slope = vf_mul(vf_mul(vf_mul(vf_set1(4.0f), e), vf_add(one, e)), vf_mul(inverse, inverse));
-        return vf_mul(dy, vf_fma(z, vf_select_lt(vf_set1(20.0f), z, zero, slope), vf_mul(w, inverse)));
+        const V e = OP(mish_exp)(z), w = OP(mul)(e, OP(add)(e, C(2.0)));
+        const V inverse = OP(div)(one, OP(add)(w, C(2.0)));
+        const V slope = OP(mul)(OP(mul)(OP(mul)(C(4.0), e), OP(add)(one, e)), OP(mul)(inverse, inverse));
+        return OP(mul)(dy, OP(fma)(z, OP(select_lt)(LIMIT(MISH_FAR), z, zero, slope), OP(mul)(w, inverse)));
     }
     default: return dy;
     }
 }
 
-/* The same on n values in memory, a multiple of 16. The choice is made once, before the loop. */
+/* The same on n values in memory, a multiple of W. The choice is made once, before the loop. */
 #define FOR_EACH_ACTIVATION(CASE)                                                                                        \
     CASE(NORMFUSE_RELU) CASE(NORMFUSE_LEAKY_RELU) CASE(NORMFUSE_SILU) CASE(NORMFUSE_GELU) CASE(NORMFUSE_GELU_TANH)       \
     CASE(NORMFUSE_HARDSWISH) CASE(NORMFUSE_ELU) CASE(NORMFUSE_MISH) CASE(NORMFUSE_RELU6)
 
-static __attribute__((noinline)) void vf_activate(int32_t activation, float parameter, float *z, size_t n)
+static __attribute__((noinline)) void OP(activate)(int32_t activation, R parameter, R *z, size_t n)
 {
-    const vf param = vf_set1(parameter);
+    const V param = C(parameter);
     switch (activation) {
 #define CASE(name)                                                             \
     case name:                                                                 \
-        for (size_t i = 0; i < n; i += 16)                                     \
-            vf_store_f32(z + i, vf_activation(name, param, vf_load_f32(z + i))); \
+        for (size_t i = 0; i < n; i += W)                                     \
+            CAT(OP(store_), RT)(z + i, OP(activation)(name, param, CAT(OP(load_), RT)(z + i))); \
         break;
         FOR_EACH_ACTIVATION(CASE)
 #undef CASE
@@ -191,14 +239,14 @@ static __attribute__((noinline)) void vf_activate(int32_t activation, float para
     }
 }
 
-static __attribute__((noinline)) void vf_activate_gradient(int32_t activation, float parameter, float *dy, const float *z, size_t n)
+static __attribute__((noinline)) void OP(activate_gradient)(int32_t activation, R parameter, R *dy, const R *z, size_t n)
 {
-    const vf param = vf_set1(parameter);
+    const V param = C(parameter);
     switch (activation) {
 #define CASE(name)                                                                                              \
     case name:                                                                                                  \
-        for (size_t i = 0; i < n; i += 16)                                                                      \
-            vf_store_f32(dy + i, vf_activation_gradient(name, param, vf_load_f32(dy + i), vf_load_f32(z + i))); \
+        for (size_t i = 0; i < n; i += W)                                                                      \
+            CAT(OP(store_), RT)(dy + i, OP(activation_gradient)(name, param, CAT(OP(load_), RT)(dy + i), CAT(OP(load_), RT)(z + i))); \
         break;
         FOR_EACH_ACTIVATION(CASE)
 #undef CASE
@@ -206,24 +254,10 @@ static __attribute__((noinline)) void vf_activate_gradient(int32_t activation, f
     }
 }
 
-/* In double through libm, value by value: f64 is for exactness, not speed. */
-static inline vd vd_activation(int32_t activation, vd param, vd z)
-{
-    (void)activation, (void)param;
-    return z; /* f64 has no loops with an activation: all go through a stage */
-}
-static inline vd vd_activation_gradient(int32_t activation, vd param, vd dy, vd z)
-{
-    (void)activation, (void)param, (void)z;
-    return dy;
-}
-static void vd_activate(int32_t activation, double parameter, double *z, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        z[i] = normfuse_activation_f64(activation, parameter, z[i]);
-}
-static void vd_activate_gradient(int32_t activation, double parameter, double *dy, const double *z, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dy[i] = normfuse_activation_gradient_f64(activation, parameter, dy[i], z[i]);
-}
+#undef FORMULA
+#undef C
+#undef MAGIC
+#undef LOG2_E
+#undef LN2_HIGH
+#undef LN2_LOW
+#undef LIMIT

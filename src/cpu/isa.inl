@@ -2,6 +2,8 @@
  *
  * isa.inl - turns one vec_<isa>.h into one exported table. Included by isa_<isa>.c, which defines ISA and USABLE (an
  * expression: this CPU and its OS have the instructions), and NORMFUSE_REST_OF where all but bf16 is another's. */
+#include <math.h>
+
 #include "cpu/kernels.h"
 #include "normfuse.h"
 
@@ -35,13 +37,12 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, SHORTEST = 64 };
 #define FORMS_F32(FORM) FORMS_16(FORM) FORM(NORMFUSE_RELU6)
 #endif
 
-#include "cpu/activation.inl"
-
 #define OP(name) vf_##name
 #define R float
 #define RT f32
 #define V vf
 #define W 16
+#include "cpu/activation.inl"
 #if !defined(NORMFUSE_REST_OF)
 #define T float
 #define DT f32
@@ -68,9 +69,12 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, SHORTEST = 64 };
 #define RT f64
 #define V vd
 #define W 8
+#define OF_DOUBLE
+#include "cpu/activation.inl"
+#undef OF_DOUBLE
 #define T double
 #define DT f64
-#define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY)
+#define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU)
 #include "cpu/passes.inl"
 
 #undef OP

@@ -86,8 +86,4 @@ extern const struct normfuse_passes normfuse_passes_f64_avx512, normfuse_passes_
 extern const struct normfuse_table normfuse_table_scalar, normfuse_table_avx2, normfuse_table_avx512,
     normfuse_table_avx512bf16, normfuse_table_neon;
 
-/* activation_f64.c: act(z), and dy*act'(z), in double by libm. */
-double normfuse_activation_f64(int32_t activation, double act_param, double z);
-double normfuse_activation_gradient_f64(int32_t activation, double act_param, double dy, double z);
-
 #endif

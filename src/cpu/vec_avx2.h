@@ -172,6 +172,22 @@ static inline vd vd_add(vd a, vd b) { return (vd){_mm256_add_pd(a.lo, b.lo), _mm
 static inline vd vd_sub(vd a, vd b) { return (vd){_mm256_sub_pd(a.lo, b.lo), _mm256_sub_pd(a.hi, b.hi)}; }
 static inline vd vd_mul(vd a, vd b) { return (vd){_mm256_mul_pd(a.lo, b.lo), _mm256_mul_pd(a.hi, b.hi)}; }
 static inline vd vd_fma(vd a, vd b, vd c) { return (vd){_mm256_fmadd_pd(a.lo, b.lo, c.lo), _mm256_fmadd_pd(a.hi, b.hi, c.hi)}; }
+static inline vd vd_div(vd a, vd b) { return (vd){_mm256_div_pd(a.lo, b.lo), _mm256_div_pd(a.hi, b.hi)}; }
+static inline vd vd_max(vd a, vd b) { return (vd){_mm256_max_pd(a.lo, b.lo), _mm256_max_pd(a.hi, b.hi)}; }
+static inline vd vd_min(vd a, vd b) { return (vd){_mm256_min_pd(a.lo, b.lo), _mm256_min_pd(a.hi, b.hi)}; }
+static inline vd vd_neg(vd a) { __m256d m = _mm256_set1_pd(-0.0); return (vd){_mm256_xor_pd(a.lo, m), _mm256_xor_pd(a.hi, m)}; }
+static inline vd vd_abs(vd a) { __m256d m = _mm256_set1_pd(-0.0); return (vd){_mm256_andnot_pd(m, a.lo), _mm256_andnot_pd(m, a.hi)}; }
+static inline vd vd_select_le(vd a, vd b, vd x, vd y)
+{
+    return (vd){_mm256_blendv_pd(y.lo, x.lo, _mm256_cmp_pd(a.lo, b.lo, _CMP_LE_OQ)),
+                _mm256_blendv_pd(y.hi, x.hi, _mm256_cmp_pd(a.hi, b.hi, _CMP_LE_OQ))};
+}
+static inline __m256d vd_pow2_4(__m256d t)
+{
+    const __m256i exponent = _mm256_slli_epi64(_mm256_castpd_si256(t), 52);
+    return _mm256_castsi256_pd(_mm256_add_epi64(exponent, _mm256_set1_epi64x(0x3ff0000000000000)));
+}
+static inline vd vd_pow2(vd t) { return (vd){vd_pow2_4(t.lo), vd_pow2_4(t.hi)}; }
 static inline double vd_hsum4(__m256d s4)
 {
     __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));

@@ -94,6 +94,18 @@ static inline vd vd_add(vd a, vd b) { Q4(a.q[i] = vaddq_f64(a.q[i], b.q[i])); re
 static inline vd vd_sub(vd a, vd b) { Q4(a.q[i] = vsubq_f64(a.q[i], b.q[i])); return a; }
 static inline vd vd_mul(vd a, vd b) { Q4(a.q[i] = vmulq_f64(a.q[i], b.q[i])); return a; }
 static inline vd vd_fma(vd a, vd b, vd c) { Q4(c.q[i] = vfmaq_f64(c.q[i], a.q[i], b.q[i])); return c; }
+static inline vd vd_div(vd a, vd b) { Q4(a.q[i] = vdivq_f64(a.q[i], b.q[i])); return a; }
+static inline vd vd_max(vd a, vd b) { Q4(a.q[i] = vbslq_f64(vcgtq_f64(a.q[i], b.q[i]), a.q[i], b.q[i])); return a; }
+static inline vd vd_min(vd a, vd b) { Q4(a.q[i] = vbslq_f64(vcltq_f64(a.q[i], b.q[i]), a.q[i], b.q[i])); return a; }
+static inline vd vd_neg(vd a) { Q4(a.q[i] = vnegq_f64(a.q[i])); return a; }
+static inline vd vd_abs(vd a) { Q4(a.q[i] = vabsq_f64(a.q[i])); return a; }
+static inline vd vd_select_le(vd a, vd b, vd x, vd y) { Q4(x.q[i] = vbslq_f64(vcleq_f64(a.q[i], b.q[i]), x.q[i], y.q[i])); return x; }
+static inline vd vd_pow2(vd t)
+{
+    const uint64x2_t one = vdupq_n_u64(0x3ff0000000000000u);
+    Q4(t.q[i] = vreinterpretq_f64_u64(vaddq_u64(vshlq_n_u64(vreinterpretq_u64_f64(t.q[i]), 52), one)));
+    return t;
+}
 static inline double vd_hsum(vd a)
 {
     const float64x2_t s2 = vaddq_f64(vaddq_f64(a.q[0], a.q[2]), vaddq_f64(a.q[1], a.q[3]));

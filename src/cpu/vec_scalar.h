@@ -10,7 +10,8 @@
  *   vf_store_part_T(p, v, n)       p[0..n)
  *   vf_select_lt(a, b, x, y)       a < b ? x : y; vf_select_le alike: false for a NaN
  *   vf_max(a, b), vf_min(a, b)     a > b ? a : b, a < b ? a : b: b where one is NaN
- *   vf_pow2(t)                     2^n where t = 1.5 * 2^23 + n, -127 <= n <= 127 (0 for -127) */
+ *   vf_pow2(t)                     2^n where t = 1.5 * 2^23 + n, -127 <= n <= 128 (0 for -127, inf for 128)
+ *   vd_pow2(t)                     2^n where t = 1.5 * 2^52 + n, -1023 <= n <= 1024, alike */
 #ifndef NORMFUSE_VEC_SCALAR_H
 #define NORMFUSE_VEC_SCALAR_H
 
@@ -87,6 +88,17 @@ static inline vd vd_add(vd a, vd b) { VD_LANES(a.l[i] += b.l[i]); return a; }
 static inline vd vd_sub(vd a, vd b) { VD_LANES(a.l[i] -= b.l[i]); return a; }
 static inline vd vd_mul(vd a, vd b) { VD_LANES(a.l[i] *= b.l[i]); return a; }
 static inline vd vd_fma(vd a, vd b, vd c) { VD_LANES(c.l[i] = fma(a.l[i], b.l[i], c.l[i])); return c; }
+static inline vd vd_div(vd a, vd b) { VD_LANES(a.l[i] /= b.l[i]); return a; }
+static inline vd vd_max(vd a, vd b) { VD_LANES(a.l[i] = a.l[i] > b.l[i] ? a.l[i] : b.l[i]); return a; }
+static inline vd vd_min(vd a, vd b) { VD_LANES(a.l[i] = a.l[i] < b.l[i] ? a.l[i] : b.l[i]); return a; }
+static inline vd vd_neg(vd a) { VD_LANES(a.l[i] = -a.l[i]); return a; }
+static inline vd vd_abs(vd a) { VD_LANES(a.l[i] = fabs(a.l[i])); return a; }
+static inline vd vd_select_le(vd a, vd b, vd x, vd y) { VD_LANES(x.l[i] = a.l[i] <= b.l[i] ? x.l[i] : y.l[i]); return x; }
+static inline vd vd_pow2(vd t)
+{
+    VD_LANES(uint64_t u; memcpy(&u, &t.l[i], 8); u = (u << 52) + 0x3ff0000000000000u; memcpy(&t.l[i], &u, 8));
+    return t;
+}
 static inline double vd_hsum(vd a)
 {
     for (int h = 4; h; h /= 2)
