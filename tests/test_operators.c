@@ -580,39 +580,44 @@ static void test_exact_sums(void)
  * above every bound, and far below what a derivative from a kink's other side or inf * 0 makes. */
 static void test_points(void)
 {
-    static const float points[] = {-1e30f, -1000, -110, -89.5f, -88.5f, -88, -87.2f, -12, -10, -9.5f, -6, -3, -0.0f, 0,
-                                   1e-40f, 3, 6, 20, 87.2f, 88.5f, 89.5f, 1000, 1e30f};
+    static const double points[] = {-1e30, -1000, -745, -710, -709, -707.5, -110, -89.5, -88.5, -88, -87.2, -38, -26, -12, -10,
+                                    -9.5, -6, -3, -0.0, 0, 1e-40, 3, 6, 20, 40, 87.2, 88.5, 89.5, 708, 709.5, 1000, 1e30};
     enum { POINTS = sizeof points / sizeof *points, COUNT = 5 * POINTS + 3 }; /* whole vectors and an end */
     static const double slopes[] = {0.3, 1.5};
-    float x[COUNT], one[COUNT], y[COUNT], dx[COUNT];
-    for (int i = 0; i < COUNT; i++) {
-        x[i] = points[i % POINTS];
-        one[i] = 1;
-    }
+    double memory[4][COUNT];
     for (int32_t activation = 0; activation <= NORMFUSE_RELU6; activation++)
-        for (int form = 0; form < 4; form++) {
-            const double slope = slopes[form / 2];
-            const int64_t sizes[] = {1, form % 2 ? COUNT : 1, form % 2 ? 1 : COUNT};
+        for (int form = 0; form < 8; form++) {
+            const normfuse_type type = form & 1 ? NORMFUSE_F64 : NORMFUSE_F32;
+            const size_t bytes = reference_type_bytes(type);
+            const double slope = slopes[form >> 2];
+            const int64_t sizes[] = {1, form & 2 ? COUNT : 1, form & 2 ? 1 : COUNT};
+            char *const at[4] = {(char *)memory[0], (char *)memory[1], (char *)memory[2], (char *)memory[3]};
+            normfuse_tensor tensors[4]; /* x, dy, y, dx */
             normfuse_axes axes[4];
-            const normfuse_tensor tensor = normfuse_tensor_channels_last(x, NORMFUSE_F32, 3, sizes, &axes[0]),
-                                  to_y = normfuse_tensor_channels_last(y, NORMFUSE_F32, 3, sizes, &axes[1]),
-                                  from = normfuse_tensor_channels_last(one, NORMFUSE_F32, 3, sizes, &axes[2]),
-                                  to_dx = normfuse_tensor_channels_last(dx, NORMFUSE_F32, 3, sizes, &axes[3]);
+            for (int t = 0; t < 4; t++)
+                tensors[t] = normfuse_tensor_channels_last(memory[t], type, 3, sizes, &axes[t]);
+            for (size_t i = 0; i < COUNT; i++) {
+                reference_store(at[0] + i * bytes, type, points[i % POINTS]);
+                reference_store(at[1] + i * bytes, type, 1);
+            }
             const normfuse_affine_options options = {.struct_bytes = sizeof options, .activation = activation,
                                                      .flags = NORMFUSE_HAS_ACT_PARAM, .act_param = slope};
-            const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tensor, .y = &to_y},
-                                   backward = {.struct_bytes = sizeof backward, .x = &tensor, .dy = &from, .dx = &to_dx};
+            const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tensors[0], .y = &tensors[2]},
+                                   backward = {.struct_bytes = sizeof backward, .x = &tensors[0], .dy = &tensors[1],
+                                               .dx = &tensors[3]};
             if (!CHECK(normfuse_affine_forward(&options, &forward, NULL) == NORMFUSE_OK &&
                            normfuse_affine_backward(&options, &backward, NULL) == NORMFUSE_OK,
                        "%s", normfuse_last_error()))
                 continue;
-            for (int i = 0; i < COUNT; i++) {
-                const double z = x[i], value = reference_activation(activation, slope, z),
+            for (size_t i = 0; i < COUNT; i++) {
+                const double z = reference_load(at[0] + i * bytes, type), y = reference_load(at[2] + i * bytes, type),
+                             dx = reference_load(at[3] + i * bytes, type),
+                             value = reference_activation(activation, slope, z),
                              derivative = reference_slope(activation, slope, z);
-                CHECK(fabs(y[i] - value) <= 1e-5 * fmax(1, fabs(value)), "activation %d of %g is %g, expected %g",
-                      (int)activation, z, (double)y[i], value);
-                CHECK(fabs(dx[i] - derivative) <= 1e-5, "activation %d: the derivative at %g is %g, expected %g",
-                      (int)activation, z, (double)dx[i], derivative);
+                CHECK(fabs(y - value) <= 1e-5 * fmax(1, fabs(value)), "activation %d of %g is %g, expected %g, f%d",
+                      (int)activation, z, y, value, (int)bytes * 8);
+                CHECK(fabs(dx - derivative) <= 1e-5, "activation %d: the derivative at %g is %g, expected %g, f%d",
+                      (int)activation, z, dx, derivative, (int)bytes * 8);
             }
         }
 }

@@ -83,11 +83,13 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p)
     plan->type_bytes = normfuse_type_bytes(p->type);
     plan->wide_type = p->type == NORMFUSE_F64;
     plan->real_bytes = plan->wide_type ? 8 : 4;
-    plan->batch = p->sets == NORMFUSE_SETS_BATCH;
     plan->none = p->sets == NORMFUSE_SETS_NONE;
+    plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
+    /* Small samples under columns that share coefficients are walked as the rows of a batch are. */
+    plan->batch = p->sets == NORMFUSE_SETS_BATCH ||
+                  (plan->constant && p->columns && p->c <= BATCH_PIECE_VALUES / CHUNK_ROWS && samples_of_block(p->c, p->s) > 1);
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL;
-    plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
     plan->set_values = p->set_values;
     if (plan->backward) {

@@ -457,10 +457,12 @@ static double cuda_slope(const struct tolerance_arithmetic *arithmetic, int acti
     }
 }
 
-/* exp is flushed to 0 where its result would be subnormal. */
+/* exp is flushed to 0 where its result would be subnormal; CUDA's in double is not. */
 static double flushed(const struct tolerance_arithmetic *arithmetic, double z)
 {
-    return arithmetic->is_double ? 0x1p-1060 : 0x1p-124 * (1 + fabs(z));
+    if (arithmetic->is_double && arithmetic->on_cuda)
+        return 0x1p-1060;
+    return (arithmetic->is_double ? 0x1p-1020 : 0x1p-124) * (1 + fabs(z));
 }
 
 double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
