@@ -469,7 +469,7 @@ static void FN(affine2_columns)(const struct normfuse_pass *s) { FN(elementwise)
 
 /* Rows that end inside of vectors cost most of a vector each, and a call where there is an activation. Those that follow
  * one another in memory are walked as one under columns, with coefficients that are repeated for every value, a block of
- * memory at a time: docs/decisions/0013. */
+ * memory at a time; where ends are masked, single values alone: docs/decisions/0013. */
 enum { FN(SPREAD) = 2048 / sizeof(R) };
 
 struct FN(spread) {
@@ -480,7 +480,7 @@ struct FN(spread) {
 BODY bool FN(spreads)(const struct normfuse_pass *s)
 {
     const ptrdiff_t n = (ptrdiff_t)s->n;
-    return s->n < SHORTEST && s->n % W != 0 && s->rows > 1 && s->x_stride == n && (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) &&
+    return s->n < (VF_HAS_MASKS ? 2 : SHORTEST) && s->n % W != 0 && s->rows > 1 && s->x_stride == n && (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) &&
            (!s->post_add || s->post_add_stride == n) && (!s->du || s->du_stride == n) && (!s->dpost_add || s->dpost_add_stride == n);
 }
 

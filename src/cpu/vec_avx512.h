@@ -11,6 +11,8 @@
 
 #include "cpu/convert.h"
 
+enum { VF_HAS_MASKS = 1 };
+
 typedef __m512 vf;
 typedef __m512d vd;
 

@@ -11,6 +11,8 @@
 
 #include "cpu/convert.h"
 
+enum { VF_HAS_MASKS = 0 };
+
 typedef struct { float32x4_t q[4]; } vf;
 typedef struct { float64x2_t q[4]; } vd;
 

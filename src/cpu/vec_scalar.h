@@ -8,6 +8,7 @@
  *   vf_stream_T                    the same past the cache; the address is aligned to 16 values
  *   vf_load_part_T(p, n, fill)     p[0..n), n < 16, other lanes fill; never touches p[n]
  *   vf_store_part_T(p, v, n)       p[0..n)
+ *   VF_HAS_MASKS                   parts cost what whole vectors do
  *   vf_select_lt(a, b, x, y)       a < b ? x : y; vf_select_le alike: false for a NaN
  *   vf_max(a, b), vf_min(a, b)     a > b ? a : b, a < b ? a : b: b where one is NaN
  *   vf_pow2(t)                     2^n where t = 1.5 * 2^23 + n, -127 <= n <= 128 (0 for -127, inf for 128)
@@ -24,6 +25,8 @@
 #include "cpu/convert.h"
 
 _Static_assert(FLT_EVAL_METHOD == 0, "floats are rounded after each operation");
+
+enum { VF_HAS_MASKS = 0 };
 
 typedef struct { float l[16]; } vf;
 typedef struct { double l[8]; } vd;
