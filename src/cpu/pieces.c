@@ -256,7 +256,7 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
     return normfuse_load(rounded, p->type);
 }
 
-/* The moments of rows x width values of channel c in double: the slow way for values that f32 cannot square. */
+/* The moments of rows x width values from channel c on in double: the slow way for values that f32 cannot square. */
 static struct moments moments_wide(const struct plan *plan, const struct tile *t, int64_t c, int64_t rows, int64_t width)
 {
     const struct normfuse_problem *p = plan->p;
@@ -267,7 +267,7 @@ static struct moments moments_wide(const struct plan *plan, const struct tile *t
             for (int64_t i = 0; i < width; i++) {
                 double v;
                 if (p->columns)
-                    v = value_u(plan, t->n + (t->s + r) / p->s, c, (t->s + r) % p->s);
+                    v = value_u(plan, t->n + (t->s + r) / p->s, c + i, (t->s + r) % p->s);
                 else if (plan->batch)
                     v = value_u(plan, t->n + r, c, t->s + i);
                 else
@@ -468,12 +468,45 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     set_shifts(plan, w, sum);
 }
 
+/* Each group's mean of all rows, then the sums about it. */
+static void moments_of_few_rows(const struct plan *plan, struct worker *w, double *partial, int64_t set, const struct piece *piece)
+{
+    const int64_t d = plan->group_channels, at_once = plan->staged ? 1 : MOST_BUNDLED;
+    const double values = (double)(piece->length * d);
+    for (int64_t g = 0; g < plan->groups; g += at_once) {
+        const int64_t count = smaller(at_once, plan->groups - g);
+        const struct tile t = {.n = set, .c = g * d, .s = piece->start, .rows = piece->length, .width = count * d};
+        struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)d, .k = w->shift, .sum = w->sum, .square = w->square,
+                                  .sets = (size_t)count, .set_stride = d};
+        s.x = input_u(plan, w, &t, true, &s.x_stride);
+        memset(w->shift, 0, (size_t)count * plan->real_bytes);
+        plan->pass->moments_runs(&s);
+        for (int64_t j = 0; j < count; j++) {
+            const double k = get_real(plan, w->sum, j) / values;
+            put_real(plan, w->shift, j, isfinite(k) ? k : 0);
+        }
+        plan->pass->moments_runs(&s);
+        for (int64_t j = 0; j < count; j++) {
+            const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
+            struct moments m = {values, k + sum / values, square - sum * sum / values};
+            if (!plan->wide_type && out_of_range(k, sum, square))
+                m = moments_wide(plan, &t, t.c + j * d, t.rows, d);
+            partial[g + j] = m.mean;
+            partial[plan->groups + g + j] = m.m2 < 0 ? 0 : m.m2;
+        }
+    }
+}
+
 static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct normfuse_problem *p = plan->p;
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = p->c;
     double *partial = slot->partials + index * 2 * (plan->batch ? channels : plan->groups);
+    if (plan->few_rows) {
+        moments_of_few_rows(plan, w, partial, set, &piece);
+        return;
+    }
 
     const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->widen);
     memset(w->shift, 0, (size_t)plan->coefficients * plan->real_bytes);

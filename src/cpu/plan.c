@@ -128,6 +128,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         if (views[i]->data && !direct(plan, views[i]))
             plan->staged = true;
     plan->all_direct = !plan->staged;
+    plan->few_rows = p->columns && !plan->batch && !plan->none && p->s <= FEW_ROWS &&
+                     plan->group_channels >= FEW_ROWS_CHANNELS && p->s <= CHUNK_VALUES / plan->group_channels;
     if (p->columns) {
         plan->sets = plan->batch ? 1 : p->n;
         plan->segments = plan->batch ? p->n : 1;

@@ -30,6 +30,8 @@ enum {
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
+    FEW_ROWS = 16,            /* of a sample whose groups are summed as runs, where they are a chunk at most, */
+    FEW_ROWS_CHANNELS = 16,   /* and have so many channels */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
     MOST_BUNDLED = 16,
     MOST_SPREAD = 4096,       /* values of a row with spread coefficients */
@@ -90,6 +92,7 @@ struct plan {
     bool stream;
     bool all_direct; /* every view can be walked in place */
     bool staged;     /* tiles are small: some go through a copy */
+    bool few_rows;   /* columns: a group's values are summed as runs of its channels, not column by column */
     size_t type_bytes, real_bytes;
 
     int64_t sets, groups, group_channels;

@@ -56,14 +56,19 @@ double tolerance_stored(normfuse_type type, double value, double error)
 static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool columns, int64_t rows, int64_t channels,
                                                  int64_t positions)
 {
-    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5 };
+    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5, FEW = 16 };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
     arithmetic.shift_values = columns ? SHIFT_ROWS : SHIFT_VALUES;
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
     double run = (double)positions;
     double per_channel = (double)rows * run, count = per_channel * (double)channels;
-    if (columns) {
+    if (columns && rows == 1 && positions <= FEW && channels >= FEW && count <= CHUNK_VALUES) {
+        arithmetic.additions = run * ceil((double)channels / (arithmetic.is_double ? LANES / 2 : LANES)) + TREE;
+        arithmetic.shift_additions = arithmetic.additions;
+        arithmetic.shift_ratio = 1;
+        arithmetic.joins = 16 + count / 256;
+    } else if (columns) {
         arithmetic.additions = fmin(CHUNK_ROWS, per_channel);
         arithmetic.shift_additions = SHIFT_ROWS;
         arithmetic.shift_ratio =
