@@ -492,11 +492,17 @@ static __attribute__((noinline)) const R *FN(repeat)(const struct normfuse_pass 
     const R *from = entries;
     if (s->n == 1 && s->coefficient_step == 1)
         return from + first;
-    for (size_t r = first / s->n; r * s->n < first + count; r++) {
-        const V v = OP(set1)(from[r * s->coefficient_step]);
+    const size_t end = (first + count + s->n - 1) / s->n;
+    for (size_t r = first / s->n, next; r < end; r = next) {
+        const R entry = from[r * s->coefficient_step];
+        for (next = r + 1; next < end && memcmp(&entry, from + next * s->coefficient_step, sizeof entry) == 0; next++)
+            continue; /* rows of a group share most entries */
         R *at = to + SHORTEST + r * s->n - first;
-        for (size_t i = 0; i < s->n; i += W) /* what is too much is overwritten by the next row */
-            STORE_R(at + i, v);
+        const size_t n = (next - r) * s->n;
+        for (size_t i = 0; n <= 4 && i < n; i++)
+            at[i] = entry;
+        for (size_t i = 0; n > 4 && i < n; i += W) /* what is too much is overwritten by the next rows */
+            STORE_R(at + i, OP(set1)(entry));
     }
     return to + SHORTEST;
 }
@@ -514,8 +520,9 @@ static __attribute__((noinline)) struct normfuse_pass FN(as_columns)(const struc
     one.du = s->du ? (const T *)s->du + first : NULL;
     one.dpost_add = s->dpost_add ? (T *)s->dpost_add + first : NULL;
     one.k = FN(repeat)(s, s->k, spread->k, first, count);
-    one.a = FN(repeat)(s, s->a, spread->a, first, count);
-    one.b = s->a ? FN(repeat)(s, s->b, spread->b, first, count) : NULL;
+    const bool needs_z = !s->dy || s->activation != NORMFUSE_IDENTITY;
+    one.a = needs_z ? FN(repeat)(s, s->a, spread->a, first, count) : NULL;
+    one.b = one.a ? FN(repeat)(s, s->b, spread->b, first, count) : NULL;
     one.p = FN(repeat)(s, s->p, spread->p, first, count);
     one.q = FN(repeat)(s, s->q, spread->q, first, count);
     one.r = FN(repeat)(s, s->r, spread->r, first, count);

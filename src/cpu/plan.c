@@ -208,7 +208,9 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const bool busy = plan->type_bytes == 2 || (p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6);
     plan->ahead = (p->columns ? busy : plan->batch || !plan->backward) && !plan->staged;
     plan->back_and_forth = set_bytes > l2 * plan->threads;
-    plan->teams_of_one = plan->threads == 1 || (set_bytes <= share && plan->tasks >= 2 * plan->threads);
+    /* threads that share a set of one piece would wait for one another */
+    const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
+    plan->teams_of_one = plan->threads == 1 || (set_bytes <= share && plan->tasks >= enough);
     if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
         plan->teams_of_one = false;
     }
