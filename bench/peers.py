@@ -48,11 +48,15 @@ class Unsupported(Exception):
 
 # ---- problems -------------------------------------------------------------------------------------------------------
 
-def parse(line):
+def parse(line, additions=False):
+    """additions: also what no peer has, the words +pre_add, +u, +post_add, +scale and weight_dtype="""
     words = line.split()
     keys = {"dtype": "f32", "layout": "nchw", "act": "identity", "dir": "fwd", "eps": "1e-5", "mode": "train",
-            "per": "channel", "act_param": "", "groups": ""}
+            "per": "channel", "act_param": "", "groups": "", **({"weight_dtype": ""} if additions else {})}
+    more = {name: f"+{name}" in words[2:] for name in ("pre_add", "u", "post_add", "scale")} if additions else {}
     for word in words[2:]:
+        if word.startswith("+") and word[1:] in more:
+            continue
         key, equals, value = word.partition("=")
         if not equals or key not in keys:
             raise SystemExit(f"peers.py: {line!r}: {word!r} is not a key that peers understand")
@@ -65,10 +69,11 @@ def parse(line):
     parameter = float(keys["act_param"]) if keys["act_param"] else {"leaky_relu": 0.01, "elu": 1.0}.get(keys["act"], 0.0)
     return {"line": " ".join(words), "op": op, "shape": shape, "groups": groups, "dtype": keys["dtype"],
             "layout": keys["layout"], "act": keys["act"], "act_param": parameter, "backward": keys["dir"] == "bwd",
-            "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample"}
+            "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample",
+            "weight_dtype": keys.get("weight_dtype") or keys["dtype"], **more}
 
 
-def read_problems(arguments):
+def read_problems(arguments, additions=False):
     lines = []
     for argument in arguments or ["@" + str(ROOT / "bench/bars.txt"), "@" + str(ROOT / "bench/more.txt")]:
         if argument.startswith("@"):
@@ -76,7 +81,7 @@ def read_problems(arguments):
             lines += [line for line in (row.split("#")[0].strip() for row in text.splitlines()) if line]
         else:
             lines.append(argument)
-    return [parse(line) for line in dict.fromkeys(lines)]
+    return [parse(line, additions) for line in dict.fromkeys(lines)]
 
 
 # ---- the workers: one library each ----------------------------------------------------------------------------------

@@ -5,10 +5,12 @@
     python3 bench/torch_operators.py                             the problems of bench/bars.txt
     python3 bench/torch_operators.py 'group_norm 8x64x56x56 groups=8 act=silu dir=bwd' --json rows.jsonl
     python3 bench/torch_operators.py --tiny --variants eager,normfuse
+    python3 bench/torch_operators.py --random 100 --seed 3       problems that `normfuse bench --random` draws
 
 bench/peers.py has the same problems through the C library. Here all three run in one process on PyTorch's threads, and
 take turns, a call at a time; each call takes the next of several sets of tensors, together more than four times the
-last-level cache. A backward is torch.autograd.grad of x, weight and bias on a graph made once. Outputs and gradients
+last-level cache. A backward is torch.autograd.grad of x, weight, bias and what is added, on a graph made once. PyTorch adds, scales and activates in
+separate calls, which torch.compile joins. Outputs and gradients
 are compared with eager's in f64 first: ours may be twice as far as PyTorch's in the problem's type.
 
 Rows (--json FILE, appended): problem, variant, median_us, p10_us, p90_us, samples, of_eager and of_compiled (ratios of
@@ -22,6 +24,7 @@ import math
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import time
 from typing import Any, Callable, Optional
@@ -45,48 +48,61 @@ class Problem:
         torch._dynamo.reset()
         torch.manual_seed(0)
         self.problem, self.sets = problem, sets
-        shape, layout = problem["shape"], problem["layout"]
-        self.dtype = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
-                      "bf16": torch.bfloat16}[problem["dtype"]]
-        if layout == "nhwc" and len(shape) not in (4, 5):
-            raise peers.Unsupported("channels-last needs two or three spatial axes")
-        memory = torch.contiguous_format if layout == "nchw" else \
-            torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        shape = problem["shape"]
+        types = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+        self.dtype, small = types[problem["dtype"]], types[problem["weight_dtype"]]
 
         def big() -> Any:
-            return torch.randn(shape).to(self.dtype).contiguous(memory_format=memory)
+            value = torch.randn(shape).to(self.dtype)
+            return value.movedim(1, -1).contiguous().movedim(-1, 1) if problem["layout"] == "nhwc" else value
 
         self.xs = [big() for _ in range(sets)]
-        self.dys = [big() for _ in range(sets)] if problem["backward"] else []
+        # What the result and, with +u, the sum are multiplied with backwards.
+        self.dys = [(big(), big()) if problem.get("u") else (big(),) for _ in range(sets)] if problem["backward"] else []
+        added = [name for name in ("pre_add", "post_add") if problem.get(name)]
+        self.added = [{name: big() for name in added} for _ in range(sets)]
+        if problem.get("scale"):
+            for each in self.added:
+                each.update({name: (0.3 * torch.randn(shape[:2])).to(small) for name in ("scale", "shift")})
         parameters = shape[:2] if problem["per_sample"] else shape[1:2]
-        self.weight, self.bias = (torch.rand(parameters) + 0.5).to(self.dtype), torch.randn(parameters).to(self.dtype)
-        self.running = [torch.randn(shape[1]).to(self.dtype), (torch.rand(shape[1]) + 0.5).to(self.dtype)]
+        self.weight, self.bias = (torch.rand(parameters) + 0.5).to(small), torch.randn(parameters).to(small)
+        self.running = [torch.randn(shape[1]).to(small), (torch.rand(shape[1]) + 0.5).to(small)]
 
-    def stock(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
+    def stock(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any, added: dict[str, Any]) -> Any:
         import torch
         import torch.nn.functional as F
         problem, slope = self.problem, self.problem["act_param"]
+        u = x + added["pre_add"] if "pre_add" in added else x
         if problem["op"] == "affine":
             if not problem["per_sample"]:
                 weight, bias = weight[None], bias[None]
             weight, bias = (t.reshape(*t.shape, *[1] * (x.dim() - 2)) for t in (weight, bias))
-            z = torch.addcmul(bias, x, weight)
+            z = torch.addcmul(bias, u, weight) if bias.dtype == u.dtype else (u * weight + bias).to(u.dtype)
         elif problem["op"] == "batch_norm":
-            z = F.batch_norm(x, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"])
+            z = F.batch_norm(u, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"])
         else:
-            z = F.group_norm(x, problem["groups"], weight, bias, problem["eps"])
-        return {"identity": lambda: z, "relu": lambda: F.relu(z), "silu": lambda: F.silu(z), "gelu": lambda: F.gelu(z),
+            z = F.group_norm(u, problem["groups"], weight, bias, problem["eps"])
+        if "scale" in added:
+            scale, shift = (added[name].reshape(*x.shape[:2], *[1] * (x.dim() - 2)) for name in ("scale", "shift"))
+            z = (z * (1 + scale) + shift).to(x.dtype)
+        if "post_add" in added:
+            z = z + added["post_add"]
+        y = {"identity": lambda: z, "relu": lambda: F.relu(z), "silu": lambda: F.silu(z), "gelu": lambda: F.gelu(z),
                 "leaky_relu": lambda: F.leaky_relu(z, slope), "hardswish": lambda: F.hardswish(z),
                 "gelu_tanh": lambda: F.gelu(z, approximate="tanh"), "elu": lambda: F.elu(z, slope),
                 "mish": lambda: F.mish(z), "relu6": lambda: F.relu6(z)}[problem["act"]]()
+        return (y, u) if problem.get("u") else y
 
-    def ours(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
+    def ours(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any, added: dict[str, Any]) -> Any:
         import normfuse.torch as nft
         problem = self.problem
         act = None if problem["act"] == "identity" else problem["act"]
         options = {"activation": act, "act_param": problem["act_param"] if act in ("leaky_relu", "elu") else None}
-        if problem["op"] == "affine":
-            return nft.channel_affine(x, weight, bias, **options)
+        if problem["op"] == "affine":  # whose function adds nothing before the weight
+            u = x + added["pre_add"] if "pre_add" in added else x
+            y = nft.channel_affine(u, weight, bias, post_add=added.get("post_add"), **options)
+            return (y, u) if problem.get("u") else y
+        options.update(added, return_sum=bool(problem.get("u")))
         if problem["op"] == "batch_norm":
             return nft.batch_norm(x, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"], **options)
         return nft.group_norm(x, problem["groups"], weight, bias, problem["eps"], **options)
@@ -99,23 +115,24 @@ class Problem:
         if not self.problem["backward"]:
             def forward(i: int) -> Any:
                 with torch.no_grad():
-                    return function(self.xs[i], self.weight, self.bias, *self.running)
+                    return function(self.xs[i], self.weight, self.bias, *self.running, self.added[i])
             return forward
-        leaves = [(x.detach().requires_grad_(), self.weight.clone().requires_grad_(),
-                   self.bias.clone().requires_grad_()) for x in self.xs]
+        leaves = [tuple(t.detach().clone().requires_grad_() for t in (x, self.weight, self.bias, *added.values()))
+                  for x, added in zip(self.xs, self.added)]
         # Each graph has running statistics of its own: updating those of another would spoil it.
-        outputs = [function(*each, *(t.clone() for t in self.running)) for each in leaves]
+        outputs = [function(*each[:3], *(t.clone() for t in self.running), dict(zip(self.added[0], each[3:])))
+                   for each in leaves]
         return lambda i: torch.autograd.grad(outputs[i], leaves[i], self.dys[i], retain_graph=True)
 
     def exact(self) -> list[Any]:
         import torch
-        x, weight, bias = (t.double().requires_grad_() for t in (self.xs[0], self.weight, self.bias))
+        leaves = [t.double().requires_grad_() for t in (self.xs[0], self.weight, self.bias, *self.added[0].values())]
         running = [t.clone().double() for t in self.running]
+        with torch.set_grad_enabled(self.problem["backward"]):
+            results = self.stock(*leaves[:3], *running, dict(zip(self.added[0], leaves[3:])))
         if not self.problem["backward"]:
-            with torch.no_grad():
-                return [self.stock(x, weight, bias, *running)]
-        y = self.stock(x, weight, bias, *running)
-        return list(torch.autograd.grad(y, (x, weight, bias), self.dys[0].double()))
+            return list(results) if isinstance(results, tuple) else [results]
+        return list(torch.autograd.grad(results, leaves, [dy.double() for dy in self.dys[0]]))
 
 
 def distance(got: Any, want: list[Any]) -> float:
@@ -165,6 +182,13 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
     return list(rows.values())
 
 
+def drawn(count: int, seed: str, least: str, most: str) -> list[str]:
+    root = pathlib.Path(__file__).resolve().parent.parent
+    program = os.environ.get("NORMFUSE_PROGRAM") or str(root / "build/release/normfuse")
+    words = [program, "bench", "--random", str(count), "--seed", seed, "--min-bytes", least, "--max-bytes", most, "--list"]
+    return [line for line in subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines() if line]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="quoted problem lines and @files")
@@ -173,6 +197,11 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=30, help="calls of each variant; default: %(default)s")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds of calls of each; default: %(default)s")
     parser.add_argument("--json", metavar="FILE", help="rows are added to the end of FILE")
+    parser.add_argument("--random", type=int, metavar="N", help="problems drawn by `normfuse bench --random N`, by the "
+                        "program in build/release or NORMFUSE_PROGRAM")
+    parser.add_argument("--seed", default="1", help="of --random; default: %(default)s")
+    parser.add_argument("--min-bytes", default="64KiB", help="of x, for --random; default: %(default)s")
+    parser.add_argument("--max-bytes", default="64MiB", help="of x, for --random; default: %(default)s")
     parser.add_argument("--tiny", action="store_true", help="small problems of every kind: a dry run")
     arguments = parser.parse_args()
     variants = arguments.variants.split(",")
@@ -186,13 +215,15 @@ def main() -> int:
     import torch
     from models import error_text, processor
     torch.set_num_threads(arguments.threads)
+    if arguments.random:
+        arguments.problems += drawn(arguments.random, arguments.seed, arguments.min_bytes, arguments.max_bytes)
     lines = arguments.problems or (list(TINY) if arguments.tiny else
                                    ["@" + str(pathlib.Path(__file__).resolve().parent / "bars.txt")])
     common = {"torch": torch.__version__, "cpu": processor(), "threads": arguments.threads, "tiny": arguments.tiny}
     failures = 0
-    gains: list[float] = []
+    gains: list[tuple[float, str]] = []
     print(f"{'problem':72} " + " ".join(f"{variant + ' us':>12}" for variant in variants) + f" {'gain':>6}")
-    for problem in peers.read_problems(lines):
+    for problem in peers.read_problems(lines, additions=True):
         try:
             rows = measure(problem, variants, arguments.samples, arguments.budget,
                            1 if arguments.tiny else peers.llc_bytes())
@@ -207,7 +238,7 @@ def main() -> int:
         medians = {row["variant"]: row.get("median_us") for row in rows}
         others = [m for v, m in medians.items() if v != "normfuse" and m]
         gain: Optional[float] = min(others) / medians["normfuse"] if others and medians.get("normfuse") else None
-        gains += [gain] * (gain is not None)
+        gains += [(gain, problem["line"])] if gain is not None else []
         cells = [f"{medians[v]:12.1f}" if medians[v] else f"{'-':>12}" for v in variants]
         print(f"{problem['line']:72} {' '.join(cells)} " + (f"{gain:6.2f}" if gain else f"{'-':>6}"), flush=True)
         for row in rows:
@@ -215,9 +246,10 @@ def main() -> int:
                 failures += 1
                 print(f"    {row['variant']} FAILED: {row['failed']}", flush=True)
     if gains:
-        mean = math.exp(sum(map(math.log, gains)) / len(gains))
-        print(f"{len(gains)} problems: faster than both on {sum(g > 1 for g in gains)}, {mean:.2f} times the faster of "
-              f"them in geometric mean, {min(gains):.2f} at least")
+        mean = math.exp(sum(math.log(gain) for gain, _ in gains) / len(gains))
+        print(f"{len(gains)} problems: faster than both on {sum(gain > 1 for gain, _ in gains)}, slower by more than 5 % on "
+              f"{sum(gain < 1 / 1.05 for gain, _ in gains)}, {mean:.2f} times the faster of them in geometric mean, "
+              f"{min(gains)[0]:.2f} at least: {min(gains)[1]}")
     return 1 if failures else 0
 
 
