@@ -174,7 +174,8 @@ static void FN(moments_columns)(const struct normfuse_pass *arguments)
 
 /* ---- stages ---- */
 
-/* `count` rows from `row` on, `width` values of each from `first` on, which are `pitch` apart in a stage. */
+/* `count` rows from `row` on, `width` values of each from `first` on, which are `pitch` apart in a stage: rows shorter than
+ * a vector without gaps, or an activation would be computed for many values that are none. */
 struct FN(block) {
     size_t row, count, first, width, pitch;
 };
@@ -198,7 +199,7 @@ BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, bo
     }
     if (at->row >= s->rows)
         return false;
-    const size_t pitch = (s->n + W - 1) / W * W, left = s->n - at->first;
+    const size_t pitch = s->n < W ? s->n : (s->n + W - 1) / W * W, left = s->n - at->first;
     at->count = at->first == 0 && pitch <= STAGE ? STAGE / pitch : 1;
     if (at->count > s->rows - at->row)
         at->count = s->rows - at->row;
@@ -209,7 +210,7 @@ BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, bo
     }
     if (at->width > left || pitch <= STAGE)
         at->width = left;
-    at->pitch = (at->width + W - 1) / W * W;
+    at->pitch = s->n < W ? s->n : (at->width + W - 1) / W * W;
     return true;
 }
 
@@ -273,7 +274,7 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
 {
     V y;
     if (form == STAGED) {
-        y = LOAD_R(staged);
+        y = FN(coefficient)(staged, 0, n);
     } else {
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
         const V z = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
@@ -288,7 +289,7 @@ BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
 {
     *d = FN(distance)(s, r, i, n, of, columns);
     if (form == STAGED)
-        return LOAD_R(staged);
+        return FN(coefficient)(staged, 0, n);
     const V g = FN(get)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
     if (form == NORMFUSE_IDENTITY)
         return g;
@@ -431,7 +432,10 @@ BODY const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *a
 {
     for (size_t j = 0; j < at->count; j++)
         FN(fill)(s, at->row + j, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
-    return FN(finish)(s, z, g, at->count * at->pitch, pass);
+    const size_t values = at->count * at->pitch;
+    STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
+    STORE_R(g + values, OP(set1)(0));
+    return FN(finish)(s, z, g, (values + W - 1) / W * W, pass);
 }
 
 BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const bool columns)

@@ -73,7 +73,7 @@ enum {
 #define FORWARD_INPUTS (BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
 #define SAVED (BIT(MEAN) | BIT(RSTD))
 #define RUNNING (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
-#define BACKWARD_INPUTS (FORWARD_INPUTS | SAVED | BIT(DY) | BIT(DU))
+#define BACKWARD_INPUTS (FORWARD_INPUTS | SAVED | BIT(Y) | BIT(DY) | BIT(DU))
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
 
@@ -839,7 +839,7 @@ static void draw_tensors(struct call *call)
         bool is_given = mask >> slot & 1;
         const bool is_running = slot == RUNNING_MEAN || slot == RUNNING_VAR;
         const bool is_needed = slot == X || slot == DY || slot >= STATS || (evaluates && is_running) ||
-                               (call->call != FORWARD && call->call != APPLY && (slot == MEAN || slot == RSTD));
+                               (call->call != FORWARD && call->call != APPLY && (slot == Y || slot == MEAN || slot == RSTD));
         if (!is_needed)
             is_given &= take(4) != 3;
         if (is_running && drops_running && !evaluates)
@@ -887,7 +887,7 @@ static void draw_options(struct call *call)
     const bool one_more_flag = take(8) == 7;
     if (one_more_flag)
         call->flags |= BIT(take(5));
-    call->activation = rarely() ? (int32_t)any_integer() : (int32_t)take(9);
+    call->activation = rarely() ? (int32_t)any_integer() : (int32_t)take(NORMFUSE_RELU6 + 1);
     call->reserved = rarely() ? 1 : 0;
     call->eps = take(4) == 3 ? any_double() : 1e-5;
     call->act_param = any_double();
@@ -895,8 +895,16 @@ static void draw_options(struct call *call)
     call->batches_seen = rarely() ? any_integer() : take(3);
     call->set_values = rarely() ? any_integer() : 0;
     call->options_bytes_more = rarely() ? take(16) : 0;
-    if (call->activation < 0 || call->activation > NORMFUSE_MISH)
+    if (call->activation < 0 || call->activation > NORMFUSE_RELU6)
         broken_rules[SLOTS] = "an activation that is none";
+    /* y of a backward takes no byte of the input; test_arguments.c has what is refused. */
+    const bool backward = call->call == BACKWARD || call->call == BACKWARD_SUMS || call->call == BACKWARD_APPLY ||
+                          call->call == BACKWARD_SCRATCH;
+    const bool derives = call->activation == NORMFUSE_RELU || call->activation == NORMFUSE_RELU6 ||
+                         (call->activation == NORMFUSE_LEAKY_RELU &&
+                          ((call->flags & NORMFUSE_HAS_ACT_PARAM) == 0 || call->act_param > 0));
+    if (backward && (present & BIT(Y)) != 0 && (!derives || (present & BIT(POST_ADD)) != 0))
+        present &= ~BIT(Y);
     if (call->reserved != 0)
         broken_rules[SLOTS] = "options.reserved";
     if (call->options_bytes_more != 0)
