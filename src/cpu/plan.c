@@ -85,9 +85,11 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p)
     plan->real_bytes = plan->wide_type ? 8 : 4;
     plan->none = p->sets == NORMFUSE_SETS_NONE;
     plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
-    /* Small samples under columns that share coefficients are walked as the rows of a batch are. */
+    /* Small samples of affine that share coefficients are walked as the rows of a batch are. Not in an evaluation: a
+     * gradient that goes on from an earlier call's would be rstd times two sums, not of one. */
+    const bool is_shared = plan->constant && !p->evaluate && !p->dweight.batch && !p->dbias.batch;
     plan->batch = p->sets == NORMFUSE_SETS_BATCH ||
-                  (plan->constant && !p->dweight.batch && !p->dbias.batch && p->columns && p->c <= BATCH_PIECE_VALUES / CHUNK_ROWS && samples_of_block(p->c, p->s) > 1);
+                  (is_shared && p->columns && p->c <= BATCH_PIECE_VALUES / CHUNK_ROWS && samples_of_block(p->c, p->s) > 1);
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL;
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));

@@ -339,6 +339,12 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
     double *given = give_sums ? p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first) : NULL;
 
     memset(all, 0, (size_t)(2 * e.count) * 8);
+    /* Sums that go on from an earlier call's, where nothing but pieces is added to them. */
+    const bool continues = p->accumulate && plan->batch && (plan->none || (plan->wide_type && give_sums));
+    for (int64_t i = 0; continues && i < e.count; i++) {
+        all[i] = give_sums ? given[2 * i] : get_parameter(&p->dbias, 0, e.first + i, 0);
+        centred[i] = give_sums ? given[2 * i + 1] : get_parameter(&p->dweight, 0, e.first + i, 0);
+    }
     if (p->columns) {
         for (int64_t index = 0; index < plan->pieces; index++) {
             const double *partial = slot->partials + index * 2 * p->c;
@@ -381,12 +387,15 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         for (int64_t i = j * e.d; i < (j + 1) * e.d; i++) {
             const int64_t c = e.first + i;
             if (give_sums) {
-                given[2 * i] = p->accumulate ? given[2 * i] + all[i] : all[i];
-                given[2 * i + 1] = p->accumulate ? given[2 * i + 1] + centred[i] : centred[i];
+                given[2 * i] = p->accumulate && !continues ? given[2 * i] + all[i] : all[i];
+                given[2 * i + 1] = p->accumulate && !continues ? given[2 * i + 1] + centred[i] : centred[i];
                 continue;
             }
             const double dweight = st.rstd * centred[i];
-            if (plan->batch) {
+            if (plan->batch && continues) {
+                put_parameter(&p->dweight, 0, c, dweight);
+                put_parameter(&p->dbias, 0, c, all[i]);
+            } else if (plan->batch) {
                 add_parameter(p, &p->dweight, c, dweight);
                 add_parameter(p, &p->dbias, c, all[i]);
             } else if (weights) {
