@@ -147,6 +147,10 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
     want = made.exact()
     units = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
     eager_error = distance(made.calls("eager")(0), want)
+    # In f64 eager is what is compared with. A z within its rounding of a kink has the derivative of either side.
+    allowed = (64 if problem["dtype"] == "f64" else 4) * units[problem["dtype"]]
+    if problem["backward"] and problem["act"] in ("relu", "relu6", "leaky_relu", "elu", "hardswish"):
+        allowed += 4 / math.sqrt(max(1, math.prod(problem["shape"])))
     rows, calls, rings = {}, {}, {}
     for variant in variants:
         rows[variant] = {"problem": problem["line"], "variant": variant}
@@ -154,7 +158,7 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
             call = made.calls(variant)
             error = distance(call(0), want)
             rows[variant].update(error=error, eager_error=eager_error)
-            if variant == "normfuse" and not error <= 2 * eager_error + 4 * units[problem["dtype"]]:
+            if variant == "normfuse" and not error <= 2 * eager_error + allowed:
                 rows[variant]["failed"] = "differs from f64 by more than twice what eager does"
         except Exception as error:  # a variant's failure is a result
             rows[variant]["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
