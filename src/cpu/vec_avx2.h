@@ -206,32 +206,12 @@ static inline vd vd_select_lt(vd a, vd b, vd x, vd y)
 static inline vd vd_load_f64(const double *p) { return (vd){_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
 static inline void vd_store_f64(double *p, vd v) { _mm256_storeu_pd(p, v.lo); _mm256_storeu_pd(p + 4, v.hi); }
 static inline void vd_stream_f64(double *p, vd v) { _mm256_stream_pd(p, v.lo); _mm256_stream_pd(p + 4, v.hi); }
-static inline __m256i vd_mask4(ptrdiff_t n) /* lanes below n */
+static inline vf vd_as_floats(vd v) { return (vf){_mm256_castpd_ps(v.lo), _mm256_castpd_ps(v.hi)}; }
+static inline vd vd_load_part_f64(const double *p, size_t n, vd fill) /* as twice as many floats */
 {
-    return _mm256_cmpgt_epi64(_mm256_set1_epi64x((long long)n), _mm256_setr_epi64x(0, 1, 2, 3));
+    const vf v = vf_load_part_f32((const float *)(const void *)p, 2 * n, vd_as_floats(fill));
+    return (vd){_mm256_castps_pd(v.lo), _mm256_castps_pd(v.hi)};
 }
-static inline vd vd_load_part_f64(const double *p, size_t n, vd fill)
-{
-    const __m256i lo = vd_mask4((ptrdiff_t)n), hi = vd_mask4((ptrdiff_t)n - 4);
-    return (vd){_mm256_blendv_pd(fill.lo, _mm256_maskload_pd(p, lo), _mm256_castsi256_pd(lo)),
-                _mm256_blendv_pd(fill.hi, _mm256_maskload_pd(p + 4, hi), _mm256_castsi256_pd(hi))};
-}
-VF_CALLED void vd_store_first(double *p, __m256d lo, __m256d hi, size_t n)
-{
-    if (n & 4) {
-        _mm256_storeu_pd(p, lo);
-        p += 4;
-        lo = hi;
-    }
-    __m128d left = _mm256_castpd256_pd128(lo);
-    if (n & 2) {
-        _mm_storeu_pd(p, left);
-        p += 2;
-        left = _mm256_extractf128_pd(lo, 1);
-    }
-    if (n & 1)
-        _mm_store_sd(p, left);
-}
-static inline void vd_store_part_f64(double *p, vd v, size_t n) { vd_store_first(p, v.lo, v.hi, n); }
+static inline void vd_store_part_f64(double *p, vd v, size_t n) { vf_store_part_f32((float *)(void *)p, vd_as_floats(v), 2 * n); }
 
 #endif
