@@ -292,6 +292,23 @@ static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
 
+/* k of the j-th of several sets; 0 where a mean is none. */
+static void set_shift(const struct plan *plan, struct worker *w, int64_t j, double k)
+{
+    put_real(plan, w->shift, j, isfinite(k) ? k : 0);
+}
+
+/* The moments of t's rows of `width` values from channel c on, whose sums are the j-th. */
+static struct moments moments_of_chunk(const struct plan *plan, const struct worker *w, const struct tile *t, int64_t c, int64_t width,
+                                       int64_t j)
+{
+    const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
+    if (!plan->wide_type && out_of_range(k, sum, square))
+        return moments_wide(plan, t, c, t->rows, width);
+    const double values = (double)(t->rows * width), m2 = square - sum * sum / values;
+    return (struct moments){values, k + sum / values, m2 < 0 ? 0 : m2};
+}
+
 /* Adds the moments of one chunk each of `count` adjacent channels or groups onto all[]; t is the first one's chunk. last[]
  * are the moments of the chunks before, then of these. */
 static void chunk_runs(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, struct moments *last,
@@ -303,30 +320,21 @@ static void chunk_runs(const struct plan *plan, struct worker *w, const struct t
     struct normfuse_pass s = {.x = u, .x_stride = stride, .k = w->shift, .sum = w->sum, .square = w->square, .sets = (size_t)count};
     s.set_stride = plan->group_channels * p->x.channel;
     const bool first = last[0].count == 0;
-    double values;
+    double sampled = 0;
     if (first) { /* the mean of the first values: then the chunk's variance keeps its digits */
         s.rows = (size_t)smaller(t->rows, divide_up(SHIFT_VALUES, t->width));
         s.n = (size_t)smaller(t->width, SHIFT_VALUES);
-        values = (double)(s.rows * s.n);
+        sampled = (double)(s.rows * s.n);
         memset(w->shift, 0, (size_t)count * plan->real_bytes);
         plan->pass->moments_runs(&s);
     }
-    for (int64_t j = 0; j < count; j++) {
-        const double k = first ? get_real(plan, w->sum, j) / values : last[j].mean;
-        put_real(plan, w->shift, j, isfinite(k) ? k : 0);
-    }
+    for (int64_t j = 0; j < count; j++)
+        set_shift(plan, w, j, first ? get_real(plan, w->sum, j) / sampled : last[j].mean);
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
-    values = (double)(s.rows * s.n);
     plan->pass->moments_runs(&s);
     for (int64_t j = 0; j < count; j++) {
-        const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
-        if (!plan->wide_type && out_of_range(k, sum, square)) {
-            last[j] = moments_wide(plan, t, t->c + j * plan->group_channels, t->rows, t->width);
-        } else {
-            const double m2 = square - sum * sum / values;
-            last[j] = (struct moments){values, k + sum / values, m2 < 0 ? 0 : m2};
-        }
+        last[j] = moments_of_chunk(plan, w, t, t->c + j * plan->group_channels, t->width, j);
         all[j] = join(all[j], last[j]);
     }
 }
@@ -472,7 +480,6 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
 static void moments_of_few_rows(const struct plan *plan, struct worker *w, double *partial, int64_t set, const struct piece *piece)
 {
     const int64_t d = plan->group_channels, at_once = plan->staged ? 1 : MOST_BUNDLED;
-    const double values = (double)(piece->length * d);
     for (int64_t g = 0; g < plan->groups; g += at_once) {
         const int64_t count = smaller(at_once, plan->groups - g);
         const struct tile t = {.n = set, .c = g * d, .s = piece->start, .rows = piece->length, .width = count * d};
@@ -481,18 +488,13 @@ static void moments_of_few_rows(const struct plan *plan, struct worker *w, doubl
         s.x = input_u(plan, w, &t, true, &s.x_stride);
         memset(w->shift, 0, (size_t)count * plan->real_bytes);
         plan->pass->moments_runs(&s);
-        for (int64_t j = 0; j < count; j++) {
-            const double k = get_real(plan, w->sum, j) / values;
-            put_real(plan, w->shift, j, isfinite(k) ? k : 0);
-        }
+        for (int64_t j = 0; j < count; j++)
+            set_shift(plan, w, j, get_real(plan, w->sum, j) / (double)(t.rows * d));
         plan->pass->moments_runs(&s);
         for (int64_t j = 0; j < count; j++) {
-            const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
-            struct moments m = {values, k + sum / values, square - sum * sum / values};
-            if (!plan->wide_type && out_of_range(k, sum, square))
-                m = moments_wide(plan, &t, t.c + j * d, t.rows, d);
+            const struct moments m = moments_of_chunk(plan, w, &t, t.c + j * d, d, j);
             partial[g + j] = m.mean;
-            partial[plan->groups + g + j] = m.m2 < 0 ? 0 : m.m2;
+            partial[plan->groups + g + j] = m.m2;
         }
     }
 }
