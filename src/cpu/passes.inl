@@ -7,7 +7,8 @@
  *   ISA           suffix of the symbols
  *
  * Sums under runs keep 2*W lanes: value i of a row belongs to lane i % (2*W), so every instruction set adds in the same
- * order. Moments take as many rows of at most W values for one as fit the lanes. 64 lanes were tried too: AVX2 then has to walk the data twice, and nothing gains (docs/decisions/0001).
+ * order. Moments take as many rows of at most W values for one as fit the lanes. 64 lanes were tried too: AVX2 then has to
+ * walk the data twice, and nothing gains (docs/decisions/0001).
  *
  * The activation is a constant of each loop. What is cheap beside the memory has loops of its own (INLINE_FORMS);
  * whatever else goes through a stage in the L1 cache: z, the activation, results. Additions are uniform branches. Figures:
@@ -474,21 +475,22 @@ static void FN(affine2_columns)(const struct normfuse_pass *s) { FN(elementwise)
 /* Rows that end inside of vectors cost most of a vector each, and a call where there is an activation. Those that follow
  * one another in memory are walked as one under columns, with coefficients that are repeated for every value, a block of
  * memory at a time; where ends are masked, single values alone: docs/decisions/0013. */
-enum { FN(SPREAD) = 2048 / sizeof(R) };
+enum { FN(REPEATED) = 2048 / sizeof(R), FN(REPEATED_ROOM) = REPEATED_ROW + FN(REPEATED) + REPEATED_ROW + W };
 
-struct FN(spread) {
-    R k[SHORTEST + FN(SPREAD) + SHORTEST + W], a[SHORTEST + FN(SPREAD) + SHORTEST + W], b[SHORTEST + FN(SPREAD) + SHORTEST + W],
-        p[SHORTEST + FN(SPREAD) + SHORTEST + W], q[SHORTEST + FN(SPREAD) + SHORTEST + W], r[SHORTEST + FN(SPREAD) + SHORTEST + W];
+struct FN(repeated) {
+    R k[FN(REPEATED_ROOM)], a[FN(REPEATED_ROOM)], b[FN(REPEATED_ROOM)], p[FN(REPEATED_ROOM)], q[FN(REPEATED_ROOM)],
+        r[FN(REPEATED_ROOM)];
 };
 
-BODY bool FN(spreads)(const struct normfuse_pass *s)
+BODY bool FN(is_repeated)(const struct normfuse_pass *s)
 {
     const ptrdiff_t n = (ptrdiff_t)s->n;
-    return s->n < (VF_HAS_MASKS ? 2 : SHORTEST) && s->n % W != 0 && s->rows > 1 && s->x_stride == n && (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) &&
-           (!s->post_add || s->post_add_stride == n) && (!s->du || s->du_stride == n) && (!s->dpost_add || s->dpost_add_stride == n);
+    return s->n < (VF_HAS_MASKS ? 2 : REPEATED_ROW) && s->n % W != 0 && s->rows > 1 && s->x_stride == n &&
+           (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) && (!s->post_add || s->post_add_stride == n) &&
+           (!s->du || s->du_stride == n) && (!s->dpost_add || s->dpost_add_stride == n);
 }
 
-/* The entries of values [first, first + count) of the tile: from[SHORTEST] is the first one's. */
+/* The entries of values [first, first + count) of the tile: from[REPEATED_ROW] is the first one's. */
 static __attribute__((noinline)) const R *FN(repeat)(const struct normfuse_pass *s, const void *entries, R *to, size_t first, size_t count)
 {
     if (!entries)
@@ -501,18 +503,18 @@ static __attribute__((noinline)) const R *FN(repeat)(const struct normfuse_pass 
         const R entry = from[r * s->coefficient_step];
         for (next = r + 1; next < end && memcmp(&entry, from + next * s->coefficient_step, sizeof entry) == 0; next++)
             continue; /* rows of a group share most entries */
-        R *at = to + SHORTEST + r * s->n - first;
+        R *at = to + REPEATED_ROW + r * s->n - first;
         const size_t n = (next - r) * s->n;
         for (size_t i = 0; n <= 4 && i < n; i++)
             at[i] = entry;
         for (size_t i = 0; n > 4 && i < n; i += W) /* what is too much is overwritten by the next rows */
             STORE_R(at + i, OP(set1)(entry));
     }
-    return to + SHORTEST;
+    return to + REPEATED_ROW;
 }
 
 /* Values [first, first + count) of the tile as one row. */
-static __attribute__((noinline)) struct normfuse_pass FN(as_columns)(const struct normfuse_pass *s, struct FN(spread) *spread, size_t first, size_t count)
+static __attribute__((noinline)) struct normfuse_pass FN(as_columns)(const struct normfuse_pass *s, struct FN(repeated) *repeated, size_t first, size_t count)
 {
     struct normfuse_pass one = *s;
     one.rows = 1;
@@ -523,31 +525,31 @@ static __attribute__((noinline)) struct normfuse_pass FN(as_columns)(const struc
     one.post_add = s->post_add ? (const T *)s->post_add + first : NULL;
     one.du = s->du ? (const T *)s->du + first : NULL;
     one.dpost_add = s->dpost_add ? (T *)s->dpost_add + first : NULL;
-    one.k = FN(repeat)(s, s->k, spread->k, first, count);
+    one.k = FN(repeat)(s, s->k, repeated->k, first, count);
     const bool needs_z = !s->dy || s->activation != NORMFUSE_IDENTITY;
-    one.a = needs_z ? FN(repeat)(s, s->a, spread->a, first, count) : NULL;
-    one.b = one.a ? FN(repeat)(s, s->b, spread->b, first, count) : NULL;
-    one.p = FN(repeat)(s, s->p, spread->p, first, count);
-    one.q = FN(repeat)(s, s->q, spread->q, first, count);
-    one.r = FN(repeat)(s, s->r, spread->r, first, count);
+    one.a = needs_z ? FN(repeat)(s, s->a, repeated->a, first, count) : NULL;
+    one.b = one.a ? FN(repeat)(s, s->b, repeated->b, first, count) : NULL;
+    one.p = FN(repeat)(s, s->p, repeated->p, first, count);
+    one.q = FN(repeat)(s, s->q, repeated->q, first, count);
+    one.r = FN(repeat)(s, s->r, repeated->r, first, count);
     return one;
 }
 
 static __attribute__((noinline)) void FN(short_rows)(const struct normfuse_pass *s, normfuse_pass_function columns)
 {
-    struct FN(spread) spread;
+    struct FN(repeated) repeated;
     const size_t all = s->rows * s->n;
     for (size_t first = 0, count; first < all; first += count) { /* blocks end where cache lines of y do */
-        count = FN(SPREAD) - ((uintptr_t)((T *)s->y + first) % 64) / sizeof(T);
+        count = FN(REPEATED) - ((uintptr_t)((T *)s->y + first) % 64) / sizeof(T);
         count = count < all - first ? count : all - first;
-        const struct normfuse_pass one = FN(as_columns)(s, &spread, first, count);
+        const struct normfuse_pass one = FN(as_columns)(s, &repeated, first, count);
         columns(&one);
     }
 }
 
 static void FN(affine_runs)(const struct normfuse_pass *s)
 {
-    if (FN(spreads)(s))
+    if (FN(is_repeated)(s))
         FN(short_rows)(s, FN(affine_columns));
     else
         FN(elementwise)(s, AFFINE, false);
@@ -555,7 +557,7 @@ static void FN(affine_runs)(const struct normfuse_pass *s)
 
 static void FN(affine2_runs)(const struct normfuse_pass *s)
 {
-    if (FN(spreads)(s))
+    if (FN(is_repeated)(s))
         FN(short_rows)(s, FN(affine2_columns));
     else
         FN(elementwise)(s, AFFINE2, false);
@@ -696,13 +698,13 @@ static void FN(dot2_columns)(const struct normfuse_pass *s) { FN(dot2)(s, true);
 /* Rows that fit the lanes: a value's column has nothing but the value, and a row's sum is that of its lanes. */
 static __attribute__((noinline)) void FN(dot2_short_rows)(const struct normfuse_pass *s)
 {
-    struct FN(spread) spread;
-    R sum[FN(SPREAD) + W], square[FN(SPREAD) + W];
+    struct FN(repeated) repeated;
+    R sum[FN(REPEATED) + W], square[FN(REPEATED) + W];
     const V zero = OP(set1)(0);
-    const size_t most = FN(SPREAD) / s->n;
+    const size_t most = FN(REPEATED) / s->n;
     for (size_t r = 0, rows; r < s->rows; r += rows) {
         rows = most < s->rows - r ? most : s->rows - r;
-        struct normfuse_pass one = FN(as_columns)(s, &spread, r * s->n, rows * s->n);
+        struct normfuse_pass one = FN(as_columns)(s, &repeated, r * s->n, rows * s->n);
         one.sum = s->n == 1 ? (R *)s->sum + r : sum;
         one.square = s->n == 1 ? (R *)s->square + r : square;
         memset(one.sum, 0, one.n * sizeof(R));
@@ -720,7 +722,7 @@ static __attribute__((noinline)) void FN(dot2_short_rows)(const struct normfuse_
 
 static void FN(dot2_runs)(const struct normfuse_pass *s)
 {
-    if (s->sum_per_row && s->n < 2 * W && FN(spreads)(s))
+    if (s->sum_per_row && s->n < 2 * W && FN(is_repeated)(s))
         FN(dot2_short_rows)(s);
     else
         FN(dot2)(s, false);
