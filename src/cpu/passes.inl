@@ -474,7 +474,8 @@ static void FN(affine2_columns)(const struct normfuse_pass *s) { FN(elementwise)
 
 /* Rows that end inside of vectors cost most of a vector each, and a call where there is an activation. Those that follow
  * one another in memory are walked as one under columns, with coefficients that are repeated for every value, a block of
- * memory at a time; where ends are masked, single values alone: docs/decisions/0013. */
+ * memory at a time: shorter ones than a vector, and up to REPEATED_ROW values with an activation; where ends are masked,
+ * single values alone (docs/decisions/0013). */
 enum { FN(REPEATED) = 2048 / sizeof(R), FN(REPEATED_ROOM) = REPEATED_ROW + FN(REPEATED) + REPEATED_ROW + W };
 
 struct FN(repeated) {
@@ -485,7 +486,8 @@ struct FN(repeated) {
 BODY bool FN(is_repeated)(const struct normfuse_pass *s)
 {
     const ptrdiff_t n = (ptrdiff_t)s->n;
-    return s->n < (VF_HAS_MASKS ? 2 : REPEATED_ROW) && s->n % W != 0 && s->rows > 1 && s->x_stride == n &&
+    const size_t most = VF_HAS_MASKS ? 1 : s->activation == NORMFUSE_IDENTITY ? W : REPEATED_ROW;
+    return s->n <= most && s->n % W != 0 && s->rows > 1 && s->x_stride == n &&
            (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) && (!s->post_add || s->post_add_stride == n) &&
            (!s->du || s->du_stride == n) && (!s->dpost_add || s->dpost_add_stride == n);
 }
