@@ -522,8 +522,13 @@ static struct extent extent_of(const struct work *work, int64_t set)
 
 static struct tolerance_arithmetic arithmetic_of(const struct work *work, const struct extent *extent)
 {
-    return tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last,
-                                work->c == 1 || work->s == 1, extent->rows, extent->channels, extent->positions);
+    const bool ambiguous = work->c == 1 || work->s == 1;
+    struct tolerance_arithmetic arithmetic =
+        tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last, ambiguous, extent->rows,
+                             extent->channels, extent->positions);
+    if (work->set_is_group && !arithmetic.on_cuda)
+        tolerance_small_sets(&arithmetic, work->line->channels_last && !ambiguous, extent->channels, extent->positions);
+    return arithmetic;
 }
 
 /* The set's values of a big tensor, dense. */
@@ -1410,7 +1415,7 @@ static bool compare_backward(struct share *share, int64_t set)
     }
     double gain_sum_error = 0, gain_centred_error = 0, mean_dz = 0, mean_dz_normalized = 0;
     /* a chunk's sums, the product of dy and the slope, and the centring of u */
-    double growth = tolerance_growth(view.arithmetic.additions + 3, unit) + view.arithmetic.joins * double_unit;
+    double growth = tolerance_growth(view.arithmetic.additions + 3 + view.arithmetic.gradient_roundings, unit) + view.arithmetic.joins * double_unit;
     double shift_error = view.arithmetic.shift_unit * fabs(reference->mean);
     const double coefficients = view.arithmetic.coefficient_roundings * unit;
     for (int64_t row = 0; row < extent->rows && !work->options->bits_only; row++)

@@ -224,6 +224,89 @@ static void compare_columns(const struct normfuse_table *table)
             }
 }
 
+/* ---- small sets ---- */
+
+/* n values to the compute type, also onto what is there, and back, between guard pages. */
+static void compare_moves(const struct normfuse_table *table)
+{
+    enum { MOST = 200, ROOM = MOST + 16 };
+    for (int type = 0; type < 4; type++)
+        for (size_t n = 1; n <= MOST; n++)
+            for (int options = 0; options < 4; options++) {
+                const bool at_end = options & 1, second = options & 2; /* onto, and past the cache */
+                static double real[2][ROOM];
+                const size_t bytes = n * type_bytes[type], real_bytes = type == NORMFUSE_F64 ? 8 : 4;
+                struct guarded from = guarded_new(bytes, at_end), to[2] = {guarded_new(bytes, at_end), guarded_new(bytes, at_end)};
+                fill(from.data, type, n, 0, 3);
+                real_fill(real[0], type, ROOM, 1, 1);
+                memcpy(real[1], real[0], sizeof real[0]);
+                for (int side = 0; side < 2; side++) {
+                    const struct normfuse_table *t = side ? table : &normfuse_table_scalar;
+                    t->of[type]->load(from.data, real[side], n, second, n % 3 ? 0 : 4096);
+                    t->of[type]->store(real[side], to[side].data, n, second);
+                    t->fence();
+                }
+                CHECK(memcmp(real[0], real[1], n * real_bytes) == 0 && memcmp(to[0].data, to[1].data, bytes) == 0,
+                      "%s %s: %zu values moved, options %d", table->isa, type_names[type], n, options);
+                CHECK(second || memcmp(from.data, to[1].data, bytes) == 0, "%s %s: %zu values do not come back", table->isa, type_names[type], n);
+                guarded_free(from);
+                guarded_free(to[0]);
+                guarded_free(to[1]);
+            }
+}
+
+enum { SMALL_VALUES = 20000, SMALL_SETS = 40, SMALL_ARRAYS = 9, SMALL_PER_SET = 7 };
+
+/* What lies behind the values differs and must not matter. */
+static void compare_small_sets(const struct normfuse_table *table)
+{
+    static const struct {
+        size_t samples, rows, sets, n;
+    } shapes[] = {{3, 1, 4, 1}, {2, 1, 3, 5}, {5, 1, 1, 16}, {2, 1, 2, 17}, {1, 1, 3, 31}, {2, 1, 2, 33}, {1, 1, 1, 300}, {2, 3, 3, 24},
+                  {1, 2, 2, 40}, {1, 7, 5, 8}, {1, 1, 2, 4097}, {1, 1, 1, 9000}, {2, 1, 1, 8192}};
+    static double values[2][SMALL_ARRAYS][SMALL_VALUES + 16], per_set[2][SMALL_PER_SET][SMALL_SETS];
+    for (int wide = 0; wide < 2; wide++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            const int type = wide ? NORMFUSE_F64 : NORMFUSE_F32;
+            const size_t bytes = wide ? 8 : 4, columns = shapes[i].sets * shapes[i].n, all = shapes[i].samples * shapes[i].rows * columns;
+            const size_t sets = shapes[i].samples * shapes[i].sets;
+            for (int side = 0; side < 2; side++) {
+                const uint64_t seed = random_state;
+                for (int j = 0; j < SMALL_ARRAYS; j++) { /* the last four are those of columns */
+                    const size_t n = j < SMALL_ARRAYS - 4 ? all : columns;
+                    real_fill(values[side][j], type, n, 0.5, 2);
+                    memset((char *)values[side][j] + n * bytes, side ? 0xff : 0, 16 * bytes); /* NaN or 0 */
+                }
+                for (int j = 0; j < SMALL_PER_SET; j++)
+                    real_fill(per_set[side][j], type, sets, 0.5, 1);
+                if (!side)
+                    random_state = seed;
+                double(*v)[SMALL_VALUES + 16] = values[side], (*p)[SMALL_SETS] = per_set[side];
+                const struct normfuse_small_sets s = {
+                    .samples = shapes[i].samples, .rows = shapes[i].rows, .sets = shapes[i].sets, .n = shapes[i].n,
+                    .u = v[0], .gradient = v[1], .normalized = v[2], .z = v[3], .scaled = v[4], .dx = v[0],
+                    .weight = v[5], .bias = v[6], .sum_bias = v[7], .sum_weight = v[8],
+                    .shift = p[0], .sum = p[1], .square = p[2], .rstd = p[3], .rest = p[4], .slope = p[5], .offset = p[6]};
+                const struct normfuse_small_set_functions *f = &(side ? table : &normfuse_table_scalar)->small_sets[wide];
+                const size_t whole = (all + 15) / 16 * 16;
+                f->moments(&s);
+                f->normalize(&s);
+                memset((char *)v[3] + all * bytes, 0, (whole - all) * bytes);
+                f->activate((int32_t)(i % 10), 0.25, v[3], whole);
+                f->activate_gradient((int32_t)(i % 10), 0.25, v[1], v[3], whole);
+                f->sums(&s);
+                f->dx(&s);
+            }
+            for (int j = 0; j < SMALL_ARRAYS; j++)
+                CHECK(memcmp(values[0][j], values[1][j], (j < SMALL_ARRAYS - 4 ? all : columns) * bytes) == 0,
+                      "%s %s: %zu x %zu x %zu x %zu, array %d", table->isa, type_names[type], shapes[i].samples, shapes[i].rows,
+                      shapes[i].sets, shapes[i].n, j);
+            for (int j = 0; j < SMALL_PER_SET; j++)
+                CHECK(memcmp(per_set[0][j], per_set[1][j], sets * bytes) == 0, "%s %s: %zu x %zu x %zu x %zu, of sets %d", table->isa,
+                      type_names[type], shapes[i].samples, shapes[i].rows, shapes[i].sets, shapes[i].n, j);
+        }
+}
+
 /* ---- conversions ---- */
 
 /* Every 16-bit value through load and store comes back (a NaN quiet), and f32 values around every rounding border of f16
@@ -333,6 +416,8 @@ int main(void)
         if (*t != &normfuse_table_scalar) {
             compare_all(*t);
             compare_columns(*t);
+            compare_moves(*t);
+            compare_small_sets(*t);
             compare_conversions(*t);
         }
     }

@@ -134,6 +134,10 @@ static void run_thread(void *context, int64_t t)
             const int64_t first = block * plan->blocks_per_task * plan->block_samples;
             const int64_t last = smaller(p->n, first + plan->blocks_per_task * plan->block_samples);
             const int64_t groups = plan->sample_sets;
+            if (plan->small_sets) {
+                normfuse_small_sets_walk(plan, w, first, last, range * plan->sets_per_task, smaller(groups, (range + 1) * plan->sets_per_task));
+                continue;
+            }
             if (plan->group_ranges == 1) {
                 walk_alone(plan, w, first * groups, last * groups);
             } else {
@@ -187,7 +191,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     if (machine->verbose_dispatch)
         fprintf(stderr, "normfuse: %s -> cpu %s, %d %s%s%s%s\n", p->name, plan.table->isa, plan.threads,
                 plan.threads == 1 ? "thread" : "threads",
-                plan.teams_of_one ? ", one set a thread" : plan.reduce ? ", threads share sets" : ", pieces",
+                plan.small_sets ? ", many sets at a time" : plan.teams_of_one ? ", one set a thread" : plan.reduce ? ", threads share sets" : ", pieces",
                 plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 
     normfuse_read_parameters(&plan);

@@ -44,6 +44,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define W 16
 #include "cpu/activation.inl"
 #if !defined(NORMFUSE_REST_OF)
+#include "cpu/small_sets.inl"
 #define T float
 #define DT f32
 #define INLINE_FORMS FORMS_F32
@@ -72,6 +73,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define OF_DOUBLE
 #include "cpu/activation.inl"
 #undef OF_DOUBLE
+#include "cpu/small_sets.inl"
 #define T double
 #define DT f64
 #define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU)
@@ -96,19 +98,23 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 
 const struct normfuse_column_functions CAT(normfuse_columns_, ISA)[2] = {
     {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)}, {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
+#define SMALL(name, rt) CAT3(small_##name, rt, ISA)
+#define SMALL_SETS(rt)                                                                                                   \
+    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt), SMALL(activate_gradient, rt)}
+const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {SMALL_SETS(f32), SMALL_SETS(f64)};
 #define NORMFUSE_REST_OF ISA
 #define PASS(name) .name = CAT3(name, f64, ISA),
-const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 #define PASS(name) .name = CAT3(name, f32, ISA),
-const struct normfuse_passes CAT(normfuse_passes_f32_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+const struct normfuse_passes CAT(normfuse_passes_f32_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 #define PASS(name) .name = CAT3(name, f16, ISA),
-const struct normfuse_passes CAT(normfuse_passes_f16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+const struct normfuse_passes CAT(normfuse_passes_f16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 #endif
 #define PASS(name) .name = CAT3(name, bf16, ISA),
-const struct normfuse_passes CAT(normfuse_passes_bf16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS)};
+const struct normfuse_passes CAT(normfuse_passes_bf16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 
 static bool usable(void) { return USABLE; }
@@ -119,6 +125,7 @@ const struct normfuse_table CAT(normfuse_table_, ISA) = {
     .usable = usable,
     .fence = fence,
     .columns = CAT(normfuse_columns_, NORMFUSE_REST_OF),
+    .small_sets = CAT(normfuse_small_sets_, NORMFUSE_REST_OF),
     .of = {[NORMFUSE_F64] = &CAT(normfuse_passes_f64_, NORMFUSE_REST_OF),
            [NORMFUSE_F32] = &CAT(normfuse_passes_f32_, NORMFUSE_REST_OF),
            [NORMFUSE_F16] = &CAT(normfuse_passes_f16_, NORMFUSE_REST_OF),

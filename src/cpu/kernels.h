@@ -57,6 +57,41 @@ struct normfuse_passes {
 #define PASS(name) normfuse_pass_function name;
     NORMFUSE_FOR_EACH_PASS(PASS)
 #undef PASS
+    /* n adjacent values to the compute type, or onto what is there; asks for what is so many bytes behind each. `to` has room
+     * for whole vectors. */
+    void (*load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t ahead);
+    /* and back, rounded; stream: past the cache */
+    void (*store)(const void *from, void *to, size_t n, bool stream);
+};
+
+/* Many sets of few values in the L1 cache, in the compute type (small_sets.inl). `samples` samples of `rows` rows of `sets` x n
+ * adjacent values; a set has n values of each row of a sample. Every array has room for a vector behind its end, and none that is
+ * written is another's. */
+struct normfuse_small_sets {
+    size_t samples, rows, sets, n;
+    const void *u, *gradient;                 /* per value */
+    void *normalized, *z, *scaled, *dx;
+    const void *weight, *bias;                /* per value of a row, the same for all rows and samples */
+    void *sum_bias, *sum_weight;
+    void *shift, *sum, *square;               /* per set, sample by sample */
+    const void *rstd, *rest, *slope, *offset;
+};
+
+enum { NORMFUSE_SMALL_CHUNK = 4096 }; /* longest f32 sum: 128 additions a lane */
+
+struct normfuse_small_set_functions {
+    /* shift = mean of the set as a sum gives it; sum, square: of u - shift and (u - shift)^2 */
+    void (*moments)(const struct normfuse_small_sets *);
+    /* normalized = (u - shift)*rstd + rest; z = normalized*weight + bias; either may be NULL */
+    void (*normalize)(const struct normfuse_small_sets *);
+    /* sum_bias += gradient, sum_weight += gradient*normalized over rows and samples; scaled = gradient*weight; per set sum of
+     * scaled, square of scaled*normalized */
+    void (*sums)(const struct normfuse_small_sets *);
+    /* dx = rstd*scaled + (slope*normalized + offset) */
+    void (*dx)(const struct normfuse_small_sets *);
+    /* n values, a multiple of 16 */
+    void (*activate)(int32_t activation, double parameter, void *z, size_t n);
+    void (*activate_gradient)(int32_t activation, double parameter, void *gradient, const void *z, size_t n);
 };
 
 /* Sums per column, from the compute type to double: columns.inl. */
@@ -71,6 +106,7 @@ struct normfuse_table {
     bool (*usable)(void);             /* this CPU and its OS have the instructions */
     void (*fence)(void);              /* orders streaming stores before what follows */
     const struct normfuse_column_functions *columns; /* [2]: compute type float, double */
+    const struct normfuse_small_set_functions *small_sets; /* [2] likewise */
     const struct normfuse_passes *of[4];             /* by normfuse_type */
 };
 
@@ -81,6 +117,7 @@ const struct normfuse_table *normfuse_table_chosen(void);
 
 /* What one table has of another. */
 extern const struct normfuse_column_functions normfuse_columns_avx512[2];
+extern const struct normfuse_small_set_functions normfuse_small_sets_avx512[2];
 extern const struct normfuse_passes normfuse_passes_f64_avx512, normfuse_passes_f32_avx512, normfuse_passes_f16_avx512;
 
 extern const struct normfuse_table normfuse_table_scalar, normfuse_table_avx2, normfuse_table_avx512,

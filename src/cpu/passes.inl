@@ -743,6 +743,37 @@ static void FN(add)(const struct normfuse_pass *s)
         }
 }
 
+/* ---- to and from the compute type ---- */
+
+static void FN(load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t ahead)
+{
+    const T *in = from;
+    R *out = to;
+    for (size_t i = 0, m; i < n; i += m) {
+        m = n - i < W ? n - i : W;
+        AHEAD(in + i, ahead);
+        const V v = FN(get)(in + i, m, OP(set1)(0));
+        STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), v) : v);
+    }
+}
+
+static void FN(store)(const void *from, void *to, size_t n, bool stream)
+{
+    const R *in = from;
+    T *out = to;
+    const size_t head = stream ? FN(head)(out, n) : 0, lines = stream ? head + (n - head) / LINE * LINE : 0;
+    for (size_t i = 0, m; i < n; i += m) {
+        const size_t end = i < head ? head : n;
+        if (i >= head && i < lines) {
+            m = W;
+            STREAM(out + i, LOAD_R(in + i));
+            continue;
+        }
+        m = end - i < W ? end - i : W;
+        FN(put)(out + i, LOAD_R(in + i), m);
+    }
+}
+
 #undef LOAD
 #undef LOAD_PART
 #undef STORE

@@ -32,7 +32,7 @@ static char *row_address(const struct plan *plan, const struct normfuse_view *v,
     return element(plan, v, &at);
 }
 
-static void copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes)
+void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes)
 {
     if (to_stride == 1 && from_stride == 1) {
         memcpy(to, from, (size_t)n * bytes);
@@ -62,7 +62,7 @@ static const void *input(const struct plan *plan, const struct normfuse_view *v,
         return element(plan, v, t);
     }
     for (int64_t r = 0; r < t->rows; r++)
-        copy_strided(stage + (size_t)(r * t->width) * plan->type_bytes, 1, row_address(plan, v, t, r), inner_stride(plan, v),
+        normfuse_copy_strided(stage + (size_t)(r * t->width) * plan->type_bytes, 1, row_address(plan, v, t, r), inner_stride(plan, v),
                      t->width, plan->type_bytes);
     *stride = t->width;
     return stage;
@@ -83,7 +83,7 @@ static void scatter(const struct plan *plan, const struct normfuse_view *v, cons
 {
     if (v->data && !direct(plan, v))
         for (int64_t r = 0; r < t->rows; r++)
-            copy_strided(row_address(plan, v, t, r), inner_stride(plan, v), stage + (size_t)(r * t->width) * plan->type_bytes, 1,
+            normfuse_copy_strided(row_address(plan, v, t, r), inner_stride(plan, v), stage + (size_t)(r * t->width) * plan->type_bytes, 1,
                          t->width, plan->type_bytes);
 }
 
@@ -232,13 +232,6 @@ static struct moments join(struct moments a, struct moments b)
     const double count = a.count + b.count, delta = b.mean - a.mean;
     return (struct moments){count, a.mean + delta * (b.count / count),
                             a.m2 + b.m2 + delta * delta * (a.count * b.count / count)};
-}
-
-/* The squares of a chunk overflowed f32, or may have lost digits below its smallest normal number. Sums of 0 are those of
- * a constant unless k is so small that a neighbouring value's square would vanish too. columns.inl has the same rule. */
-static bool out_of_range(double k, double sum, double square)
-{
-    return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0 || (k != 0 && fabs(k) < 0x1p-30)));
 }
 
 /* One value of u as the passes see it. */

@@ -122,6 +122,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->table = normfuse_table_chosen();
     plan->pass = plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
+    plan->small = &plan->table->small_sets[p->type == NORMFUSE_F64];
     plan->widen = p->columns ? widening(p->c) : 1;
     if (!plan->batch) /* a sample's rows */
         plan->widen = smaller(plan->widen, power_of_two_below(larger(1, p->s)));
@@ -130,9 +131,14 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         if (views[i]->data && !direct(plan, views[i]))
             plan->staged = true;
     plan->all_direct = !plan->staged;
+    plan->small_sets = normfuse_small_sets_plan(plan);
     plan->few_rows = p->columns && !plan->batch && !plan->none && p->s <= FEW_ROWS &&
                      plan->group_channels >= FEW_ROWS_CHANNELS && p->s <= CHUNK_VALUES / plan->group_channels;
-    if (p->columns) {
+    if (plan->small_sets) {
+        plan->sets = p->n * plan->groups;
+        plan->sample_sets = plan->groups;
+        plan->bundle = 1;
+    } else if (p->columns) {
         plan->sets = plan->batch ? 1 : p->n;
         plan->segments = plan->batch ? p->n : 1;
         plan->length = p->s;
@@ -160,7 +166,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->block_samples = samples_of_block(p->c, p->s);
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
 
-    if (plan->add && !(p->u.data && direct(plan, &p->u)))
+    if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
         plan->staged = true;
     plan->spread = 1; /* tiles of all samples, which no stage holds */
     if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 && plan->coefficients > 1 &&
@@ -183,7 +189,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
                           same_view(out, &p->post_add) || same_view(out, &p->du);
     /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
-    const int64_t row_bytes = (p->columns ? plan->widen * p->c : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
+    const int64_t row_bytes = (plan->small_sets ? 0 : p->columns ? plan->widen * p->c : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
     const bool shares_lines = row_bytes % ALIGNMENT != 0 &&
                               (p->columns ? p->c * (int64_t)plan->type_bytes < 4096 : row_bytes < SHORT_RUN_BYTES);
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
@@ -212,7 +218,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->back_and_forth = set_bytes > l2 * plan->threads;
     /* threads that share a set of one piece would wait for one another */
     const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
-    plan->teams_of_one = plan->threads == 1 || (set_bytes <= share && plan->tasks >= enough);
+    plan->teams_of_one = plan->threads == 1 || plan->small_sets || (set_bytes <= share && plan->tasks >= enough);
     if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
         plan->teams_of_one = false;
     }
@@ -249,6 +255,26 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
     team->sums = take(arena, 2 * (plan->p->columns ? plan->p->c : plan->set_channels), 8);
 }
 
+static void lay_out_small_worker(const struct plan *plan, struct small_worker *w, struct arena *arena)
+{
+    const int64_t room = 16; /* a vector is read and written behind each array */
+    const int64_t columns = plan->small_at_once * plan->small_run, sets = plan->small_at_once * plan->small_samples;
+    const int64_t values = columns * plan->small_rows * plan->small_samples;
+    void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
+    for (int i = 0; i < (plan->backward ? 4 : 2); i++)
+        *of_values[i] = take(arena, values + room, plan->real_bytes);
+    w->stage = take(arena, plan->staged ? values : 0, plan->type_bytes);
+    void **of_columns[] = {&w->weight, &w->bias, &w->sum_bias, &w->sum_weight};
+    for (int i = 0; i < (plan->backward ? 4 : 2); i++)
+        *of_columns[i] = take(arena, columns + room, plan->real_bytes);
+    w->bias_so_far = take(arena, plan->backward ? columns + room : 0, 8);
+    w->weight_so_far = take(arena, plan->backward ? columns + room : 0, 8);
+    void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset};
+    for (int i = 0; i < (plan->backward ? 7 : 5); i++)
+        *of_sets[i] = take(arena, sets, plan->real_bytes);
+    w->wide_rstd = take(arena, sets, 8);
+}
+
 size_t normfuse_plan_lay_out(struct plan *plan, char *base)
 {
     struct arena arena = {base, 0, false};
@@ -261,6 +287,10 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
     for (int32_t i = 0; i < plan->threads; i++) {
         struct worker local, *worker = base ? &plan->workers[i] : &local;
         memset(worker, 0, sizeof *worker);
+        if (plan->small_sets) {
+            lay_out_small_worker(plan, &worker->small, &arena);
+            continue;
+        }
         if (plan->teams_of_one || !plan->reduce)
             lay_out_team(plan, &worker->own, &arena);
         const int64_t sums = p->columns ? width : CHUNK_VALUES;

@@ -5,10 +5,12 @@
  *   plan.c     makes the plan: shape first, machine second
  *   pieces.c   the reduce and the apply part of a piece: tiles, passes, chunks and their joins
  *   sets.c     what a set needs before and gives after: coefficients, statistics, gradients of parameters
+ *   small_sets.c  sets of few values, many at a time
  *   driver.c   schedules pieces on threads */
 #ifndef NORMFUSE_CPU_PLAN_H
 #define NORMFUSE_CPU_PLAN_H
 
+#include <math.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,6 +40,11 @@ enum {
     SHORT_RUN_BYTES = 1024,
     BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
     TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
+    SMALL_SET_VALUES = 16384, /* most values of a set that is taken with others, */
+    SMALL_SET_TILE = 2048,    /* values that are in the L1 cache at once where sets are smaller */
+    SMALL_SET_RUN = 64,       /* runs: most values of a channel; columns: */
+    SMALL_SET_CHANNELS = 8,   /* least channels of a group where a sample has at most */
+    SMALL_SET_ROWS = 2,       /* rows; others have FEW_ROWS_CHANNELS, and fit a tile */
     STACK_BYTES = 12288,      /* scratch of small problems */
     ALIGNMENT = 64,
     COLOUR = 1344 /* between arrays: a store and a load that agree in the low 12 bits of their addresses wait for each
@@ -61,6 +68,16 @@ struct team {
     double *sums;        /* backward, while a set is joined: per channel the sum of dy', then that of dy'*(u - mean) */
 };
 
+/* What one thread needs for small sets: per value of a tile; of a row; of a set. Of the compute type where void. */
+struct small_worker {
+    void *u, *normalized, *z, *gradient;
+    void *weight, *bias, *sum_bias, *sum_weight;
+    double *bias_so_far, *weight_so_far; /* sum_bias and sum_weight of the block's chunks before */
+    void *shift, *sum, *square, *rstd, *rest, *slope, *offset;
+    double *wide_rstd;
+    char *stage; /* of the tensors' type: u while it is rounded */
+};
+
 /* What one thread needs for itself. */
 struct worker {
     struct team own;        /* where each thread is a team */
@@ -68,6 +85,7 @@ struct worker {
     double *mean, *m2;      /* columns: the piece so far */
     double *sum64, *square64; /* columns: a chunk's sums per channel */
     char *stage[6];         /* tiles of x or u, pre_add or dy, post_add, du, y, dpost_add */
+    struct small_worker small;
 };
 
 struct tile {
@@ -84,6 +102,7 @@ struct plan {
     const struct normfuse_table *table;
     const struct normfuse_passes *pass;
     const struct normfuse_column_functions *column;
+    const struct normfuse_small_set_functions *small;
     bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
     bool batch, none, wide_type;             /* sets are channels; there are no sets; compute type is double */
     bool add;                                /* u = x + pre_add */
@@ -92,6 +111,8 @@ struct plan {
     bool stream;
     bool all_direct; /* every view can be walked in place */
     bool staged;     /* tiles are small: some go through a copy */
+    bool small_sets; /* many sets are taken at a time (small_sets.c): none of what follows up to block_samples is used but
+                        sets, groups, group_channels and sample_sets */
     bool few_rows;   /* columns: a group's values are summed as runs of its channels, not column by column */
     size_t type_bytes, real_bytes;
 
@@ -112,6 +133,10 @@ struct plan {
     int64_t coefficient_step;
     int64_t partial_doubles;
     int64_t block_samples, blocks;
+    int64_t small_rows, small_run;     /* of a small set: rows, values of each */
+    int64_t small_repeat;              /* values of a row that one channel has */
+    int64_t small_at_once;             /* sets of one sample, and */
+    int64_t small_samples;             /* samples, that are taken at once */
     int64_t set_values;
 
     /* memory */
@@ -171,11 +196,41 @@ static inline void put_real(const struct plan *plan, void *array, int64_t i, dou
         ((float *)array)[i] = (float)v;
 }
 
+/* ---- parameters -------------------------------------------------------------------------------------------------- */
+
+static inline double get_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double absent)
+{
+    return q->data ? normfuse_load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type) : absent;
+}
+
+static inline void put_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double v)
+{
+    if (q->data)
+        normfuse_store(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type, v);
+}
+
+static inline double weight_of(const struct plan *plan, int64_t n, int64_t c)
+{
+    return plan->p->weight.batch || !plan->weight ? get_parameter(&plan->p->weight, n, c, 1) : plan->weight[c];
+}
+
+static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
+{
+    return plan->p->bias.batch || !plan->bias ? get_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
+}
+
 /* ---- sets and pieces --------------------------------------------------------------------------------------------- */
 
 struct moments {
     double count, mean, m2;
 };
+
+/* The squares of a chunk overflowed f32, or may have lost digits below its smallest normal number. Sums of 0 are those of
+ * a constant unless k is so small that a neighbouring value's square would vanish too. columns.inl has the same rule. */
+static inline bool out_of_range(double k, double sum, double square)
+{
+    return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0 || (k != 0 && fabs(k) < 0x1p-30)));
+}
 
 /* What a piece covers: `segments` whole segments from `segment`, or `length` of one from `start`. */
 struct piece {
@@ -227,9 +282,18 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, con
 /* Lays everything out in scratch; with base NULL only counts. Returns the bytes, SIZE_MAX where they overflow. */
 size_t normfuse_plan_lay_out(struct plan *plan, char *base);
 
-/* pieces.c. next: the set whose same piece is reduced afterwards, or -1. */
+/* pieces.c */
+/* n elements of `bytes` bytes; strides in elements. */
+void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes);
+/* next: the set whose same piece is reduced afterwards, or -1. */
 void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index);
 void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next);
+
+/* small_sets.c */
+/* Whether a problem's sets are taken many at a time, and then how; the plan says what is to be done. */
+bool normfuse_small_sets_plan(struct plan *plan);
+/* Small sets [first, last) of samples [begin, end), which are whole blocks. */
+void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t begin, int64_t end, int64_t first, int64_t last);
 
 /* sets.c */
 /* Weight and bias per channel, in double: once, before the threads. */

@@ -7,17 +7,6 @@
 
 /* ---- parameters ---------------------------------------------------------------------------------------------------- */
 
-static double get_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double absent)
-{
-    return q->data ? normfuse_load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type) : absent;
-}
-
-static void put_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double v)
-{
-    if (q->data)
-        normfuse_store(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type, v);
-}
-
 static void add_parameter(const struct normfuse_problem *p, const struct normfuse_parameter *q, int64_t c, double v)
 {
     put_parameter(q, 0, c, p->accumulate ? get_parameter(q, 0, c, 0) + v : v);
@@ -34,16 +23,6 @@ static void to_double(const struct normfuse_parameter *q, double *out, int64_t c
     const float *in = (const float *)(const void *)q->data;
     for (int64_t c = 0; c < count; c++)
         out[c] = (double)in[c];
-}
-
-static double weight_of(const struct plan *plan, int64_t n, int64_t c)
-{
-    return plan->p->weight.batch || !plan->weight ? get_parameter(&plan->p->weight, n, c, 1) : plan->weight[c];
-}
-
-static double bias_of(const struct plan *plan, int64_t n, int64_t c)
-{
-    return plan->p->bias.batch || !plan->bias ? get_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
 }
 
 void normfuse_read_parameters(const struct plan *plan)

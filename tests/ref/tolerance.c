@@ -145,11 +145,30 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
     return arithmetic;
 }
 
+/* numerics.md, "small sets". */
+void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions)
+{
+    enum { MOST_VALUES = 16384, MOST_RUN = 64, MOST_ROWS = 2, LEAST_CHANNELS = 8, TILE = 2048, CHUNK = 4096, LANES = 32, TREE = 5 };
+    const bool is_short = positions <= (columns ? MOST_ROWS : MOST_RUN), fits = channels * positions <= TILE;
+    if (channels * positions > MOST_VALUES || (columns && channels < LEAST_CHANNELS) || !(is_short || (columns && fits)))
+        return;
+    const double lanes = arithmetic->is_double ? LANES / 2 : LANES;
+    const double additions = columns ? (double)positions * ceil((double)channels / lanes)
+                                     : ceil(fmin((double)(channels * positions), CHUNK) / lanes);
+    arithmetic->additions = fmax(arithmetic->additions, additions + TREE + 1);
+    arithmetic->shift_additions = fmax(arithmetic->shift_additions, arithmetic->additions);
+    arithmetic->coefficient_roundings = 3;
+    arithmetic->gradient_roundings = 4;
+    arithmetic->small_sets = true;
+}
+
 double tolerance_sample_additions(const struct tolerance_arithmetic *arithmetic, bool columns, int64_t samples,
                                   int64_t positions)
 {
     enum { FEW_POSITIONS = 128, MOST_ROWS = 128 };
     const bool go_on = arithmetic->on_cuda && columns && positions <= FEW_POSITIONS;
+    if (arithmetic->small_sets)
+        return fmin((double)(samples * positions), MOST_ROWS);
     return go_on ? fmin((double)samples, MOST_ROWS) : 0;
 }
 

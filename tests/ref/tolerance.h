@@ -29,6 +29,9 @@ struct tolerance_arithmetic {
     bool is_stored_half; /* results are stored in 16 bits */
     double shift_unit;   /* how far, relatively, the shift that elements are taken about may be from the mean */
     double coefficient_roundings; /* of what elements are multiplied with */
+    double gradient_roundings;    /* of a product on its way into the backward's sums, beside dy times the slope, the centring of u
+                                     and the product itself */
+    bool small_sets;              /* gradients of parameters are sums of rows of several samples */
 };
 
 /* device: NORMFUSE_CPU or NORMFUSE_CUDA. A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
@@ -36,8 +39,12 @@ struct tolerance_arithmetic {
 struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
                                                  int64_t rows, int64_t channels, int64_t positions);
 
+/* A group norm on the CPU: what is different where its sets are small, `channels` channels of `positions` values. Changes nothing
+ * for others. */
+void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions);
+
 /* Roundings that sums over all samples have beside `additions`: on CUDA those of a channel go on in a thread from one
- * sample of few positions to the next. */
+ * sample of few positions to the next, on the CPU those of small sets from one sample to the next. */
 double tolerance_sample_additions(const struct tolerance_arithmetic *arithmetic, bool columns, int64_t samples,
                                   int64_t positions);
 

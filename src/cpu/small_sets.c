@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * small_sets.c - group norms whose sets have few values: many sets at a time, in the L1 cache, read once and written once
+ * (kernels.h says what is computed there). What a set costs is then a few dozen instructions, not the calls, joins and
+ * coefficients per channel of pieces.c and sets.c (docs/decisions/0014). */
+#include "cpu/plan.h"
+
+/* `sets` groups from `first` on, of samples [n, n + samples). */
+struct small_tile {
+    int64_t n, samples, first, sets;
+};
+
+/* A row of a tile follows itself in memory. */
+static bool is_adjacent(const struct plan *plan, const struct normfuse_view *v)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (p->columns)
+        return v->channel == 1 || p->c == 1;
+    return (v->position == 1 || p->s == 1) && (v->channel == p->s || p->c == 1);
+}
+
+bool normfuse_small_sets_plan(struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t d = plan->group_channels, values = d * p->s;
+    const int32_t whole = plan->backward ? NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY
+                                         : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
+    if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > SMALL_SET_VALUES)
+        return false;
+    const bool is_short = p->columns ? p->s <= SMALL_SET_ROWS && d >= SMALL_SET_CHANNELS : p->s <= SMALL_SET_RUN;
+    const bool is_small = p->columns && p->c * p->s <= SMALL_SET_TILE && d >= FEW_ROWS_CHANNELS;
+    if (!is_short && !is_small)
+        return false;
+    const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    plan->staged = plan->add;
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        plan->staged |= views[i]->data && !is_adjacent(plan, views[i]);
+    plan->small_rows = p->columns ? p->s : 1;
+    plan->small_run = p->columns ? d : values;
+    plan->small_repeat = p->columns ? 1 : p->s;
+    plan->small_at_once = larger(1, smaller(plan->groups, SMALL_SET_TILE / values));
+    plan->small_samples = larger(1, smaller(p->n, smaller(CHUNK_ROWS / plan->small_rows, SMALL_SET_TILE / (plan->small_at_once * values))));
+    return true;
+}
+
+/* ---- between tensors and the L1 cache ---------------------------------------------------------------------------------- */
+
+static int64_t values_of(const struct plan *plan, const struct small_tile *t)
+{
+    return t->samples * plan->small_rows * t->sets * plan->small_run;
+}
+
+/* How many values of a tile follow one another in a tensor: a row, a sample's rows, or all. */
+static int64_t adjacent_values(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t)
+{
+    int64_t values = t->sets * plan->small_run;
+    if (plan->small_rows > 1) {
+        if (v->position != values)
+            return values;
+        values *= plan->small_rows;
+    }
+    return t->samples > 1 && v->batch == values ? values * t->samples : values;
+}
+
+static char *address_of(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t, int64_t row)
+{
+    const int64_t sample = t->n + row / plan->small_rows, position = row % plan->small_rows;
+    const int64_t channel = t->first * plan->group_channels;
+    return v->data + (sample * v->batch + channel * v->channel + position * v->position) * (ptrdiff_t)plan->type_bytes;
+}
+
+/* A row of a tile from a view that is not adjacent into the stage, or back. */
+static void copy_row(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t, char *at, char *stage, bool to_stage)
+{
+    const size_t bytes = plan->type_bytes;
+    const int64_t channels = t->sets * plan->group_channels, s = plan->small_repeat;
+    if (plan->p->columns) {
+        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : v->channel, to_stage ? at : stage, to_stage ? v->channel : 1, channels, bytes);
+        return;
+    }
+    for (int64_t c = 0; c < channels; c++, stage += (size_t)s * bytes, at += v->channel * (ptrdiff_t)bytes)
+        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : v->position, to_stage ? at : stage, to_stage ? v->position : 1, s, bytes);
+}
+
+static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct small_tile *t, void *to,
+                 bool onto)
+{
+    const bool staged = !is_adjacent(plan, v);
+    const int64_t row = t->sets * plan->small_run, run = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
+    const ptrdiff_t ahead = staged ? 0 : t->samples * v->batch * (ptrdiff_t)plan->type_bytes; /* the samples after these */
+    for (int64_t i = 0; i < all; i += run) {
+        char *at = address_of(plan, v, t, i / row);
+        if (staged)
+            copy_row(plan, v, t, at, w->stage, true);
+        plan->pass->load(staged ? w->stage : at, (char *)to + (size_t)i * plan->real_bytes, (size_t)run, onto, ahead);
+    }
+}
+
+static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct small_tile *t,
+                  const void *from, bool stream)
+{
+    const bool staged = !is_adjacent(plan, v);
+    const int64_t row = t->sets * plan->small_run, run = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
+    for (int64_t i = 0; i < all; i += run) {
+        char *at = address_of(plan, v, t, i / row);
+        plan->pass->store((const char *)from + (size_t)i * plan->real_bytes, staged ? w->stage : at, (size_t)run, stream && !staged);
+        if (staged)
+            copy_row(plan, v, t, at, w->stage, false);
+    }
+}
+
+static void load_u(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    load(plan, w, &p->x, t, w->u, false);
+    if (!plan->add)
+        return;
+    load(plan, w, &p->pre_add, t, w->u, true);
+    plan->pass->store(w->u, w->stage, (size_t)values_of(plan, t), false);
+    plan->pass->load(w->stage, w->u, (size_t)values_of(plan, t), false, 0);
+    if (p->u.data)
+        store(plan, w, &p->u, t, w->u, false);
+}
+
+/* ---- parameters ---------------------------------------------------------------------------------------------------------- */
+
+/* Whether samples have parameters, or gradients of them, of their own. */
+static bool is_per_sample(const struct normfuse_problem *p)
+{
+    return p->scale.data || p->shift.data || p->dscale.data || p->dshift.data || p->weight.batch || p->bias.batch || p->dweight.batch ||
+           p->dbias.batch;
+}
+
+static void fill_parameters(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
+    for (int64_t c = 0; c < count; c++) {
+        const double gain = 1 + get_parameter(&p->scale, t->n, c0 + c, 0);
+        const double weight = weight_of(plan, t->n, c0 + c) * gain;
+        const double bias = bias_of(plan, t->n, c0 + c) * gain + get_parameter(&p->shift, t->n, c0 + c, 0);
+        for (int64_t i = c * repeat; i < (c + 1) * repeat; i++) {
+            put_real(plan, w->weight, i, weight);
+            put_real(plan, w->bias, i, bias);
+        }
+    }
+}
+
+static double sum_of_channel(const double *sums, int64_t c, int64_t repeat)
+{
+    double sum = sums[c * repeat];
+    for (int64_t i = 1; i < repeat; i++)
+        sum += sums[c * repeat + i];
+    return sum;
+}
+
+/* Gradients of parameters over a block of samples, or over the one sample t->n. */
+static void put_gradients(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
+    const bool own = p->weight.batch || p->dweight.batch || p->bias.batch || p->dbias.batch;
+    double *dbias = plan->sample_sums + 2 * (t->n / plan->block_samples * p->c), *dweight = dbias + p->c;
+    for (int64_t c = c0; c < c0 + count; c++) {
+        const double all = sum_of_channel(w->bias_so_far, c - c0, plan->small_repeat);
+        const double centred = sum_of_channel(w->weight_so_far, c - c0, plan->small_repeat);
+        if (own) {
+            put_parameter(&p->dweight, t->n, c, centred);
+            put_parameter(&p->dbias, t->n, c, all);
+        } else {
+            const double gain = 1 + get_parameter(&p->scale, t->n, c, 0);
+            dbias[c] += gain * all;
+            dweight[c] += gain * centred;
+        }
+        if (p->dscale.data)
+            put_parameter(&p->dscale, t->n, c, weight_of(plan, t->n, c) * centred + bias_of(plan, t->n, c) * all);
+        if (p->dshift.data)
+            put_parameter(&p->dshift, t->n, c, all);
+    }
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------------- */
+
+static struct normfuse_small_sets sets_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+{
+    return (struct normfuse_small_sets){
+        .samples = (size_t)t->samples, .rows = (size_t)plan->small_rows, .sets = (size_t)t->sets, .n = (size_t)plan->small_run,
+        .u = w->u, .weight = w->weight, .bias = w->bias, .shift = w->shift, .sum = w->sum, .square = w->square,
+        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
+}
+
+/* The i-th set's moments in double: the slow way for values that f32 cannot square. */
+static struct moments moments_wide(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i)
+{
+    const int64_t n = plan->small_run, pitch = t->sets * n;
+    const float *u = (const float *)w->u + i / t->sets * plan->small_rows * pitch + i % t->sets * n;
+    struct moments m = {(double)(plan->small_rows * n), 0, 0};
+    for (int sweep = 0; sweep < 2; sweep++) {
+        double sum = 0;
+        for (int64_t r = 0; r < plan->small_rows; r++)
+            for (int64_t j = 0; j < n; j++) {
+                const double v = (double)u[r * pitch + j] - m.mean;
+                sum += sweep ? v * v : v;
+            }
+        *(sweep ? &m.m2 : &m.mean) = sweep ? sum : sum / m.count;
+    }
+    return m;
+}
+
+/* Mean and M2 of the i-th set; inverse: 1 over its values. */
+static struct moments moments_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i, double inverse)
+{
+    const double k = get_real(plan, w->shift, i), sum = get_real(plan, w->sum, i), square = get_real(plan, w->square, i);
+    if (!plan->wide_type && out_of_range(k, sum, square))
+        return moments_wide(plan, w, t, i);
+    const double m2 = square - sum * sum * inverse;
+    return (struct moments){(double)(plan->small_rows * plan->small_run), k + sum * inverse, m2 < 0 ? 0 : m2};
+}
+
+/* What elements of the i-th set are normalized with: (u - shift)*rstd + rest, the shift being the mean in the compute type. */
+static void put_statistics(const struct plan *plan, struct small_worker *w, int64_t i, double mean, double rstd)
+{
+    const double shift = plan->wide_type ? mean : (double)(float)mean;
+    put_real(plan, w->shift, i, shift);
+    put_real(plan, w->rstd, i, rstd);
+    put_real(plan, w->rest, i, (shift - mean) * rstd);
+    w->wide_rstd[i] = rstd;
+}
+
+static void forward_tile(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_small_sets s = sets_of(plan, w, t);
+    load_u(plan, w, t);
+    plan->small->moments(&s);
+    const double inverse = 1 / (double)(plan->small_rows * plan->small_run);
+    for (int64_t n = 0, i = 0; n < t->samples; n++)
+        for (int64_t j = 0; j < t->sets; j++, i++) {
+            const struct moments m = moments_of(plan, w, t, i, inverse);
+            const double rstd = 1 / sqrt(m.m2 * inverse + p->eps);
+            put_statistics(plan, w, i, m.mean, rstd);
+            put_parameter(&p->mean, t->n + n, t->first + j, m.mean);
+            put_parameter(&p->rstd, t->n + n, t->first + j, rstd);
+            if (plan->updates_running) {
+                double *sum = plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) + t->first + j;
+                sum[0] += m.mean;
+                sum[p->c] += m.m2 / (m.count - 1);
+            }
+        }
+    if (!p->y.data) /* u alone was asked for */
+        return;
+    s.z = w->z;
+    plan->small->normalize(&s);
+    if (p->post_add.data)
+        load(plan, w, &p->post_add, t, w->z, true);
+    plan->small->activate(p->activation, p->act_param, w->z, (size_t)round_up(values_of(plan, t), 16));
+    store(plan, w, &p->y, t, w->z, plan->stream);
+}
+
+static void backward_tile(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_small_sets s = sets_of(plan, w, t);
+    load_u(plan, w, t);
+    load(plan, w, &p->dy, t, w->gradient, false);
+    for (int64_t n = 0, i = 0; n < t->samples; n++)
+        for (int64_t j = 0; j < t->sets; j++, i++)
+            put_statistics(plan, w, i, get_parameter(&p->mean, t->n + n, t->first + j, 0), get_parameter(&p->rstd, t->n + n, t->first + j, 1));
+    const bool needs_z = p->activation != NORMFUSE_IDENTITY;
+    s.normalized = w->normalized;
+    s.z = needs_z && !p->from_y ? w->z : NULL;
+    plan->small->normalize(&s);
+    if (needs_z) {
+        if (p->post_add.data) /* y itself where that is given */
+            load(plan, w, &p->post_add, t, w->z, !p->from_y);
+        plan->small->activate_gradient(p->activation, p->act_param, w->gradient, w->z, (size_t)round_up(values_of(plan, t), 16));
+    }
+    s.gradient = w->gradient;
+    s.scaled = w->z;
+    s.sum_bias = w->sum_bias;
+    s.sum_weight = w->sum_weight;
+    plan->small->sums(&s);
+    if (plan->apply) {
+        for (int64_t i = 0; i < t->samples * t->sets; i++) {
+            const double factor = -w->wide_rstd[i] / (double)plan->set_values;
+            put_real(plan, w->slope, i, factor * get_real(plan, w->square, i));
+            put_real(plan, w->offset, i, factor * get_real(plan, w->sum, i));
+        }
+        s.dx = w->u;
+        plan->small->dx(&s);
+        if (p->du.data)
+            load(plan, w, &p->du, t, w->u, true);
+    }
+    if (p->dpost_add.data)
+        store(plan, w, &p->dpost_add, t, w->gradient, false);
+    if (plan->apply)
+        store(plan, w, &p->dx, t, w->u, plan->stream);
+}
+
+/* ---- a task ---------------------------------------------------------------------------------------------------------------- */
+
+/* Samples [n, end) of a block: f32 sums of channels are those of at most CHUNK_ROWS rows, whose number depends on shapes alone. */
+static void walk_block(const struct plan *plan, struct small_worker *w, struct small_tile t, int64_t end)
+{
+    const int64_t columns = t.sets * plan->small_run, chunk = larger(1, CHUNK_ROWS / plan->small_rows);
+    const struct small_tile block = t;
+    if (plan->backward) {
+        memset(w->bias_so_far, 0, (size_t)columns * 8);
+        memset(w->weight_so_far, 0, (size_t)columns * 8);
+    }
+    for (int64_t n = t.n; n < end; n += chunk) {
+        if (plan->backward) {
+            memset(w->sum_bias, 0, (size_t)columns * plan->real_bytes);
+            memset(w->sum_weight, 0, (size_t)columns * plan->real_bytes);
+        }
+        for (t.n = n; t.n < smaller(n + chunk, end); t.n += t.samples) {
+            t.samples = smaller(plan->small_samples, smaller(n + chunk, end) - t.n);
+            (plan->backward ? backward_tile : forward_tile)(plan, w, &t);
+        }
+        if (plan->backward) {
+            plan->column->accumulate(w->sum_bias, w->bias_so_far, (size_t)columns, 1);
+            plan->column->accumulate(w->sum_weight, w->weight_so_far, (size_t)columns, 1);
+        }
+    }
+    if (plan->backward)
+        put_gradients(plan, w, &block);
+}
+
+void normfuse_small_sets_walk(const struct plan *plan, struct worker *worker, int64_t begin, int64_t end, int64_t first, int64_t last)
+{
+    struct small_worker *w = &worker->small;
+    const bool per_sample = is_per_sample(plan->p);
+    const int64_t step = per_sample ? 1 : plan->block_samples;
+    for (int64_t g = first; g < last; g += plan->small_at_once) {
+        struct small_tile t = {.first = g, .sets = smaller(plan->small_at_once, last - g)};
+        for (t.n = begin; t.n < end; t.n += step) {
+            if (per_sample || t.n == begin)
+                fill_parameters(plan, w, &t);
+            walk_block(plan, w, t, smaller(t.n + step, end));
+        }
+    }
+}
