@@ -1076,9 +1076,15 @@ static void test_vast_scratch(void)
     const size_t of_most = asked_bytes;
     CHECK(ask_scratch(1 << 10, 1 << 10, 1 << 23, INT32_MAX) == NORMFUSE_OK && asked_bytes == of_most,
           "%zu bytes, for 1024 threads %zu", asked_bytes, of_most);
-    CHECK(ask_scratch(1, INT64_C(1) << 57, 1, 1024) == NORMFUSE_OUT_OF_MEMORY &&
-              strstr(normfuse_last_error(), "overflow") != NULL,
-          "%zu bytes: %s", asked_bytes, normfuse_last_error());
+    fresh_of(GROUP, BACKWARD_SCRATCH, NORMFUSE_F16, 1, INT64_C(1) << 57, 1, 1, 1);
+    for (int slot = 0; slot < SLOTS; slot++)
+        if (slot == X || slot == DY || slot == MEAN || slot == RSTD)
+            f.t[slot].data = (void *)(uintptr_t)64;
+        else if ((&f.tensors.x)[slot] != NULL)
+            absent((enum slot)slot);
+    f.exec.threads = 1024;
+    CHECK(call_it() == NORMFUSE_OUT_OF_MEMORY && strstr(normfuse_last_error(), "overflow") != NULL, "%zu bytes: %s", asked_bytes,
+          normfuse_last_error());
     CHECK(ask_scratch(INT64_C(1) << 56, 2, 1, INT32_MAX) == NORMFUSE_OK && asked_bytes != 0, "%s", normfuse_last_error());
 }
 

@@ -165,7 +165,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
 {
     struct plan plan;
     if (normfuse_is_empty(p)) {
-        normfuse_plan_say(&plan, p);
+        normfuse_plan_say(&plan, p, 1);
         normfuse_put_empty(&plan);
         return NORMFUSE_OK;
     }

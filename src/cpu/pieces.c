@@ -48,9 +48,16 @@ void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrd
         }
 }
 
-static ptrdiff_t inner_stride(const struct plan *plan, const struct normfuse_view *v)
+/* Row r of a tile to a stage, or back. */
+static void copy_row(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t r, char *stage, bool to_stage)
 {
-    return plan->p->columns ? (plan->p->c > 1 ? v->channel : 1) : (plan->p->s > 1 ? v->position : 1);
+    const struct normfuse_problem *p = plan->p;
+    const size_t bytes = plan->type_bytes;
+    char *at = row_address(plan, v, t, r);
+    const ptrdiff_t inner = p->columns && plan->spread == 1 ? (p->c > 1 ? v->channel : 1) : plan->spread > 1 || p->s > 1 ? v->position : 1;
+    const int64_t n = plan->spread > 1 ? plan->spread : t->width;
+    for (int64_t i = 0; i < t->width; i += n, at += v->channel * (ptrdiff_t)bytes, stage += (size_t)n * bytes)
+        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : inner, to_stage ? at : stage, to_stage ? inner : 1, n, bytes);
 }
 
 /* The tile of an input, in place or copied to the stage; *stride is between its rows. */
@@ -62,8 +69,7 @@ static const void *input(const struct plan *plan, const struct normfuse_view *v,
         return element(plan, v, t);
     }
     for (int64_t r = 0; r < t->rows; r++)
-        normfuse_copy_strided(stage + (size_t)(r * t->width) * plan->type_bytes, 1, row_address(plan, v, t, r), inner_stride(plan, v),
-                     t->width, plan->type_bytes);
+        copy_row(plan, v, t, r, stage + (size_t)(r * t->width) * plan->type_bytes, true);
     *stride = t->width;
     return stage;
 }
@@ -79,12 +85,11 @@ static void *output(const struct plan *plan, const struct normfuse_view *v, cons
     return stage;
 }
 
-static void scatter(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, const char *stage)
+static void scatter(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, char *stage)
 {
     if (v->data && !direct(plan, v))
         for (int64_t r = 0; r < t->rows; r++)
-            normfuse_copy_strided(row_address(plan, v, t, r), inner_stride(plan, v), stage + (size_t)(r * t->width) * plan->type_bytes, 1,
-                         t->width, plan->type_bytes);
+            copy_row(plan, v, t, r, stage + (size_t)(r * t->width) * plan->type_bytes, false);
 }
 
 /* The tile of u: x, or x + pre_add, rounded; `first` is the part of the call that writes u out. */
@@ -193,6 +198,7 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
     struct tile t = {.rows = rows, .width = width};
     if (plan->p->columns) {
         t.n = plan->batch ? segment + offset / larger(1, plan->length) : set;
+        t.c = first_channel(plan, set);
         t.s = plan->batch ? offset % larger(1, plan->length) : offset;
     } else if (plan->batch) {
         t.n = segment;
@@ -215,7 +221,9 @@ static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v
     struct tile to = *t;
     if (!plan->batch)
         to.n = next / plan->sample_sets;
-    if (!p->columns)
+    if (p->columns)
+        to.c += first_channel(plan, next) - first_channel(plan, next - 1);
+    else
         to.c += (group_of(plan, next) - group_of(plan, next - 1)) * plan->group_channels;
     return element(plan, v, &to) - element(plan, v, t);
 }
@@ -249,7 +257,7 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
     return normfuse_load(rounded, p->type);
 }
 
-/* The moments of rows x width values from channel c on in double: the slow way for values that f32 cannot square. */
+/* The moments of rows x width values from channel, or column of the tile, c on in double: the slow way for values that f32 cannot square. */
 static struct moments moments_wide(const struct plan *plan, const struct tile *t, int64_t c, int64_t rows, int64_t width)
 {
     const struct normfuse_problem *p = plan->p;
@@ -260,7 +268,8 @@ static struct moments moments_wide(const struct plan *plan, const struct tile *t
             for (int64_t i = 0; i < width; i++) {
                 double v;
                 if (p->columns)
-                    v = value_u(plan, t->n + (t->s + r) / p->s, c + i, (t->s + r) % p->s);
+                    v = plan->spread > 1 ? value_u(plan, t->n + r, t->c + (c + i) / plan->spread, (c + i) % plan->spread)
+                                         : value_u(plan, t->n + (t->s + r) / p->s, t->c + c + i, (t->s + r) % p->s);
                 else if (plan->batch)
                     v = value_u(plan, t->n + r, c, t->s + i);
                 else
@@ -280,7 +289,7 @@ static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 {
     if (!plan->staged)
         return otherwise;
-    return larger(plan->widen, STAGE_VALUES / larger(1, plan->p->c) / plan->widen * plan->widen);
+    return larger(plan->widen, STAGE_VALUES / larger(1, plan->set_channels * plan->spread) / plan->widen * plan->widen);
 }
 
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
@@ -291,7 +300,7 @@ static void set_shift(const struct plan *plan, struct worker *w, int64_t j, doub
     put_real(plan, w->shift, j, isfinite(k) ? k : 0);
 }
 
-/* The moments of t's rows of `width` values from channel c on, whose sums are the j-th. */
+/* The moments of t's rows of `width` values from channel, or column of the tile, c on, whose sums are the j-th. */
 static struct moments moments_of_chunk(const struct plan *plan, const struct worker *w, const struct tile *t, int64_t c, int64_t width,
                                        int64_t j)
 {
@@ -368,7 +377,7 @@ static void moments_of_piece_runs(const struct plan *plan, struct worker *w, str
 /* Adds the moments of the rows [offset, offset + rows) of a set, column by column, onto w->sum and w->square. */
 static void sum_rows(const struct plan *plan, struct worker *w, int64_t set, int64_t segment, int64_t offset, int64_t rows, bool first)
 {
-    const int64_t c = plan->p->c, most = rows_of_tile(plan, rows);
+    const int64_t c = columns_of(plan, set), most = rows_of_tile(plan, rows);
     for (int64_t r = 0; r < rows; r += most) {
         const struct tile t = tile_at(plan, set, segment, offset + r, smaller(most, rows - r), c);
         struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
@@ -384,12 +393,11 @@ static void clear_sums(const struct plan *plan, struct worker *w)
 }
 
 /* One double per channel of an array of the compute type, the rows that were taken as one added up. */
-static void fold(const struct plan *plan, const void *array, double *out)
+static void fold(const struct plan *plan, const void *array, int64_t channels, double *out)
 {
-    const int64_t channels = plan->p->c;
     for (int64_t c = 0; c < channels; c++)
         out[c] = 0;
-    for (int64_t from = 0; from < plan->coefficients; from += channels) {
+    for (int64_t from = 0; from < channels * plan->widen; from += channels) {
         if (plan->wide_type) {
             const double *in = (const double *)array + from;
             for (int64_t c = 0; c < channels; c++)
@@ -403,10 +411,9 @@ static void fold(const struct plan *plan, const void *array, double *out)
 }
 
 /* The shifts for the next sums: the means, or 0 where there is none. */
-static void set_shifts(const struct plan *plan, struct worker *w, const double *means)
+static void set_shifts(const struct plan *plan, struct worker *w, const double *means, int64_t channels)
 {
-    const int64_t channels = plan->p->c;
-    for (int64_t to = 0; to < plan->coefficients; to += channels) {
+    for (int64_t to = 0; to < channels * plan->widen; to += channels) {
         if (plan->wide_type) {
             double *out = (double *)w->shift + to;
             for (int64_t c = 0; c < channels; c++)
@@ -423,16 +430,16 @@ static void set_shifts(const struct plan *plan, struct worker *w, const double *
  * the chunk's means. */
 static void join_columns(const struct plan *plan, struct worker *w, const struct tile *t, double before, int64_t rows)
 {
-    const int64_t channels = plan->p->c;
+    const int64_t channels = t->width;
     if (plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (size_t)plan->widen, (double)rows, before)) {
-        widen_entries(plan, w->shift);
+        widen_entries(plan, w->shift, channels);
         return;
     }
     const double n = (double)rows, inverse = 1 / n, weight = n / (before + n), cross = before * weight;
     double *restrict sum = w->sum64, *restrict square = w->square64, *restrict mean = w->mean, *restrict m2 = w->m2;
     int bad = 0;
-    fold(plan, w->sum, sum);
-    fold(plan, w->square, square);
+    fold(plan, w->sum, channels, sum);
+    fold(plan, w->square, channels, square);
     for (int64_t c = 0; c < channels; c++)
         bad |= out_of_range(get_real(plan, w->shift, c), sum[c], square[c]);
     if (plan->wide_type) {
@@ -466,7 +473,7 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
         memcpy(mean, sum, (size_t)channels * 8);
         memcpy(m2, square, (size_t)channels * 8);
     }
-    set_shifts(plan, w, sum);
+    set_shifts(plan, w, sum, channels);
 }
 
 /* Each group's mean of all rows, then the sums about it. */
@@ -485,19 +492,18 @@ static void moments_of_few_rows(const struct plan *plan, struct worker *w, doubl
             set_shift(plan, w, j, get_real(plan, w->sum, j) / (double)(t.rows * d));
         plan->pass->moments_runs(&s);
         for (int64_t j = 0; j < count; j++) {
-            const struct moments m = moments_of_chunk(plan, w, &t, t.c + j * d, d, j);
+            const struct moments m = moments_of_chunk(plan, w, &t, j * d, d, j);
             partial[g + j] = m.mean;
-            partial[plan->groups + g + j] = m.m2;
+            partial[plan->entries + g + j] = m.m2;
         }
     }
 }
 
 static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
-    const struct normfuse_problem *p = plan->p;
     const struct piece piece = piece_of(plan, index);
-    const int64_t rows = piece.segments * piece.length, channels = p->c;
-    double *partial = slot->partials + index * 2 * (plan->batch ? channels : plan->groups);
+    const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
+    double *partial = slot->partials + index * 2 * plan->entries;
     if (plan->few_rows) {
         moments_of_few_rows(plan, w, partial, set, &piece);
         return;
@@ -516,10 +522,10 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
         sum_rows(plan, w, set, piece.segment, piece.start, rows, true);
     clear_sums(plan, w);
     sum_rows(plan, w, set, piece.segment, piece.start, sampled, !writes_u);
-    fold(plan, w->sum, w->sum64);
+    fold(plan, w->sum, channels, w->sum64);
     for (int64_t c = 0; c < channels; c++)
         w->sum64[c] /= (double)sampled;
-    set_shifts(plan, w, w->sum64);
+    set_shifts(plan, w, w->sum64, channels);
     for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
         clear_sums(plan, w);
@@ -527,14 +533,14 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
         const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, chunk, channels);
         join_columns(plan, w, &t, (double)r, chunk);
     }
-    if (plan->batch) {
+    /* the columns of a group, or of a channel, have equal counts: their mean is the mean of means */
+    const int64_t d = plan->batch ? plan->spread : plan->group_channels;
+    if (d == 1) {
         memcpy(partial, w->mean, (size_t)channels * 8);
-        memcpy(partial + channels, w->m2, (size_t)channels * 8);
+        memcpy(partial + plan->entries, w->m2, (size_t)channels * 8);
         return;
     }
-    /* the columns of a group have equal counts: their mean is the mean of means */
-    const int64_t d = plan->group_channels;
-    for (int64_t g = 0; g < plan->groups; g++) {
+    for (int64_t g = 0; g < channels / d; g++) {
         double mean = 0, m2 = 0, between = 0;
         for (int64_t c = g * d; c < (g + 1) * d; c++) {
             mean += w->mean[c];
@@ -544,7 +550,7 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
         for (int64_t c = g * d; c < (g + 1) * d; c++)
             between += (w->mean[c] - mean) * (w->mean[c] - mean);
         partial[g] = mean;
-        partial[plan->groups + g] = m2 + between * (double)rows;
+        partial[plan->entries + g] = m2 + between * (double)rows;
     }
 }
 
@@ -655,7 +661,7 @@ static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct
 static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    const int64_t rows = piece.segments * piece.length, channels = plan->p->c;
+    const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
     memset(w->mean, 0, (size_t)channels * 8);
     memset(w->m2, 0, (size_t)channels * 8);
     const int64_t most = rows_of_tile(plan, plan->chunk_rows);
@@ -669,8 +675,16 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->widen);
         plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->widen);
     }
-    memcpy(slot->partials + index * 2 * channels, w->mean, (size_t)channels * 8);
-    memcpy(slot->partials + (index * 2 + 1) * channels, w->m2, (size_t)channels * 8);
+    double *sums = slot->partials + index * 2 * plan->entries, *products = sums + plan->entries;
+    for (int64_t c = 0; c < channels; c += plan->spread) {
+        double sum = 0, product = 0;
+        for (int64_t i = c; i < c + plan->spread; i++) {
+            sum += w->mean[i];
+            product += w->m2[i];
+        }
+        sums[c / plan->spread] = sum;
+        products[c / plan->spread] = product;
+    }
 }
 
 void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
@@ -709,7 +723,7 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
     if (plan->p->columns) {
         const int64_t rows = piece.segments * piece.length, most = rows_of_tile(plan, rows);
         for (int64_t r = 0; r < rows; r += most) {
-            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(most, rows - r), plan->p->c);
+            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(most, rows - r), columns_of(plan, set));
             apply_tile(plan, w, slot, &t, 0, next);
         }
         return;

@@ -53,14 +53,37 @@ static int64_t samples_of_block(int64_t c, int64_t s)
     return block;
 }
 
+/* Columns that a channel has: each of the few values of its runs, where sets are channels, or nothing. */
+static int64_t spreading(const struct normfuse_problem *p)
+{
+    const bool shared = !p->weight.batch && !p->bias.batch && !p->dweight.batch && !p->dbias.batch;
+    const int64_t most = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_RUN;
+    return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= most ? p->s : 1;
+}
+
+/* Channels of a set of such, and of those of columns. */
+static int64_t channels_of_set(int64_t c, int64_t spread)
+{
+    return c * spread < 2 * SET_COLUMNS ? c : round_up(divide_up(SET_COLUMNS, spread), 32);
+}
+
+/* Samples of a piece of a batch's columns: parts that are multiples of it are cut alike. */
+static int64_t samples_of_piece(int64_t c, int64_t s, int64_t spread)
+{
+    int64_t parts, part, segments, pieces;
+    const int64_t columns = channels_of_set(c, spread) * spread;
+    cut(1, s / spread, divide_up(BATCH_PIECE_VALUES, larger(columns, 1)), widening(columns) * 4, &parts, &part, &segments, &pieces);
+    return segments;
+}
+
 int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
 {
     int64_t parts, part, segments, pieces;
-    const int64_t widen = widening(c);
     if (columns)
-        cut(1, s, divide_up(BATCH_PIECE_VALUES, larger(c, 1)), widen * 4, &parts, &part, &segments, &pieces);
-    else
-        cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
+        return larger(samples_of_piece(c, s, 1), samples_of_block(c, s));
+    cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
+    if (s > 1 && s <= SPREAD_RUN)
+        segments = larger(segments, samples_of_piece(c, s, s)); /* both are powers of two */
     return larger(segments, samples_of_block(c, s));
 }
 
@@ -76,20 +99,20 @@ static int64_t bundle_of(const struct plan *plan)
     return larger(1, smaller(smaller(MOST_BUNDLED, plan->groups), BUNDLE_BYTES / (values * (int64_t)plan->type_bytes)));
 }
 
-void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p)
+void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread)
 {
     memset((char *)plan + sizeof plan->seen, 0, sizeof *plan - sizeof plan->seen);
     plan->p = p;
+    plan->spread = spread;
     plan->type_bytes = normfuse_type_bytes(p->type);
     plan->wide_type = p->type == NORMFUSE_F64;
     plan->real_bytes = plan->wide_type ? 8 : 4;
     plan->none = p->sets == NORMFUSE_SETS_NONE;
     plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
-    /* Small samples of affine that share coefficients are walked as the rows of a batch are. Not in an evaluation: a
-     * gradient that goes on from an earlier call's would be rstd times two sums, not of one. */
-    const bool is_shared = plan->constant && !p->evaluate && !p->dweight.batch && !p->dbias.batch;
-    plan->batch = p->sets == NORMFUSE_SETS_BATCH ||
-                  (is_shared && p->columns && p->c <= BATCH_PIECE_VALUES / CHUNK_ROWS && samples_of_block(p->c, p->s) > 1);
+    /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
+    const bool is_shared = plan->constant && !p->dweight.batch && !p->dbias.batch && (p->columns || plan->spread > 1) &&
+                           (p->s <= SPREAD_RUN || samples_of_block(p->c, p->s) > 1);
+    plan->batch = p->sets == NORMFUSE_SETS_BATCH || is_shared;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL;
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
@@ -117,13 +140,19 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     /* Groups of [N, C] are runs of adjacent values: sums of a column have one value each. */
     if (problem->s == 1 && problem->sets == NORMFUSE_SETS_GROUP && problem->x.channel == 1)
         plan->seen.columns = false;
+    const int64_t spread = spreading(problem);
+    if (spread > 1) {
+        plan->seen.columns = true;
+        plan->seen.s = 1;
+    }
     const struct normfuse_problem *const p = &plan->seen;
-    normfuse_plan_say(plan, p);
+    normfuse_plan_say(plan, p, spread);
     plan->table = normfuse_table_chosen();
     plan->pass = plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->small = &plan->table->small_sets[p->type == NORMFUSE_F64];
-    plan->widen = p->columns ? widening(p->c) : 1;
+    plan->set_channels = plan->batch ? channels_of_set(p->c, spread) : p->c;
+    plan->widen = p->columns ? widening(plan->set_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
         plan->widen = smaller(plan->widen, power_of_two_below(larger(1, p->s)));
     const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
@@ -139,15 +168,17 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->sample_sets = plan->groups;
         plan->bundle = 1;
     } else if (p->columns) {
-        plan->sets = plan->batch ? 1 : p->n;
+        const int64_t columns = plan->set_channels * spread;
+        plan->sets = plan->batch ? divide_up(p->c, plan->set_channels) : p->n;
+        plan->constant = plan->constant && (!plan->batch || plan->sets == 1);
         plan->segments = plan->batch ? p->n : 1;
         plan->length = p->s;
-        plan->chunk_rows = rows_of_chunk(p->c, plan->widen);
-        plan->coefficients = p->c * plan->widen;
-        cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(p->c, 1)),
+        plan->chunk_rows = rows_of_chunk(columns, plan->widen);
+        plan->coefficients = columns * plan->widen;
+        cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(columns, 1)),
             plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
         plan->bundle = plan->sample_sets = 1;
-        plan->entries = plan->batch || plan->backward ? p->c : plan->groups;
+        plan->entries = plan->batch || plan->backward ? plan->set_channels : plan->groups;
         plan->partial_doubles = 2 * plan->entries * plan->pieces;
     } else {
         plan->segments = plan->batch ? p->n : plan->group_channels;
@@ -168,11 +199,10 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
 
     if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
         plan->staged = true;
-    plan->spread = 1; /* tiles of all samples, which no stage holds */
     if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 && plan->coefficients > 1 &&
         p->s * (int64_t)plan->type_bytes < SHORT_RUN_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
-        plan->coefficients * p->s <= MOST_SPREAD && plan->parts == 1) {
-        bool adjacent = true;
+        plan->coefficients * p->s <= SPREAD_ROW && plan->parts == 1) {
+        bool adjacent = true; /* tiles of all samples, which no stage holds */
         for (size_t i = 0; i < sizeof views / sizeof *views; i++)
             adjacent = adjacent && (!views[i]->data || views[i]->channel == p->s);
         if (adjacent)
@@ -180,7 +210,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     }
 
     /* How it is run changes no bits. */
-    const int64_t values = p->n * p->c * p->s;
+    const int64_t values = problem->n * problem->c * problem->s;
     const int64_t asked = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
     const int64_t most = smaller(asked, NORMFUSE_MOST_THREADS);
     plan->threads = (int32_t)larger(1, smaller(most, values / PIECE_VALUES));
@@ -189,9 +219,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
                           same_view(out, &p->post_add) || same_view(out, &p->du);
     /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
-    const int64_t row_bytes = (plan->small_sets ? 0 : p->columns ? plan->widen * p->c : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
-    const bool shares_lines = row_bytes % ALIGNMENT != 0 &&
-                              (p->columns ? p->c * (int64_t)plan->type_bytes < 4096 : row_bytes < SHORT_RUN_BYTES);
+    const int64_t row_bytes = (plan->small_sets ? 0 : p->columns ? plan->widen * p->c * spread : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
+    const bool shares_lines = row_bytes % ALIGNMENT != 0 && row_bytes < (p->columns ? 4096 : SHORT_RUN_BYTES);
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
 
@@ -250,9 +279,9 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
         slot->partials = take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
         void **arrays[] = {&slot->c.k, &slot->c.a, &slot->c.b, &slot->c.p, &slot->c.q, &slot->c.r};
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
-            *arrays[j] = take(arena, plan->coefficients * plan->spread, plan->real_bytes);
+            *arrays[j] = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
     }
-    team->sums = take(arena, 2 * (plan->p->columns ? plan->p->c : plan->set_channels), 8);
+    team->sums = take(arena, 2 * plan->set_channels, 8);
 }
 
 static void lay_out_small_worker(const struct plan *plan, struct small_worker *w, struct arena *arena)
@@ -279,7 +308,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
 {
     struct arena arena = {base, 0, false};
     const struct normfuse_problem *p = plan->p;
-    const int64_t width = p->columns ? p->c * plan->widen : 0;
+    const int64_t columns = p->columns ? plan->set_channels * plan->spread : 0, width = columns * plan->widen;
     plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
     plan->bias = take(&arena, p->bias.batch ? 0 : p->c, 8);
     plan->sample_sums = take(&arena, plan->blocks * p->c * 2 * (plan->reduce || plan->updates_running ? 1 : 0), 8);
@@ -298,10 +327,10 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
             worker->shift = take(&arena, p->columns ? width : plan->bundle, plan->real_bytes);
             worker->sum = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
             worker->square = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
-            worker->mean = take(&arena, p->columns ? p->c : 0, 8);
-            worker->m2 = take(&arena, p->columns ? p->c : 0, 8);
-            worker->sum64 = take(&arena, p->columns ? p->c : 0, 8);
-            worker->square64 = take(&arena, p->columns ? p->c : 0, 8);
+            worker->mean = take(&arena, columns, 8);
+            worker->m2 = take(&arena, columns, 8);
+            worker->sum64 = take(&arena, columns, 8);
+            worker->square64 = take(&arena, columns, 8);
         }
         /* bundles go through a copy of u where that is not written out */
         const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle > 1 ? plan->set_channels * p->s : 0);

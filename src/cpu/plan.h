@@ -36,7 +36,10 @@ enum {
     FEW_ROWS_CHANNELS = 16,   /* and have so many channels */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
     MOST_BUNDLED = 16,
-    MOST_SPREAD = 4096,       /* values of a row with spread coefficients */
+    SPREAD_RUN = 64,          /* values of a run that are columns where sets are channels, or nothing; */
+    SPREAD_MOMENTS = 16,      /* where these have moments */
+    SPREAD_ROW = 4096,        /* values of a row of runs that is applied as one */
+    SET_COLUMNS = 2048,       /* of a set of channels where there are twice as many */
     SHORT_RUN_BYTES = 1024,
     BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
     TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
@@ -90,8 +93,8 @@ struct worker {
 
 struct tile {
     int64_t n, c, s;    /* where it starts */
-    bool across;        /* batch norm under runs: rows are the channels of one sample, not one channel's samples */
     bool across_values; /* under runs: a row is all values of a set's channels in one sample */
+    bool across;        /* batch norm under runs: rows are the channels of one sample, not one channel's samples */
     int64_t rows, width; /* rows: runs, or positions; width: values of a run, or channels */
     int64_t flat;       /* columns: index of the first row over all samples of the set */
 };
@@ -122,12 +125,12 @@ struct plan {
     int64_t widen;             /* rows taken as one */
     int64_t bundle;            /* under runs: adjacent channels of batch norm, or groups of one chunk each, that are one set here: memory
                                   is walked in long stretches, and small ones share the calls of passes */
-    int64_t set_channels;      /* of one sample, in a set (bundle) under runs */
+    int64_t set_channels;      /* most channels of a set, of one sample */
     int64_t sample_sets;       /* sets that one sample has, where sets are not channels */
     int64_t entries;           /* statistics of a set */
-    int64_t spread;            /* batch norm, runs that are short and share cache lines: coefficients are repeated for each of so many
-                                  values, and a set's channels are applied as one row (61x1031x13x13 bf16: 6.6 copy floors to
-                                  1.95); 1: not */
+    int64_t spread;            /* under columns: short runs of channels that share nothing with others; a sample is a row, and each value of a
+                                  channel a column, whose sums and coefficients are the channel's. Under runs, that share cache lines: so
+                                  is it applied (61x1031x13x13 bf16: 6.6 copy floors to 1.95). 1: not */
     int64_t chunk_rows;
     int64_t coefficients;      /* entries of each array of struct coefficients */
     int64_t coefficient_step;
@@ -170,6 +173,9 @@ static inline bool direct(const struct plan *plan, const struct normfuse_view *v
         return true;
     if (!p->columns)
         return v->position == 1 || p->s == 1;
+    if (plan->spread > 1)
+        return v->position == 1 && (v->channel == plan->spread || p->c == 1) &&
+               (plan->widen == 1 || p->n == 1 || v->batch == p->c * plan->spread);
     if (v->channel != 1 && p->c != 1)
         return false;
     if (plan->widen > 1 && p->s > 1 && v->position != p->c)
@@ -266,17 +272,28 @@ static inline int64_t bundled(const struct plan *plan, int64_t set)
     return plan->bundle == 1 ? 1 : smaller(plan->bundle, plan->groups - group_of(plan, set));
 }
 
-/* Repeats the channels' entries for rows that are taken as one. */
-static inline void widen_entries(const struct plan *plan, void *array)
+/* Channels of a set under columns, the first of them, and columns. */
+static inline int64_t first_channel(const struct plan *plan, int64_t set)
 {
-    const size_t bytes = (size_t)plan->p->c * plan->real_bytes;
+    return plan->batch ? set * plan->set_channels : 0;
+}
+static inline int64_t channels_of(const struct plan *plan, int64_t set)
+{
+    return smaller(plan->set_channels, plan->p->c - first_channel(plan, set));
+}
+static inline int64_t columns_of(const struct plan *plan, int64_t set) { return channels_of(plan, set) * plan->spread; }
+
+/* Repeats the columns' entries for rows that are taken as one. */
+static inline void widen_entries(const struct plan *plan, void *array, int64_t columns)
+{
+    const size_t bytes = (size_t)columns * plan->real_bytes;
     for (int64_t i = 1; i < plan->widen; i++)
         memcpy((char *)array + (size_t)i * bytes, array, bytes);
 }
 
 /* plan.c */
 /* What a call is to do: the first fields of the plan behind `seen`, up to all_direct, and its groups. */
-void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p);
+void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread);
 /* All of it; the problem is not empty. */
 void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec);
 /* Lays everything out in scratch; with base NULL only counts. Returns the bytes, SIZE_MAX where they overflow. */

@@ -89,19 +89,21 @@ static void put_forward(const struct plan *plan, struct coefficients *co, int64_
     }
 }
 
-/* Repeats the entries of `count` channels for each of their values. */
-static void spread_entries(const struct plan *plan, void *array, int64_t count)
+/* Repeats the entries of `count` channels for each of their columns, and those for rows that are taken as one. */
+static void repeat_entries(const struct plan *plan, void *array, int64_t count)
 {
-    for (int64_t c = count - 1; c >= 0; c--)
+    const int64_t spread = plan->spread;
+    for (int64_t c = count - 1; spread > 1 && c >= 0; c--)
         if (plan->wide_type) {
-            double *out = (double *)array + c * plan->spread, v = ((double *)array)[c];
-            for (int64_t i = 0; i < plan->spread; i++)
+            double *out = (double *)array + c * spread, v = ((double *)array)[c];
+            for (int64_t i = 0; i < spread; i++)
                 out[i] = v;
         } else {
-            float *out = (float *)array + c * plan->spread, v = ((float *)array)[c];
-            for (int64_t i = 0; i < plan->spread; i++)
+            float *out = (float *)array + c * spread, v = ((float *)array)[c];
+            for (int64_t i = 0; i < spread; i++)
                 out[i] = v;
         }
+    widen_entries(plan, array, count * spread);
 }
 
 static struct moments given_stats(const struct plan *plan, int64_t n, int64_t g)
@@ -137,9 +139,15 @@ static struct extent extent_of(const struct plan *plan, int64_t set)
     const struct normfuse_problem *p = plan->p;
     const int64_t d = plan->batch || plan->none ? 1 : plan->group_channels;
     struct extent e = {.n = sample_of(plan, set), .d = d};
-    e.g = plan->none || p->columns ? 0 : group_of(plan, set);
-    e.first = plan->none ? 0 : e.g * d;
-    e.count = plan->none || p->columns ? p->c : bundled(plan, set) * d;
+    if (p->columns) {
+        e.first = first_channel(plan, set);
+        e.count = channels_of(plan, set);
+        e.g = plan->batch ? e.first : 0;
+    } else {
+        e.g = plan->none ? 0 : group_of(plan, set);
+        e.first = e.g * d;
+        e.count = plan->none ? p->c : bundled(plan, set) * d;
+    }
     e.groups = e.count / larger(1, d);
     return e;
 }
@@ -156,10 +164,8 @@ void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *su
         memcpy(slot->c.p, slot->c.a, (size_t)e.count * plan->real_bytes);
     void *arrays[] = {slot->c.k, slot->c.a, slot->c.b, slot->c.p};
     for (int j = 0; j < (plan->backward ? 4 : 3); j++)
-        if (p->columns)
-            widen_entries(plan, arrays[j]);
-        else if (plan->spread > 1)
-            spread_entries(plan, arrays[j], e.count);
+        if (p->columns || plan->spread > 1)
+            repeat_entries(plan, arrays[j], e.count);
     if (plan->backward && plan->apply && !plan->reduce && !plan->none) {
         const double *given = p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first);
         for (int64_t i = 0; i < e.count; i++) {
@@ -210,12 +216,9 @@ static void backward_coefficients(const struct plan *plan, struct coefficients *
         fill_real(plan, co->q, j * e.d, e.d, q);
         fill_real(plan, co->r, j * e.d, e.d, r);
     }
-    if (p->columns) {
-        widen_entries(plan, co->q);
-        widen_entries(plan, co->r);
-    } else if (plan->spread > 1) {
-        spread_entries(plan, co->q, e.count);
-        spread_entries(plan, co->r, e.count);
+    if (p->columns || plan->spread > 1) {
+        repeat_entries(plan, co->q, e.count);
+        repeat_entries(plan, co->r, e.count);
     }
 }
 
@@ -256,7 +259,7 @@ static void put_statistics(const struct plan *plan, int64_t n, int64_t g, struct
 static double join_pieces(const struct plan *plan, const struct slot *slot, int64_t entries, double before, double *restrict mean,
                           double *restrict m2)
 {
-    const double values = plan->p->columns && !plan->batch ? (double)plan->group_channels : 1;
+    const double values = (double)(!plan->p->columns ? 1 : plan->batch ? plan->spread : plan->group_channels);
     for (int64_t index = 0; index < plan->pieces; index++) {
         const struct piece piece = piece_of(plan, index);
         const double count = (double)(piece.segments * piece.length) * values;
@@ -303,10 +306,8 @@ static void finish_forward(const struct plan *plan, struct team *team, struct sl
     }
     void *arrays[] = {slot->c.k, slot->c.a, slot->c.b};
     for (int j = 0; plan->apply && j < 3; j++)
-        if (p->columns)
-            widen_entries(plan, arrays[j]);
-        else if (plan->spread > 1)
-            spread_entries(plan, arrays[j], e.count);
+        if (p->columns || plan->spread > 1)
+            repeat_entries(plan, arrays[j], e.count);
 }
 
 static void finish_backward(const struct plan *plan, struct team *team, struct slot *slot, int64_t set)
@@ -324,18 +325,26 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         all[i] = give_sums ? given[2 * i] : get_parameter(&p->dbias, 0, e.first + i, 0);
         centred[i] = give_sums ? given[2 * i + 1] : get_parameter(&p->dweight, 0, e.first + i, 0);
     }
-    if (p->columns) {
-        for (int64_t index = 0; index < plan->pieces; index++) {
-            const double *partial = slot->partials + index * 2 * p->c;
-            for (int64_t i = 0; i < 2 * e.count; i++)
+    /* An evaluation's sums are scaled piece by piece: so are they where they go on from an earlier call's. */
+    const bool is_scaled = plan->batch && plan->none && p->evaluate;
+    if (is_scaled) {
+        for (int64_t i = 0; i < e.count; i++) {
+            const struct statistics st = known(plan, 0, e.first + i);
+            const double rest = (plan->wide_type ? st.mean : (double)(float)st.mean) - st.mean;
+            for (int64_t index = 0; index < plan->pieces; index++) {
+                const double *partial = slot->partials + index * 2 * plan->entries;
                 all[i] += partial[i];
-        }
-    } else if (plan->batch) {
-        for (int64_t index = 0; index < plan->pieces; index++)
-            for (int64_t i = 0; i < e.count; i++) {
-                all[i] += slot->partials[index * 2 * plan->entries + i];
-                centred[i] += slot->partials[(index * 2 + 1) * plan->entries + i];
+                centred[i] += st.rstd * (partial[plan->entries + i] + rest * partial[i]);
             }
+        }
+    } else if (p->columns || plan->batch) {
+        for (int64_t index = 0; index < plan->pieces; index++) {
+            const double *restrict first = slot->partials + index * 2 * plan->entries, *restrict second = first + plan->entries;
+            for (int64_t i = 0; i < e.count; i++) {
+                all[i] += first[i];
+                centred[i] += second[i];
+            }
+        }
     } else {
         for (int64_t part = 0; part < plan->parts; part++) {
             const double *restrict first = slot->partials + 2 * part * plan->set_channels, *restrict second = first + plan->set_channels;
@@ -350,7 +359,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
     const bool weights = !give_sums && !plan->batch && !p->weight.batch && !p->dweight.batch && !p->bias.batch && !p->dbias.batch;
     const bool plain = weights && !p->scale.data && !p->dscale.data && !p->dshift.data;
     for (int64_t j = 0; j < e.groups; j++) {
-        const struct statistics st = known(plan, e.n, e.first + j * e.d);
+        const struct statistics st = is_scaled ? (struct statistics){0, 1} : known(plan, e.n, e.first + j * e.d);
         const double k = plan->wide_type ? st.mean : (double)(float)st.mean, rest = k - st.mean;
         double *restrict sum = all + j * e.d, *restrict product = centred + j * e.d;
         for (int64_t i = 0; i < e.d; i++)

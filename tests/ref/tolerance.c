@@ -56,7 +56,7 @@ double tolerance_stored(normfuse_type type, double value, double error)
 static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool columns, int64_t rows, int64_t channels,
                                                  int64_t positions)
 {
-    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5, FEW = 16 };
+    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5, FEW = 16, SPREAD = 16 };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
     arithmetic.shift_values = columns ? SHIFT_ROWS : SHIFT_VALUES;
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
@@ -74,6 +74,13 @@ static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool column
         arithmetic.shift_ratio =
             per_channel <= SHIFT_ROWS ? 1 : fmin(per_channel, CHUNK_ROWS) / SHIFT_ROWS;
         arithmetic.joins = 16 + per_channel / 16 + (double)channels;
+    } else if (rows > 1 && channels == 1 && positions > 1 && positions <= SPREAD) {
+        /* Each position of a channel is a column. */
+        arithmetic.additions = fmin(CHUNK_ROWS, (double)rows);
+        arithmetic.shift_additions = SHIFT_ROWS;
+        arithmetic.shift_ratio = rows <= SHIFT_ROWS ? 1 : fmin((double)rows, CHUNK_ROWS) / SHIFT_ROWS;
+        arithmetic.shift_values = 0;
+        arithmetic.joins = 16 + (double)rows / 16 + run;
     } else {
         /* Runs shorter than the lanes fill only some of them. */
         double per_lane = run < LANES ? CHUNK_VALUES / fmax(run, 1) : CHUNK_VALUES / LANES + CHUNK_VALUES / run;
