@@ -197,7 +197,7 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
 {
     struct tile t = {.rows = rows, .width = width};
     if (plan->p->columns) {
-        t.n = plan->batch ? segment + offset / larger(1, plan->length) : set;
+        t.n = plan->batch ? segment + offset / larger(1, plan->length) : sample_of(plan, set);
         t.c = first_channel(plan, set);
         t.s = plan->batch ? offset % larger(1, plan->length) : offset;
     } else if (plan->batch) {
@@ -479,10 +479,10 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
 /* Each group's mean of all rows, then the sums about it. */
 static void moments_of_few_rows(const struct plan *plan, struct worker *w, double *partial, int64_t set, const struct piece *piece)
 {
-    const int64_t d = plan->group_channels, at_once = plan->staged ? 1 : MOST_BUNDLED;
-    for (int64_t g = 0; g < plan->groups; g += at_once) {
-        const int64_t count = smaller(at_once, plan->groups - g);
-        const struct tile t = {.n = set, .c = g * d, .s = piece->start, .rows = piece->length, .width = count * d};
+    const int64_t d = plan->group_channels, at_once = plan->staged ? 1 : MOST_BUNDLED, groups = channels_of(plan, set) / d;
+    for (int64_t g = 0; g < groups; g += at_once) {
+        const int64_t count = smaller(at_once, groups - g);
+        const struct tile t = {.n = sample_of(plan, set), .c = first_channel(plan, set) + g * d, .s = piece->start, .rows = piece->length, .width = count * d};
         struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)d, .k = w->shift, .sum = w->sum, .square = w->square,
                                   .sets = (size_t)count, .set_stride = d};
         s.x = input_u(plan, w, &t, true, &s.x_stride);

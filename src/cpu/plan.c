@@ -61,10 +61,15 @@ static int64_t spreading(const struct normfuse_problem *p)
     return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= most ? p->s : 1;
 }
 
-/* Channels of a set of such, and of those of columns. */
+/* Channels of a set under columns, so few that its coefficients and sums stay in the cache: of those that are `spread` columns each. */
 static int64_t channels_of_set(int64_t c, int64_t spread)
 {
     return c * spread < 2 * SET_COLUMNS ? c : round_up(divide_up(SET_COLUMNS, spread), 32);
+}
+/* The same where groups of d stay together. */
+static int64_t channels_of_groups(int64_t c, int64_t d)
+{
+    return c < 2 * SET_COLUMNS ? c : larger(1, SET_COLUMNS / d) * d;
 }
 
 /* Samples of a piece of a batch's columns: parts that are multiples of it are cut alike. */
@@ -151,7 +156,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->pass = plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->small = &plan->table->small_sets[p->type == NORMFUSE_F64];
-    plan->set_channels = plan->batch ? channels_of_set(p->c, spread) : p->c;
+    plan->set_channels = plan->batch || plan->none ? channels_of_set(p->c, spread) : channels_of_groups(p->c, plan->group_channels);
     plan->widen = p->columns ? widening(plan->set_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
         plan->widen = smaller(plan->widen, power_of_two_below(larger(1, p->s)));
@@ -169,16 +174,17 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->bundle = 1;
     } else if (p->columns) {
         const int64_t columns = plan->set_channels * spread;
-        plan->sets = plan->batch ? divide_up(p->c, plan->set_channels) : p->n;
-        plan->constant = plan->constant && (!plan->batch || plan->sets == 1);
+        plan->sample_sets = divide_up(p->c, plan->set_channels);
+        plan->sets = plan->batch ? plan->sample_sets : p->n * plan->sample_sets;
+        plan->constant = plan->constant && plan->sample_sets == 1;
         plan->segments = plan->batch ? p->n : 1;
         plan->length = p->s;
         plan->chunk_rows = rows_of_chunk(columns, plan->widen);
         plan->coefficients = columns * plan->widen;
         cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(columns, 1)),
             plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
-        plan->bundle = plan->sample_sets = 1;
-        plan->entries = plan->batch || plan->backward ? plan->set_channels : plan->groups;
+        plan->bundle = 1;
+        plan->entries = plan->batch || plan->backward || plan->none ? plan->set_channels : plan->set_channels / plan->group_channels;
         plan->partial_doubles = 2 * plan->entries * plan->pieces;
     } else {
         plan->segments = plan->batch ? p->n : plan->group_channels;

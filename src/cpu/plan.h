@@ -39,7 +39,7 @@ enum {
     SPREAD_RUN = 64,          /* values of a run that are columns where sets are channels, or nothing; */
     SPREAD_MOMENTS = 16,      /* where these have moments */
     SPREAD_ROW = 4096,        /* values of a row of runs that is applied as one */
-    SET_COLUMNS = 2048,       /* of a set of channels where there are twice as many */
+    SET_COLUMNS = 2048,       /* that channels, or groups, are taken as one set, where there are twice as many */
     SHORT_RUN_BYTES = 1024,
     BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
     TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
@@ -47,7 +47,8 @@ enum {
     SMALL_SET_TILE = 2048,    /* values that are in the L1 cache at once where sets are smaller */
     SMALL_SET_RUN = 64,       /* runs: most values of a channel; columns: */
     SMALL_SET_CHANNELS = 8,   /* least channels of a group where a sample has at most */
-    SMALL_SET_ROWS = 2,       /* rows; others have FEW_ROWS_CHANNELS, and fit a tile */
+    SMALL_SET_ROWS = 2,       /* rows, or in the backward */
+    SMALL_SET_BACKWARD = 4,   /* so many; others have FEW_ROWS_CHANNELS, and fit a tile */
     STACK_BYTES = 12288,      /* scratch of small problems */
     ALIGNMENT = 64,
     COLOUR = 1344 /* between arrays: a store and a load that agree in the low 12 bits of their addresses wait for each
@@ -275,7 +276,7 @@ static inline int64_t bundled(const struct plan *plan, int64_t set)
 /* Channels of a set under columns, the first of them, and columns. */
 static inline int64_t first_channel(const struct plan *plan, int64_t set)
 {
-    return plan->batch ? set * plan->set_channels : 0;
+    return (plan->batch ? set : set % plan->sample_sets) * plan->set_channels;
 }
 static inline int64_t channels_of(const struct plan *plan, int64_t set)
 {

@@ -142,7 +142,7 @@ static struct extent extent_of(const struct plan *plan, int64_t set)
     if (p->columns) {
         e.first = first_channel(plan, set);
         e.count = channels_of(plan, set);
-        e.g = plan->batch ? e.first : 0;
+        e.g = e.first / d;
     } else {
         e.g = plan->none ? 0 : group_of(plan, set);
         e.first = e.g * d;

@@ -27,7 +27,7 @@ bool normfuse_small_sets_plan(struct plan *plan)
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
     if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > SMALL_SET_VALUES)
         return false;
-    const bool is_short = p->columns ? p->s <= SMALL_SET_ROWS && d >= SMALL_SET_CHANNELS : p->s <= SMALL_SET_RUN;
+    const bool is_short = p->columns ? p->s <= (plan->backward ? SMALL_SET_BACKWARD : SMALL_SET_ROWS) && d >= SMALL_SET_CHANNELS : p->s <= SMALL_SET_RUN;
     const bool is_small = p->columns && p->c * p->s <= SMALL_SET_TILE && d >= FEW_ROWS_CHANNELS;
     if (!is_short && !is_small)
         return false;

@@ -153,10 +153,11 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
 }
 
 /* numerics.md, "small sets". */
-void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions)
+void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, bool backward, int64_t channels,
+                          int64_t positions)
 {
-    enum { MOST_VALUES = 16384, MOST_RUN = 64, MOST_ROWS = 2, LEAST_CHANNELS = 8, TILE = 2048, CHUNK = 4096, LANES = 32, TREE = 5 };
-    const bool is_short = positions <= (columns ? MOST_ROWS : MOST_RUN), fits = channels * positions <= TILE;
+    enum { MOST_VALUES = 16384, MOST_RUN = 64, MOST_ROWS = 2, MOST_BACKWARD = 4, LEAST_CHANNELS = 8, TILE = 2048, CHUNK = 4096, LANES = 32, TREE = 5 };
+    const bool is_short = positions <= (!columns ? MOST_RUN : backward ? MOST_BACKWARD : MOST_ROWS), fits = channels * positions <= TILE;
     if (channels * positions > MOST_VALUES || (columns && channels < LEAST_CHANNELS) || !(is_short || (columns && fits)))
         return;
     const double lanes = arithmetic->is_double ? LANES / 2 : LANES;
