@@ -307,6 +307,8 @@ static void lay_out_small_worker(const struct plan *plan, struct small_worker *w
     void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset};
     for (int i = 0; i < (plan->backward ? 7 : 5); i++)
         *of_sets[i] = take(arena, sets, plan->real_bytes);
+    w->mean = take(arena, sets, 8);
+    w->m2 = take(arena, sets, 8);
     w->wide_rstd = take(arena, sets, 8);
 }
 

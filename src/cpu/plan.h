@@ -78,7 +78,7 @@ struct small_worker {
     void *weight, *bias, *sum_bias, *sum_weight;
     double *bias_so_far, *weight_so_far; /* sum_bias and sum_weight of the block's chunks before */
     void *shift, *sum, *square, *rstd, *rest, *slope, *offset;
-    double *wide_rstd;
+    double *mean, *m2, *wide_rstd;
     char *stage; /* of the tensors' type: u while it is rounded */
 };
 

@@ -233,18 +233,25 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     struct normfuse_small_sets s = sets_of(plan, w, t);
     load_u(plan, w, t);
     plan->small->moments(&s);
-    const double inverse = 1 / (double)(plan->small_rows * plan->small_run);
+    const double count = (double)(plan->small_rows * plan->small_run), inverse = 1 / count, eps = p->eps;
+    const int64_t sets = t->samples * t->sets;
+    double *restrict mean = w->mean, *restrict m2 = w->m2, *restrict rstd = w->wide_rstd;
+    for (int64_t i = 0; i < sets; i++) {
+        const struct moments m = moments_of(plan, w, t, i, inverse);
+        mean[i] = m.mean;
+        m2[i] = m.m2;
+    }
+    for (int64_t i = 0; i < sets; i++) /* by vectors */
+        rstd[i] = 1 / sqrt(m2[i] * inverse + eps);
     for (int64_t n = 0, i = 0; n < t->samples; n++)
         for (int64_t j = 0; j < t->sets; j++, i++) {
-            const struct moments m = moments_of(plan, w, t, i, inverse);
-            const double rstd = 1 / sqrt(m.m2 * inverse + p->eps);
-            put_statistics(plan, w, i, m.mean, rstd);
-            put_parameter(&p->mean, t->n + n, t->first + j, m.mean);
-            put_parameter(&p->rstd, t->n + n, t->first + j, rstd);
+            put_statistics(plan, w, i, mean[i], rstd[i]);
+            put_parameter(&p->mean, t->n + n, t->first + j, mean[i]);
+            put_parameter(&p->rstd, t->n + n, t->first + j, rstd[i]);
             if (plan->updates_running) {
                 double *sum = plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) + t->first + j;
-                sum[0] += m.mean;
-                sum[p->c] += m.m2 / (m.count - 1);
+                sum[0] += mean[i];
+                sum[p->c] += m2[i] / (count - 1);
             }
         }
     if (!p->y.data) /* u alone was asked for */

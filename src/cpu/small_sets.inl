@@ -50,6 +50,19 @@ BODY size_t REAL(chunk_end)(size_t i, size_t n)
     return n - i < NORMFUSE_SMALL_CHUNK ? n : i + NORMFUSE_SMALL_CHUNK;
 }
 
+/* The same of one row of at most 2*W values, without a loop: sum of u - shift and of its square for the mean of the values as shift,
+ * which is returned. */
+BODY R REAL(moments_of_short_set)(const struct normfuse_small_sets *s, const R *x, double inverse, R *sum, R *square)
+{
+    const size_t n = s->n, more = n > W ? n - W : 0;
+    const V zero = OP(set1)(0), x0 = REAL(first)(LOAD_R(x), n), x1 = more ? REAL(first)(LOAD_R(x + W), more) : zero;
+    const R mean = (R)((double)OP(hsum)(OP(add)(x0, x1)) * inverse), shift = mean - mean == 0 ? mean : 0;
+    const V k = OP(set1)(shift), d0 = REAL(first)(OP(sub)(x0, k), n), d1 = more ? REAL(first)(OP(sub)(x1, k), more) : zero;
+    *sum = OP(hsum)(OP(add)(d0, d1));
+    *square = OP(hsum)(OP(add)(OP(mul)(d0, d0), OP(mul)(d1, d1)));
+    return shift;
+}
+
 BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, R shift, double *sum, double *square)
 {
     const V k = OP(set1)(shift);
@@ -73,11 +86,16 @@ BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, 
 static void REAL(moments)(const struct normfuse_small_sets *s)
 {
     R *shift = s->shift;
+    const bool is_short = s->rows == 1 && s->n <= 2 * W;
     const double inverse = 1 / (double)(s->rows * s->n);
     double sum, square;
     for (size_t sample = 0, at = 0; sample < s->samples; sample++)
         for (size_t j = 0; j < s->sets; j++, at++) {
             const R *x = (const R *)s->u + sample * s->rows * s->sets * s->n + j * s->n;
+            if (is_short) {
+                shift[at] = REAL(moments_of_short_set)(s, x, inverse, (R *)s->sum + at, (R *)s->square + at);
+                continue;
+            }
             REAL(moments_of_set)(s, x, 0, &sum, &square);
             const R mean = (R)(sum * inverse);
             shift[at] = mean - mean == 0 ? mean : 0;
