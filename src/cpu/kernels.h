@@ -26,6 +26,9 @@ struct normfuse_pass {
     /* dx = p*dy' + (q*(x - k) + r) [+ du], indexed likewise */
     const void *p, *q, *r;
     size_t coefficient_step;
+    /* dy' in the compute type, whose rows are kept_stride apart, or NULL: dot2 writes it, affine2 reads it in the place of dy and z */
+    void *kept;
+    ptrdiff_t kept_stride;
     /* dot2 under runs: sums are per row (true) or one over all rows (false) */
     bool sum_per_row;
     void *sum, *square; /* added to under columns, overwritten under runs */

@@ -301,7 +301,7 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
                            const R *staged, const bool columns, const int form, bool stream)
 {
     V d;
-    if (form != STAGED) {
+    if (form != STAGED || s->kept) {
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
         AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
     }
@@ -446,9 +446,11 @@ BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const b
     while (FN(next_block)(s, &at, s->stream)) {
         if (s->stream && at.first == 0)
             FN(own_edges)(s, at.row, at.row + at.count);
-        const R *staged = FN(stage)(s, &at, z, g, pass, columns);
+        const bool is_kept = pass == AFFINE2 && s->kept;
+        const R *staged = is_kept ? NULL : FN(stage)(s, &at, z, g, pass, columns);
         for (size_t j = 0; j < at.count; j++)
-            FN(row)(s, at.row + j, at.first, at.first + at.width, staged + j * at.pitch, pass, columns, STAGED, s->stream);
+            FN(row)(s, at.row + j, at.first, at.first + at.width,
+                    is_kept ? ROW(const R *, kept, at.row + j) + at.first : staged + j * at.pitch, pass, columns, STAGED, s->stream);
     }
 }
 
@@ -456,7 +458,8 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     /* Short rows are mostly edges, which cost a call each. */
-    switch (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY ? STAGED : s->activation) {
+    const bool is_staged = (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY) || (pass == AFFINE2 && s->kept);
+    switch (is_staged ? STAGED : s->activation) {
 #define FORM(activation)                                    \
     case activation:                                        \
         FN(rows)(s, pass, columns, activation, s->stream);  \
@@ -487,7 +490,7 @@ BODY bool FN(is_repeated)(const struct normfuse_pass *s)
 {
     const ptrdiff_t n = (ptrdiff_t)s->n;
     const size_t most = VF_HAS_MASKS ? 1 : s->activation == NORMFUSE_IDENTITY ? W : REPEATED_ROW;
-    return s->n <= most && s->n % W != 0 && s->rows > 1 && s->x_stride == n &&
+    return !s->kept && s->n <= most && s->n % W != 0 && s->rows > 1 && s->x_stride == n &&
            (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) && (!s->post_add || s->post_add_stride == n) &&
            (!s->du || s->du_stride == n) && (!s->dpost_add || s->dpost_add_stride == n);
 }
@@ -567,10 +570,12 @@ static void FN(affine2_runs)(const struct normfuse_pass *s)
 
 /* ---- dot2 ---- */
 
-/* What dot2 writes beside its sums: dpost_add = dy', and y = p*dy' [+ du], the dx of a set without statistics, while x and
- * dy are at hand. */
+/* What dot2 writes beside its sums: dy' for affine2, dpost_add = dy', and y = p*dy' [+ du], the dx of a set without statistics,
+ * while x and dy are at hand. */
 BODY void FN(keep)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V p, V g)
 {
+    if (s->kept)
+        FN(put_sum)(ROW(R *, kept, r) + i, g, n);
     if (s->dpost_add)
         FN(put)(ROW(T *, dpost_add, r) + i, g, n);
     if (s->y) {
@@ -595,7 +600,7 @@ BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, si
                        struct FN(sums) *sums)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, false);
-    const bool keeps = s->dpost_add || s->y;
+    const bool keeps = s->dpost_add || s->y || s->kept;
     V d0, d1;
     size_t i = first;
     for (; i + 2 * W <= end; i += 2 * W) {
@@ -645,7 +650,7 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
     const V g = FN(gradient)(s, r, c, n, of, staged, true, form, &d);
     FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
     FN(put_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
-    if (s->dpost_add || s->y)
+    if (s->dpost_add || s->y || s->kept)
         FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : g, g);
 }
 BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form)

@@ -127,7 +127,7 @@ static void run_columns(const struct plan *plan, normfuse_pass_function pass, st
         pass(&s);
         return;
     }
-    ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride, &s.post_add_stride, &s.du_stride, &s.y_stride, &s.dpost_add_stride};
+    ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride, &s.post_add_stride, &s.du_stride, &s.y_stride, &s.dpost_add_stride, &s.kept_stride};
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
         *strides[i] *= (ptrdiff_t)widen;
     s.rows /= widen;
@@ -142,6 +142,7 @@ static void run_columns(const struct plan *plan, normfuse_pass_function pass, st
         s.du = s.du ? (const char *)s.du + done : NULL;
         s.y = s.y ? (char *)s.y + done : NULL;
         s.dpost_add = s.dpost_add ? (char *)s.dpost_add + done : NULL;
+        s.kept = s.kept ? (char *)s.kept + s.rows * s.n * plan->real_bytes : NULL;
         s.rows = 1;
         s.n = width * rest;
         pass(&s);
@@ -184,6 +185,7 @@ static void run_tile(const struct plan *plan, normfuse_pass_function pass, const
         s.p = at_real(plan, s.p, c);
         s.q = at_real(plan, s.q, c);
         s.r = at_real(plan, s.r, c);
+        s.kept = s.kept ? (char *)s.kept + (size_t)c * plan->real_bytes : NULL;
         s.sum = s.sum ? (char *)s.sum + (size_t)c * plan->real_bytes : NULL;
         s.square = s.square ? (char *)s.square + (size_t)c * plan->real_bytes : NULL;
         pass(&s);
@@ -577,13 +579,29 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
     return s;
 }
 
-static void sums_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i)
+/* Where dy' of a tile is kept: as a set's values, or rows, follow one another. */
+static void keep_tile(const struct plan *plan, const struct worker *w, int64_t set, const struct tile *t, struct normfuse_pass *s)
 {
+    const struct normfuse_problem *p = plan->p;
+    if (!plan->kept_values)
+        return;
+    const int64_t n = plan->batch ? t->n : 0, first = p->columns ? t->c : group_of(plan, set) * plan->group_channels;
+    const int64_t sample = plan->set_channels * plan->spread * p->s; /* values of one, where channels are runs as where they are columns */
+    const int64_t row = p->columns ? sample / p->s : plan->batch && !t->across ? plan->set_channels * p->s : p->s;
+    const int64_t at = p->columns ? (n * p->s + t->s) * row : (n * plan->set_channels + t->c - first) * p->s + t->s;
+    s->kept = (char *)(plan->teams_of_one ? w->own.kept : plan->shared.kept) + (size_t)at * plan->real_bytes;
+    s->kept_stride = t->across_values ? plan->set_channels * p->s : row;
+}
+
+static void sums_of_tile(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, const struct tile *t, int64_t i)
+{
+    const struct coefficients *c = &slot->c;
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
     s.sum = w->sum;
     s.square = w->square;
     s.sum_per_row = !plan->batch;
+    keep_tile(plan, w, set, t, &s);
     const bool gives_dx = plan->apply && !plan->dependent;
     if (gives_dx) {
         s.p = at_real(plan, c->p, i);
@@ -601,11 +619,13 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
         scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
 
-static void dx_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i,
+static void dx_of_tile(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, const struct tile *t, int64_t i,
                        int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
+    const struct coefficients *c = &slot->c;
     struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
+    keep_tile(plan, w, set, t, &s);
     s.p = at_real(plan, c->p, i);
     s.q = plan->none ? NULL : at_real(plan, c->q, i);
     s.r = plan->none ? NULL : at_real(plan, c->r, i);
@@ -652,7 +672,7 @@ static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct
                 struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                         smaller(width, piece.length - at));
                 t.c += j;
-                sums_of_tile(plan, w, &slot->c, &t, plan->batch ? j * plan->spread : piece.segment + r);
+                sums_of_tile(plan, w, slot, set, &t, plan->batch ? j * plan->spread : piece.segment + r);
                 add_reals(plan, w->sum, sums + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
                 add_reals(plan, w->square, products + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
             }
@@ -670,7 +690,7 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         clear_sums(plan, w);
         for (int64_t q = 0; q < chunk; q += most) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(most, chunk - q), channels);
-            sums_of_tile(plan, w, &slot->c, &t, 0);
+            sums_of_tile(plan, w, slot, set, &t, 0);
         }
         plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->widen);
         plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->widen);
@@ -697,11 +717,11 @@ void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slo
 
 /* ---- apply ------------------------------------------------------------------------------------------------------- */
 
-static void y_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t, int64_t i,
+static void y_of_tile(const struct plan *plan, struct worker *w, const struct slot *slot, const struct tile *t, int64_t i,
                       int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
-    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, !plan->reduce);
+    struct normfuse_pass s = pass_of_tile(plan, w, &slot->c, t, i, !plan->reduce);
     if (!p->y.data) /* u alone was asked for */
         return;
     s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
@@ -711,10 +731,13 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct co
     scatter(plan, &p->y, t, w->stage[4]);
 }
 
-static void apply_tile(const struct plan *plan, struct worker *w, const struct slot *slot, const struct tile *t, int64_t i,
+static void apply_tile(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, const struct tile *t, int64_t i,
                        int64_t next)
 {
-    (plan->backward ? dx_of_tile : y_of_tile)(plan, w, &slot->c, t, i, next);
+    if (plan->backward)
+        dx_of_tile(plan, w, slot, set, t, i, next);
+    else
+        y_of_tile(plan, w, slot, t, i, next);
 }
 
 void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next)
@@ -724,7 +747,7 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
         const int64_t rows = piece.segments * piece.length, most = rows_of_tile(plan, rows);
         for (int64_t r = 0; r < rows; r += most) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(most, rows - r), columns_of(plan, set));
-            apply_tile(plan, w, slot, &t, 0, next);
+            apply_tile(plan, w, slot, set, &t, 0, next);
         }
         return;
     }
@@ -733,14 +756,14 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
     if (plan->spread > 1) {
         struct tile t = tile_at(plan, set, piece.segment, 0, piece.segments, bundled(plan, set) * plan->spread);
         t.across_values = true;
-        apply_tile(plan, w, slot, &t, 0, next);
+        apply_tile(plan, w, slot, set, &t, 0, next);
         return;
     }
     if (plan->batch && plan->bundle > 1) { /* a bundle's runs are short: whole */
         for (int64_t r = 0; r < piece.segments; r++) {
             struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
             t.across = true;
-            apply_tile(plan, w, slot, &t, 0, next);
+            apply_tile(plan, w, slot, set, &t, 0, next);
         }
         return;
     }
@@ -750,6 +773,6 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
         for (int64_t at = 0; at < piece.length; at += width) {
             const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                           smaller(width, piece.length - at));
-            apply_tile(plan, w, slot, &t, plan->batch ? 0 : piece.segment + r, next);
+            apply_tile(plan, w, slot, set, &t, plan->batch ? 0 : piece.segment + r, next);
         }
 }

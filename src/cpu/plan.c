@@ -248,14 +248,20 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
     /* asking ahead helps where a thread computes for longer than it waits: docs/decisions/0004 */
-    const bool busy = plan->type_bytes == 2 || (p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6);
-    plan->ahead = (p->columns ? busy : plan->batch || !plan->backward) && !plan->staged;
+    const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6;
+    plan->ahead = (p->columns ? busy || plan->type_bytes == 2 : plan->batch || !plan->backward) && !plan->staged;
     plan->back_and_forth = set_bytes > l2 * plan->threads;
     /* threads that share a set of one piece would wait for one another */
     const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
     plan->teams_of_one = plan->threads == 1 || plan->small_sets || (set_bytes <= share && plan->tasks >= enough);
     if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
         plan->teams_of_one = false;
+    }
+    if (plan->backward && plan->dependent && plan->reduce && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y && !plan->small_sets) {
+        const int64_t sample = plan->set_channels * (p->columns ? plan->spread : 1) * p->s;
+        const int64_t set = sample * (plan->batch ? p->n : 1), kept = set * (int64_t)plan->real_bytes * (plan->teams_of_one ? plan->threads : 1);
+        if (kept <= larger(l2 * plan->threads, machine->llc_bytes / 2) && kept <= KEPT_BYTES + bytes / 32)
+            plan->kept_values = set;
     }
 }
 
@@ -287,6 +293,7 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
             *arrays[j] = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
     }
+    team->kept = take(arena, plan->kept_values, plan->real_bytes);
     team->sums = take(arena, 2 * plan->set_channels, 8);
 }
 

@@ -49,6 +49,7 @@ enum {
     SMALL_SET_CHANNELS = 8,   /* least channels of a group where a sample has at most */
     SMALL_SET_ROWS = 2,       /* rows, or in the backward */
     SMALL_SET_BACKWARD = 4,   /* so many; others have FEW_ROWS_CHANNELS, and fit a tile */
+    KEPT_BYTES = 655360,      /* of dy', and 1/32 of the tensor's bytes, that all threads keep */
     STACK_BYTES = 12288,      /* scratch of small problems */
     ALIGNMENT = 64,
     COLOUR = 1344 /* between arrays: a store and a load that agree in the low 12 bits of their addresses wait for each
@@ -69,6 +70,8 @@ struct slot {
 /* A part of the threads that works on the same sets. */
 struct team {
     struct slot slot[2]; /* set s uses slot s & 1 */
+    void *kept;          /* compute type: dy' of the set that is reduced, until it is applied, where plan->kept_values. One for two sets: a piece
+                            is applied before the next set's same piece is reduced */
     double *sums;        /* backward, while a set is joined: per channel the sum of dy', then that of dy'*(u - mean) */
 };
 
@@ -142,6 +145,7 @@ struct plan {
     int64_t small_at_once;             /* sets of one sample, and */
     int64_t small_samples;             /* samples, that are taken at once */
     int64_t set_values;
+    int64_t kept_values; /* of a set whose dy' the backward's sums leave for dx, where an activation costs more than that; 0: none */
 
     /* memory */
     double *weight, *bias;     /* [C] in double */
