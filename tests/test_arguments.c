@@ -1093,7 +1093,7 @@ static double most_scratch(enum operator operator, double n, double c, double s,
 {
     const double elements = n * c * s, norm_groups = operator == GROUP ? n * groups : operator == BATCH ? c : n;
     threads = fmax(1, fmin(threads, floor(elements / 32768)));
-    return elements * (fmin(c, 65536) + 4) / 2048 + 128 * c + threads * ((704 << 10) + 256 * c) +
+    return elements / 4 + 128 * c + threads * ((704 << 10) + 256 * c) +
            4 * norm_groups * (threads + 2);
 }
 
@@ -1144,6 +1144,15 @@ static void test_most_scratch(void)
                                (state & 1 << 27) != 0, threads);
         const double most = most_scratch(operator, (double)sizes[0], (double)c, (double)sizes[2], (double)groups, threads);
         largest = fmax(largest, (double)asked_bytes / most);
+        if (c <= 2048) { /* the share that two threads need, without sharded halves */
+            struct normfuse_problem problem = problem_of_fixture();
+            problem.stats = problem.sums = NULL;
+            f.exec.threads = 2;
+            const double bytes = (double)elements * (double)normfuse_type_bytes(problem.type);
+            const size_t of_two = normfuse_cpu_scratch_bytes(&problem, &f.exec);
+            CHECK((double)of_two <= bytes / 16 + (1 << 20), "operator %d, call %d, %lld x %lld x %lld, %lld groups: %zu bytes of scratch for %.0f",
+                  (int)operator, (int)call, (long long)sizes[0], (long long)c, (long long)sizes[2], (long long)groups, of_two, bytes);
+        }
         asked++;
         if (status != NORMFUSE_OK || (double)asked_bytes > most)
             CHECK(false, "operator %d, call %d, %lld x %lld x %lld, %lld groups, %d threads: %zu bytes, not %.0f: %s",
@@ -1151,6 +1160,34 @@ static void test_most_scratch(void)
                   (int)threads, asked_bytes, most, normfuse_last_error());
     }
     CHECK(asked > 4000 && largest > 0.8, "%d problems need %g of the bound at most", asked, largest);
+}
+
+/* Of large tensors scratch is a small part. */
+static void test_share_of_scratch(void)
+{
+    static const struct {
+        enum operator operator;
+        int64_t sizes[3], groups;
+    } shapes[] = {{BATCH, {256, 65536, 1}, 1},     {BATCH, {256, 262144, 1}, 1},  {BATCH, {256, 8192, 1}, 1},    {BATCH, {4, 1536, 224}, 1},
+                  {BATCH, {64, 2048, 49}, 1},      {BATCH, {128, 1024, 196}, 1},  {BATCH, {1000, 6144, 1}, 1},   {BATCH, {76, 4096, 2}, 1},
+                  {AFFINE, {32, 512, 784}, 1},     {AFFINE, {3136, 2048, 1}, 1},  {AFFINE, {256, 65536, 1}, 1},  {GROUP, {128, 256, 784}, 32},
+                  {GROUP, {1, 128, 262144}, 32},   {GROUP, {88, 1824, 39}, 1824}, {GROUP, {3, 836, 5928}, 1},    {GROUP, {1, 512, 16384}, 32},
+                  {GROUP, {4096, 4096, 1}, 1},     {GROUP, {1000, 8192, 1}, 1},    {GROUP, {64, 1280, 64}, 32},   {GROUP, {2, 1280, 1024}, 32},
+                  {GROUP, {16, 2048, 256}, 2048},  {GROUP, {1, 8192, 1024}, 32},  {GROUP, {8, 64, 4096}, 64},    {GROUP, {20000, 77, 1}, 7}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int form = 0; form < 16; form++) {
+            const normfuse_type type = form & 1 ? NORMFUSE_BF16 : NORMFUSE_F32;
+            const int64_t *sizes = shapes[i].sizes;
+            const double bytes = (double)(sizes[0] * sizes[1] * sizes[2]) * (type == NORMFUSE_BF16 ? 2 : 4), most = bytes / 16 + (1 << 20);
+            const normfuse_status status = ask_scratch_of_all(shapes[i].operator, form & 2 ? BACKWARD_SCRATCH : FORWARD_SCRATCH, type, form & 4,
+                                                              sizes, shapes[i].groups, form & 8, 2);
+            struct normfuse_problem problem = problem_of_fixture();
+            problem.stats = problem.sums = NULL; /* those of sharded halves */
+            const size_t scratch_bytes = normfuse_cpu_scratch_bytes(&problem, &f.exec);
+            CHECK(status == NORMFUSE_OK && (double)scratch_bytes <= most, "operator %d, form %d, %lld x %lld x %lld, %lld groups: %zu bytes, not %.0f",
+                  (int)shapes[i].operator, form, (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+                  (long long)shapes[i].groups, scratch_bytes, most);
+        }
 }
 
 static void test_scratch(void)
@@ -1577,6 +1614,7 @@ int main(void)
     test_vast_and_empty();
     test_vast_scratch();
     test_most_scratch();
+    test_share_of_scratch();
     test_scratch();
     test_scratch_of_halves();
     test_small_functions();

@@ -44,9 +44,7 @@ static void cut(int64_t segments, int64_t length, int64_t target, int64_t align,
 static int64_t samples_of_block(int64_t c, int64_t s)
 {
     const int64_t values = larger(c * s, 1);
-    int64_t samples = larger(divide_up(BLOCK_VALUES, values), divide_up(64, larger(s, 1)));
-    if (values >= BLOCK_VALUES && s >= 64)
-        samples = 1;
+    const int64_t samples = larger(divide_up(BLOCK_VALUES, values), divide_up(BLOCK_ROWS, larger(s, 1)));
     int64_t block = 1;
     while (block < samples)
         block *= 2;
@@ -62,9 +60,11 @@ static int64_t spreading(const struct normfuse_problem *p)
 }
 
 /* Channels of a set under columns, so few that its coefficients and sums stay in the cache: of those that are `spread` columns each. */
-static int64_t channels_of_set(int64_t c, int64_t spread)
+static int64_t channels_of_set(int64_t c, int64_t spread, int64_t rows)
 {
-    return c * spread < 2 * SET_COLUMNS ? c : round_up(divide_up(SET_COLUMNS, spread), 32);
+    /* few rows: or there was one piece for all threads */
+    const int64_t columns = c * spread < 2 * SET_COLUMNS && rows <= FEW_SET_ROWS ? FEW_SET_COLUMNS : SET_COLUMNS;
+    return c * spread < 2 * columns ? c : round_up(divide_up(columns, spread), 32);
 }
 /* The same where groups of d stay together. */
 static int64_t channels_of_groups(int64_t c, int64_t d)
@@ -72,12 +72,16 @@ static int64_t channels_of_groups(int64_t c, int64_t d)
     return c < 2 * SET_COLUMNS ? c : larger(1, SET_COLUMNS / d) * d;
 }
 
-/* Samples of a piece of a batch's columns: parts that are multiples of it are cut alike. */
+static int64_t rows_of_batch_piece(int64_t columns, size_t type_bytes)
+{
+    return larger(divide_up(BATCH_PIECE_VALUES, larger(columns, 1)), type_bytes == 2 ? PIECE_ROWS : PIECE_ROWS / 2);
+}
+
+/* Samples of a piece of a batch's columns, of any type: parts that are multiples of it are cut alike. */
 static int64_t samples_of_piece(int64_t c, int64_t s, int64_t spread)
 {
     int64_t parts, part, segments, pieces;
-    const int64_t columns = channels_of_set(c, spread) * spread;
-    cut(1, s / spread, divide_up(BATCH_PIECE_VALUES, larger(columns, 1)), widening(columns) * 4, &parts, &part, &segments, &pieces);
+    cut(1, s / spread, rows_of_batch_piece(c * spread, 2), widening(c * spread) * 4, &parts, &part, &segments, &pieces);
     return segments;
 }
 
@@ -156,7 +160,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->pass = plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->small = &plan->table->small_sets[p->type == NORMFUSE_F64];
-    plan->set_channels = plan->batch || plan->none ? channels_of_set(p->c, spread) : channels_of_groups(p->c, plan->group_channels);
+    plan->set_channels = plan->batch || plan->none ? channels_of_set(p->c, spread, plan->batch ? p->n * p->s : p->s) : channels_of_groups(p->c, plan->group_channels);
     plan->widen = p->columns ? widening(plan->set_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
         plan->widen = smaller(plan->widen, power_of_two_below(larger(1, p->s)));
@@ -181,8 +185,12 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->length = p->s;
         plan->chunk_rows = rows_of_chunk(columns, plan->widen);
         plan->coefficients = columns * plan->widen;
-        cut(plan->segments, plan->length, divide_up(plan->batch ? BATCH_PIECE_VALUES : COLUMN_PIECE_VALUES, larger(columns, 1)),
-            plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
+        int64_t rows = divide_up(COLUMN_PIECE_VALUES, larger(columns, 1));
+        if (plan->batch)
+            rows = rows_of_batch_piece(p->c * spread, plan->type_bytes);
+        else if (16 * columns * (p->s / rows) > PARTIAL_BYTES)
+            rows = larger(rows, PIECE_ROWS);
+        cut(plan->segments, plan->length, rows, plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
         plan->bundle = 1;
         plan->entries = plan->batch || plan->backward || plan->none ? plan->set_channels : plan->set_channels / plan->group_channels;
         plan->partial_doubles = 2 * plan->entries * plan->pieces;
@@ -260,7 +268,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     if (plan->backward && plan->dependent && plan->reduce && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y && !plan->small_sets) {
         const int64_t sample = plan->set_channels * (p->columns ? plan->spread : 1) * p->s;
         const int64_t set = sample * (plan->batch ? p->n : 1), kept = set * (int64_t)plan->real_bytes * (plan->teams_of_one ? plan->threads : 1);
-        if (kept <= larger(l2 * plan->threads, machine->llc_bytes / 2) && kept <= KEPT_BYTES + bytes / 32)
+        const double left = SCRATCH_BYTES + (double)bytes / 16 - (double)normfuse_plan_lay_out(plan, NULL) - 2 * COLOUR * plan->threads;
+        if (kept <= larger(l2 * plan->threads, machine->llc_bytes / 2) && (double)kept <= left)
             plan->kept_values = set;
     }
 }
@@ -288,6 +297,8 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
 {
     for (int i = 0; i < 2; i++) {
         struct slot *slot = &team->slot[i];
+        if (i >= plan->sets)
+            break; /* one set fills one slot */
         slot->partials = take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
         void **arrays[] = {&slot->c.k, &slot->c.a, &slot->c.b, &slot->c.p, &slot->c.q, &slot->c.r};
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)

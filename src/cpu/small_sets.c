@@ -25,7 +25,7 @@ bool normfuse_small_sets_plan(struct plan *plan)
     const int64_t d = plan->group_channels, values = d * p->s;
     const int32_t whole = plan->backward ? NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
-    if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > SMALL_SET_VALUES)
+    if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
         return false;
     const bool is_short = p->columns ? p->s <= (plan->backward ? SMALL_SET_BACKWARD : SMALL_SET_ROWS) && d >= SMALL_SET_CHANNELS : p->s <= SMALL_SET_RUN;
     const bool is_small = p->columns && p->c * p->s <= SMALL_SET_TILE && d >= FEW_ROWS_CHANNELS;
