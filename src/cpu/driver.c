@@ -195,7 +195,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
                 plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 
     normfuse_read_parameters(&plan);
-    if (plan.reduce || plan.updates_running)
+    if (plan.sums_samples)
         memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
     if (!plan.reduce && !plan.backward && !plan.none)
         normfuse_put_given_statistics(&plan);

@@ -41,10 +41,11 @@ static void cut(int64_t segments, int64_t length, int64_t target, int64_t align,
     *pieces = *parts > 1 ? segments * *parts : divide_up(segments, *segments_per_piece);
 }
 
-static int64_t samples_of_block(int64_t c, int64_t s)
+/* Samples, a power of two, whose weight gradients are summed before they are joined. */
+static int64_t samples_of_block(int64_t c, int64_t s, size_t type_bytes)
 {
     const int64_t values = larger(c * s, 1);
-    const int64_t samples = larger(divide_up(BLOCK_VALUES, values), divide_up(BLOCK_ROWS, larger(s, 1)));
+    const int64_t samples = larger(divide_up(BLOCK_VALUES, values), divide_up(type_bytes == 2 ? BLOCK_ROWS : BLOCK_ROWS / 2, larger(s, 1)));
     int64_t block = 1;
     while (block < samples)
         block *= 2;
@@ -89,11 +90,11 @@ int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
 {
     int64_t parts, part, segments, pieces;
     if (columns)
-        return larger(samples_of_piece(c, s, 1), samples_of_block(c, s));
+        return larger(samples_of_piece(c, s, 1), samples_of_block(c, s, 2));
     cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
     if (s > 1 && s <= SPREAD_RUN)
         segments = larger(segments, samples_of_piece(c, s, s)); /* both are powers of two */
-    return larger(segments, samples_of_block(c, s));
+    return larger(segments, samples_of_block(c, s, 2));
 }
 
 static bool same_view(const struct normfuse_view *a, const struct normfuse_view *b) { return a->data == b->data; }
@@ -120,7 +121,7 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
     /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
     const bool is_shared = plan->constant && !p->dweight.batch && !p->dbias.batch && (p->columns || plan->spread > 1) &&
-                           (p->s <= SPREAD_RUN || samples_of_block(p->c, p->s) > 1);
+                           (p->s <= SPREAD_RUN || samples_of_block(p->c, p->s, 4) > 1);
     plan->batch = p->sets == NORMFUSE_SETS_BATCH || is_shared;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL;
@@ -208,7 +209,11 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
             &plan->pieces);
         plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->set_channels * plan->parts : 2 * plan->entries * plan->pieces;
     }
-    plan->block_samples = samples_of_block(p->c, p->s);
+    const bool own = p->weight.batch || p->bias.batch || p->dweight.batch || p->dbias.batch; /* each sample has its own gradients */
+    plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !own && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
+                                                          : plan->updates_running);
+    plan->block_samples = plan->sums_samples ? samples_of_block(p->c, p->s, plan->type_bytes)
+                                             : power_of_two_below(larger(1, PIECE_VALUES / larger(1, p->c * p->s)));
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
 
     if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
@@ -337,7 +342,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
     const int64_t columns = p->columns ? plan->set_channels * plan->spread : 0, width = columns * plan->widen;
     plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
     plan->bias = take(&arena, p->bias.batch ? 0 : p->c, 8);
-    plan->sample_sums = take(&arena, plan->blocks * p->c * 2 * (plan->reduce || plan->updates_running ? 1 : 0), 8);
+    plan->sample_sums = take(&arena, plan->sums_samples ? plan->blocks * p->c * 2 : 0, 8);
     plan->workers = take(&arena, plan->threads, sizeof *plan->workers);
     for (int32_t i = 0; i < plan->threads; i++) {
         struct worker local, *worker = base ? &plan->workers[i] : &local;

@@ -31,7 +31,7 @@ enum {
     BATCH_PIECE_VALUES = 131072, /* under columns without groups */
     PIECE_ROWS = 256,         /* of 16-bit values, half as many of others: partial sums, 16 bytes a channel, are 1/32 of what was read, */
     PARTIAL_BYTES = 131072,   /* unless they are few */
-    BLOCK_ROWS = 128,         /* likewise: sums of a block */
+    BLOCK_ROWS = 128,         /* likewise, of a block of samples, at least: 1/16 */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
@@ -51,7 +51,9 @@ enum {
     SMALL_SET_VALUES = 8192,  /* most values of a set that is taken with others, */
     SMALL_SET_CHANNEL_VALUES = 16384, /* of [N, C], */
     SMALL_SET_TILE = 2048,    /* values that are in the L1 cache at once where sets are smaller */
-    SMALL_SET_RUN = 64,       /* runs: most values of a channel; columns: */
+    SMALL_SET_RUN = 31,       /* runs: most values of a channel, */
+    SMALL_SET_LONG_RUN = 64,  /* or so many where a set has at most */
+    SMALL_SET_FEW = 256,      /* values; columns: */
     SMALL_SET_CHANNELS = 8,   /* least channels of a group where a sample has at most */
     SMALL_SET_ROWS = 2,       /* rows, or in the backward */
     SMALL_SET_BACKWARD = 4,   /* so many; others have FEW_ROWS_CHANNELS, and fit a tile */
@@ -121,6 +123,7 @@ struct plan {
     bool add;                                /* u = x + pre_add */
     bool constant;                           /* every set has the same coefficients */
     bool updates_running;
+    bool sums_samples; /* into sample_sums */
     bool stream;
     bool all_direct; /* every view can be walked in place */
     bool staged;     /* tiles are small: some go through a copy */

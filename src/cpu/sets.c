@@ -355,8 +355,8 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         }
     }
 
-    double *block_sums = plan->batch ? NULL : plan->sample_sums + 2 * (e.n / plan->block_samples * p->c);
-    const bool weights = !give_sums && !plan->batch && !p->weight.batch && !p->dweight.batch && !p->bias.batch && !p->dbias.batch;
+    const bool weights = plan->sums_samples;
+    double *block_sums = weights ? plan->sample_sums + 2 * (e.n / plan->block_samples * p->c) : NULL;
     const bool plain = weights && !p->scale.data && !p->dscale.data && !p->dshift.data;
     for (int64_t j = 0; j < e.groups; j++) {
         const struct statistics st = is_scaled ? (struct statistics){0, 1} : known(plan, e.n, e.first + j * e.d);
@@ -417,7 +417,7 @@ void normfuse_finish_samples(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const bool gradients = plan->backward && plan->reduce && !p->sums && (p->dweight.data || p->dbias.data) && !p->dweight.batch && !p->dbias.batch;
-    if (plan->batch || (!gradients && !plan->updates_running))
+    if (!plan->sums_samples || (!gradients && !plan->updates_running))
         return;
     for (int64_t c = 0; c < p->c; c++) {
         double first = 0, second = 0;

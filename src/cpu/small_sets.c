@@ -27,7 +27,8 @@ bool normfuse_small_sets_plan(struct plan *plan)
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
     if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
         return false;
-    const bool is_short = p->columns ? p->s <= (plan->backward ? SMALL_SET_BACKWARD : SMALL_SET_ROWS) && d >= SMALL_SET_CHANNELS : p->s <= SMALL_SET_RUN;
+    const int64_t most_rows = plan->backward ? SMALL_SET_BACKWARD : SMALL_SET_ROWS, most_run = values <= SMALL_SET_FEW ? SMALL_SET_LONG_RUN : SMALL_SET_RUN;
+    const bool is_short = p->columns ? p->s <= most_rows && d >= SMALL_SET_CHANNELS : p->s <= most_run;
     const bool is_small = p->columns && p->c * p->s <= SMALL_SET_TILE && d >= FEW_ROWS_CHANNELS;
     if (!is_short && !is_small)
         return false;
@@ -159,18 +160,17 @@ static void put_gradients(const struct plan *plan, const struct small_worker *w,
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
-    const bool own = p->weight.batch || p->dweight.batch || p->bias.batch || p->dbias.batch;
-    double *dbias = plan->sample_sums + 2 * (t->n / plan->block_samples * p->c), *dweight = dbias + p->c;
+    double *dbias = plan->sums_samples ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) : NULL, *dweight = dbias ? dbias + p->c : NULL;
     for (int64_t c = c0; c < c0 + count; c++) {
         const double all = sum_of_channel(w->bias_so_far, c - c0, plan->small_repeat);
         const double centred = sum_of_channel(w->weight_so_far, c - c0, plan->small_repeat);
-        if (own) {
-            put_parameter(&p->dweight, t->n, c, centred);
-            put_parameter(&p->dbias, t->n, c, all);
-        } else {
+        if (dbias) {
             const double gain = 1 + get_parameter(&p->scale, t->n, c, 0);
             dbias[c] += gain * all;
             dweight[c] += gain * centred;
+        } else {
+            put_parameter(&p->dweight, t->n, c, centred);
+            put_parameter(&p->dbias, t->n, c, all);
         }
         if (p->dscale.data)
             put_parameter(&p->dscale, t->n, c, weight_of(plan, t->n, c) * centred + bias_of(plan, t->n, c) * all);

@@ -156,8 +156,9 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
 void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, bool backward, int64_t channels,
                           int64_t positions)
 {
-    enum { MOST_VALUES = 8192, MOST_CHANNELS = 16384, MOST_RUN = 64, MOST_ROWS = 2, MOST_BACKWARD = 4, LEAST_CHANNELS = 8, TILE = 2048, CHUNK = 4096, LANES = 32, TREE = 5 };
-    const bool is_short = positions <= (!columns ? MOST_RUN : backward ? MOST_BACKWARD : MOST_ROWS), fits = channels * positions <= TILE;
+    enum { MOST_VALUES = 8192, MOST_CHANNELS = 16384, MOST_RUN = 31, MOST_LONG_RUN = 64, FEW = 256, MOST_ROWS = 2, MOST_BACKWARD = 4, LEAST_CHANNELS = 8, TILE = 2048, CHUNK = 4096, LANES = 32, TREE = 5 };
+    const int64_t run = channels * positions <= FEW ? MOST_LONG_RUN : MOST_RUN;
+    const bool is_short = positions <= (!columns ? run : backward ? MOST_BACKWARD : MOST_ROWS), fits = channels * positions <= TILE;
     if (channels * positions > (positions == 1 ? MOST_CHANNELS : MOST_VALUES) || (columns && channels < LEAST_CHANNELS) || !(is_short || (columns && fits)))
         return;
     const double lanes = arithmetic->is_double ? LANES / 2 : LANES;
