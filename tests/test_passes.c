@@ -360,6 +360,34 @@ static void compare_conversions(const struct normfuse_table *table)
     }
 }
 
+/* ---- fused multiply-add ---- */
+
+/* libm's bits for any floats, for products near 1, and for sums that lie at or next to the middle of two floats. */
+static void check_fma(void)
+{
+    long wrong = 0;
+    for (int round = 0; round < 60000; round++) {
+        float a[16], b[16], c[16], want[16];
+        for (int i = 0; i < 16; i++) {
+            uint32_t bits[3];
+            for (int j = 0; j < 3; j++) {
+                (void)uniform();
+                bits[j] = (uint32_t)(random_state >> 20);
+                if (j < 2 && round % 4)
+                    bits[j] = (bits[j] & 0x83ffffffu) | 0x3c000000u;
+            }
+            a[i] = normfuse_bits_f32(bits[0]);
+            b[i] = normfuse_bits_f32(bits[1]);
+            c[i] = round % 4 == 2 ? -a[i] * b[i] : round % 4 == 3 ? (float)ldexp((double)a[i] * (double)b[i], (int)(bits[2] % 27)) : normfuse_bits_f32(bits[2]);
+            want[i] = fmaf(a[i], b[i], c[i]);
+        }
+        normfuse_fma(a, b, c);
+        for (int i = 0; i < 16; i++)
+            wrong += memcmp(&want[i], &c[i], sizeof c[i]) != 0 && !(isnan(want[i]) && isnan(c[i]));
+    }
+    CHECK(wrong == 0, "fused multiply-add: %ld of 960000 are not libm's", wrong);
+}
+
 /* ---- activations ---- */
 
 static long double exact(int32_t activation, long double z)
@@ -430,6 +458,7 @@ int main(void)
         }
     }
     printf("tables run:%s; compiled and not run:%s\n", ran, *not_run ? not_run : " none");
+    check_fma();
     check_activations();
     return harness_close();
 }

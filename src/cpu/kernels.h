@@ -113,6 +113,9 @@ struct normfuse_table {
     const struct normfuse_passes *of[4];             /* by normfuse_type */
 };
 
+/* c = a*b + c of 16 values, rounded once, on machines without the instruction: fma.c. */
+void normfuse_fma(const float *a, const float *b, float *c);
+
 /* Those compiled for this architecture, best first, NULL at the end. */
 extern const struct normfuse_table *const normfuse_tables[];
 /* The one that runs: the first usable one under the cap of NORMFUSE_MAX_ISA. */
