@@ -379,6 +379,12 @@ static void check_fma(void)
             a[i] = normfuse_bits_f32(bits[0]);
             b[i] = normfuse_bits_f32(bits[1]);
             c[i] = round % 4 == 2 ? -a[i] * b[i] : round % 4 == 3 ? (float)ldexp((double)a[i] * (double)b[i], (int)(bits[2] % 27)) : normfuse_bits_f32(bits[2]);
+            if (round % 8 == 5) { /* (1 + s)(1 - s)/2 of c's last digit: next to the middle, nearer than a double tells */
+                const float least = 0x1p-23f * (float)(1 + bits[0] % 64);
+                a[i] = 0x1p-12f * (1 + least);
+                b[i] = 0x1p-12f * (1 - least);
+                c[i] = normfuse_bits_f32(0x3f800000u | (bits[2] & 0x7fffffu));
+            }
             want[i] = fmaf(a[i], b[i], c[i]);
         }
         normfuse_fma(a, b, c);
