@@ -509,7 +509,8 @@ static void test_accumulated_bits(void)
         "batch_norm 3x2x40001 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd", "group_norm 9x32x300 groups=8 dir=bwd act=gelu",
         "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd", "group_norm 9000x1x11 groups=1 dir=bwd",
         "batch_norm 70x5x11 mode=eval dir=bwd", "affine 120000x7 dtype=f64 dir=bwd act=silu", "batch_norm 270001x3 dtype=f64 dir=bwd", "batch_norm 30000x5x3 dtype=f64 mode=eval dir=bwd", "affine 120000x7 dir=bwd", "group_norm 5x3x30000 groups=1 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd +scale",
-        "group_norm 3000x1x100 groups=1 dir=bwd", "batch_norm 5000x1x64 dir=bwd dtype=f64", "batch_norm 20000x1x16 dtype=f64", "batch_norm 300x700x7 mode=eval dir=bwd", "batch_norm 40x5000 dir=bwd", "group_norm 300x24 groups=2 dir=bwd",
+        "group_norm 3000x1x100 groups=1 dir=bwd", "batch_norm 5000x1x64 dir=bwd dtype=f64", "batch_norm 20000x1x16 dtype=f64", "batch_norm 300x700x7 mode=eval dir=bwd", "batch_norm 40x5000 dir=bwd", "batch_norm 600x2000 dtype=f64", "batch_norm 600x3000 dir=bwd act=silu",
+        "affine 600x2000 dir=bwd", "group_norm 300x24 groups=2 dir=bwd",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int last = 0; last < 2; last++) {

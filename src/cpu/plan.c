@@ -184,7 +184,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->constant = plan->constant && plan->sample_sets == 1;
         plan->segments = plan->batch ? p->n : 1;
         plan->length = p->s;
-        plan->chunk_rows = rows_of_chunk(columns, plan->widen);
+        /* not by the columns of a set, whose number depends on a batch's rows */
+        plan->chunk_rows = rows_of_chunk(smaller(p->c * spread, SET_COLUMNS), plan->widen);
         plan->coefficients = columns * plan->widen;
         int64_t rows = divide_up(COLUMN_PIECE_VALUES, larger(columns, 1));
         if (plan->batch)
