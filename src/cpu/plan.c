@@ -165,12 +165,12 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->widen = p->columns ? widening(plan->set_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
         plan->widen = smaller(plan->widen, power_of_two_below(larger(1, p->s)));
-    const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         if (views[i]->data && !direct(plan, views[i]))
             plan->staged = true;
     plan->all_direct = !plan->staged;
-    plan->small_sets = normfuse_small_sets_plan(plan);
+    plan->small_sets = normfuse_small_sets_plan(plan, views, sizeof views / sizeof *views);
     plan->few_rows = p->columns && !plan->batch && !plan->none && p->s <= FEW_ROWS &&
                      plan->group_channels >= FEW_ROWS_CHANNELS && p->s <= CHUNK_VALUES / plan->group_channels;
     if (plan->small_sets) {

@@ -2,11 +2,11 @@
  *
  * plan.h - how a problem is cut and laid out in memory, and what the files that run it share:
  *
- *   plan.c     makes the plan: shape first, machine second
- *   pieces.c   the reduce and the apply part of a piece: tiles, passes, chunks and their joins
- *   sets.c     what a set needs before and gives after: coefficients, statistics, gradients of parameters
+ *   plan.c        makes the plan: shape first, machine second
+ *   pieces.c      the reduce and the apply part of a piece: tiles, passes, chunks and their joins
+ *   sets.c        what a set needs before and gives after: coefficients, statistics, gradients of parameters
  *   small_sets.c  sets of few values, many at a time
- *   driver.c   schedules pieces on threads */
+ *   driver.c      schedules pieces on threads */
 #ifndef NORMFUSE_CPU_PLAN_H
 #define NORMFUSE_CPU_PLAN_H
 
@@ -108,7 +108,6 @@ struct tile {
     bool across_values; /* under runs: a row is all values of a set's channels in one sample */
     bool across;        /* batch norm under runs: rows are the channels of one sample, not one channel's samples */
     int64_t rows, width; /* rows: runs, or positions; width: values of a run, or channels */
-    int64_t flat;       /* columns: index of the first row over all samples of the set */
 };
 
 struct plan {
@@ -321,8 +320,8 @@ void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slo
 void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next);
 
 /* small_sets.c */
-/* Whether a problem's sets are taken many at a time, and then how; the plan says what is to be done. */
-bool normfuse_small_sets_plan(struct plan *plan);
+/* Whether a problem's sets are taken many at a time, and then how; the plan says what is to be done. views: all `count` of the problem. */
+bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *const *views, size_t count);
 /* Small sets [first, last) of samples [begin, end), which are whole blocks. */
 void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t begin, int64_t end, int64_t first, int64_t last);
 

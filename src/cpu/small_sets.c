@@ -19,7 +19,7 @@ static bool is_adjacent(const struct plan *plan, const struct normfuse_view *v)
     return (v->position == 1 || p->s == 1) && (v->channel == p->s || p->c == 1);
 }
 
-bool normfuse_small_sets_plan(struct plan *plan)
+bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *const *views, size_t count)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t d = plan->group_channels, values = d * p->s;
@@ -32,9 +32,8 @@ bool normfuse_small_sets_plan(struct plan *plan)
     const bool is_small = p->columns && p->c * p->s <= SMALL_SET_TILE && d >= FEW_ROWS_CHANNELS;
     if (!is_short && !is_small)
         return false;
-    const struct normfuse_view *views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     plan->staged = plan->add;
-    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+    for (size_t i = 0; i < count; i++)
         plan->staged |= views[i]->data && !is_adjacent(plan, views[i]);
     plan->small_rows = p->columns ? p->s : 1;
     plan->small_run = p->columns ? d : values;
