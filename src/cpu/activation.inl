@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * activation.inl - the activations and their derivatives on vectors, written once for every instruction set and both
- * compute types. Included after a vec_<isa>.h with R, V, W and OP as passes.inl has them, and OF_DOUBLE where R is double.
+ * compute types. Included after a vec_<isa>.h with R, V and OP as passes.inl has them, and OF_DOUBLE where R is double;
+ * a second time by activate.inl, for pairs of vectors.
  * Bounds: docs/numerics.md, "activations". Polynomials in f32 are minimax fits of our own (Lawson's iteration on
  * Chebyshev nodes, then rounded to f32); in f64 e^r is Taylor's, of degree 13. */
 
@@ -21,15 +22,21 @@
 #define LOG2_E 0x1.71547652b82fep+0
 #define LN2_HIGH 0x1.62e42fee00000p-1
 #define LN2_LOW 0x1.a39ef35793c76p-33
-enum { EXP_LEAST_F64 = -709, SIGMOID_LEAST_F64 = -710, SIGMOID_MOST_F64 = 708, SIGMOID_FAR_F64 = -707, MISH_FAR_F64 = 40 };
-#define LIMIT(name) C(name##_F64)
+#define EXP_LEAST (-709)
+#define SIGMOID_LEAST (-710)
+#define SIGMOID_MOST 708
+#define SIGMOID_FAR (-707)
+#define MISH_FAR 40
 #else
 #define MAGIC 0x1.8p23f
 #define LOG2_E 0x1.715476p+0f
 #define LN2_HIGH 0x1.62e400p-1f
 #define LN2_LOW 0x1.7f7d1cp-20f
-enum { EXP_LEAST_F32 = -88, SIGMOID_LEAST_F32 = -89, SIGMOID_MOST_F32 = 88, SIGMOID_FAR_F32 = -87, MISH_FAR_F32 = 20 };
-#define LIMIT(name) C(name##_F32)
+#define EXP_LEAST (-88)
+#define SIGMOID_LEAST (-89)
+#define SIGMOID_MOST 88
+#define SIGMOID_FAR (-87)
+#define MISH_FAR 20
 #endif
 
 /* P of e^r = 1 + r + r^2*P(r), |r| <= ln2/2; error of P in f32: below 0.06 * 2^-24, in f64 2^-58. */
@@ -53,7 +60,7 @@ FORMULA V OP(exp_polynomial)(V r)
 /* e^z within 1 ulp for z <= -EXP_LEAST; 0 where the result would be subnormal. NaN gives NaN. e^z = 2^n * e^r. */
 FORMULA V OP(exp_parts)(V z, V *scale) /* e^r - 1 and 2^n */
 {
-    z = OP(max)(LIMIT(EXP_LEAST), z);
+    z = OP(max)(C(EXP_LEAST), z);
     const V t = OP(fma)(z, C(LOG2_E), C(MAGIC)), n = OP(sub)(t, C(MAGIC));
     const V r = OP(fma)(n, C(-LN2_LOW), OP(fma)(n, C(-LN2_HIGH), z));
     *scale = OP(pow2)(t);
@@ -78,7 +85,7 @@ FORMULA V OP(expm1)(V z)
  * for 16 values and their bf16 stores on Zen 4). Where e^-z is infinite, the quotient is 0; *e is e^-z. */
 FORMULA V OP(sigmoid_divisor)(V z, V *e)
 {
-    const V clamped = OP(min)(LIMIT(SIGMOID_MOST), OP(max)(LIMIT(SIGMOID_LEAST), z));
+    const V clamped = OP(min)(C(SIGMOID_MOST), OP(max)(C(SIGMOID_LEAST), z));
     const V t = OP(fma)(clamped, C(-LOG2_E), C(MAGIC)), n = OP(sub)(t, C(MAGIC));
     const V minus_r = OP(fma)(n, C(LN2_LOW), OP(fma)(n, C(LN2_HIGH), clamped)); /* of e^-z = 2^n * e^r */
 #if defined(OF_DOUBLE)
@@ -101,14 +108,14 @@ FORMULA V OP(sigmoid_divisor)(V z, V *e)
 #if defined(OF_DOUBLE)
 static __attribute__((noinline)) V OP(phi)(V z, V *density)
 {
-    double lanes[W], densities[W];
-    vd_store_f64(lanes, z);
-    for (int i = 0; i < W; i++) {
+    double lanes[sizeof(V) / sizeof(double)], densities[sizeof(V) / sizeof(double)];
+    OP(store_f64)(lanes, z);
+    for (size_t i = 0; i < sizeof(V) / sizeof(double); i++) {
         densities[i] = exp(-0.5 * lanes[i] * lanes[i]);
         lanes[i] = 0.5 * erfc(-lanes[i] * 0.70710678118654752440);
     }
-    *density = vd_load_f64(densities);
-    return vd_load_f64(lanes);
+    *density = OP(load_f64)(densities);
+    return OP(load_f64)(lanes);
 }
 #else
 FORMULA V OP(phi)(V z, V *density)
@@ -144,7 +151,7 @@ FORMULA V OP(gelu_tanh_argument)(V z)
 /* mish = z*tanh(log(1 + e^z)) = z*w/(w + 2), w = e^z*(e^z + 2); far out the quotient is 1. */
 FORMULA V OP(mish_exp)(V z)
 {
-    return OP(exp)(OP(min)(LIMIT(MISH_FAR), z));
+    return OP(exp)(OP(min)(C(MISH_FAR), z));
 }
 
 FORMULA V OP(activation)(int32_t activation, V param, V z)
@@ -186,7 +193,7 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
     case NORMFUSE_SILU: {
         /* s*(1 + z*(1 - s)), 1 - s = e*s, but 1 where e may be infinite */
         const V s = OP(div)(one, OP(sigmoid_divisor)(z, &other));
-        const V complement = OP(select_lt)(LIMIT(SIGMOID_FAR), z, OP(mul)(other, s), one);
+        const V complement = OP(select_lt)(C(SIGMOID_FAR), z, OP(mul)(other, s), one);
         return OP(mul)(dy, OP(mul)(s, OP(fma)(z, complement, one)));
     }
     case NORMFUSE_GELU: {
@@ -197,7 +204,7 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
         /* s + z*s*(1 - s)*(2u)', (2u)' = 2*sqrt(2/pi)*(1 + 3*0.044715*z^2). Far out s*(1 - s) is 0 and z^3 may be
          * infinite: there the second term is dropped, not 0*inf. */
         const V argument = OP(gelu_tanh_argument)(z), s = OP(div)(one, OP(sigmoid_divisor)(argument, &other));
-        const V complement = OP(select_lt)(LIMIT(SIGMOID_FAR), argument, OP(mul)(other, s), one);
+        const V complement = OP(select_lt)(C(SIGMOID_FAR), argument, OP(mul)(other, s), one);
         const V slope = OP(fma)(OP(mul)(z, z), C(0.21406444881780074633), C(1.59576912160573071176));
         const V term = OP(mul)(OP(mul)(z, slope), OP(mul)(s, complement));
         return OP(mul)(dy, OP(add)(s, OP(select_lt)(C(20.0), OP(abs)(z), zero, term)));
@@ -213,44 +220,9 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
         const V e = OP(mish_exp)(z), w = OP(mul)(e, OP(add)(e, C(2.0)));
         const V inverse = OP(div)(one, OP(add)(w, C(2.0)));
         const V slope = OP(mul)(OP(mul)(OP(mul)(C(4.0), e), OP(add)(one, e)), OP(mul)(inverse, inverse));
-        return OP(mul)(dy, OP(fma)(z, OP(select_lt)(LIMIT(MISH_FAR), z, zero, slope), OP(mul)(w, inverse)));
+        return OP(mul)(dy, OP(fma)(z, OP(select_lt)(C(MISH_FAR), z, zero, slope), OP(mul)(w, inverse)));
     }
     default: return dy;
-    }
-}
-
-/* The same on n values in memory, a multiple of W. The choice is made once, before the loop. */
-#define FOR_EACH_ACTIVATION(CASE)                                                                                        \
-    CASE(NORMFUSE_RELU) CASE(NORMFUSE_LEAKY_RELU) CASE(NORMFUSE_SILU) CASE(NORMFUSE_GELU) CASE(NORMFUSE_GELU_TANH)       \
-    CASE(NORMFUSE_HARDSWISH) CASE(NORMFUSE_ELU) CASE(NORMFUSE_MISH) CASE(NORMFUSE_RELU6)
-
-static __attribute__((noinline)) void OP(activate)(int32_t activation, R parameter, R *z, size_t n)
-{
-    const V param = C(parameter);
-    switch (activation) {
-#define CASE(name)                                                             \
-    case name:                                                                 \
-        for (size_t i = 0; i < n; i += W)                                     \
-            CAT(OP(store_), RT)(z + i, OP(activation)(name, param, CAT(OP(load_), RT)(z + i))); \
-        break;
-        FOR_EACH_ACTIVATION(CASE)
-#undef CASE
-    default: break;
-    }
-}
-
-static __attribute__((noinline)) void OP(activate_gradient)(int32_t activation, R parameter, R *dy, const R *z, size_t n)
-{
-    const V param = C(parameter);
-    switch (activation) {
-#define CASE(name)                                                                                              \
-    case name:                                                                                                  \
-        for (size_t i = 0; i < n; i += W)                                                                      \
-            CAT(OP(store_), RT)(dy + i, OP(activation_gradient)(name, param, CAT(OP(load_), RT)(dy + i), CAT(OP(load_), RT)(z + i))); \
-        break;
-        FOR_EACH_ACTIVATION(CASE)
-#undef CASE
-    default: break;
     }
 }
 
@@ -260,4 +232,8 @@ static __attribute__((noinline)) void OP(activate_gradient)(int32_t activation, 
 #undef LOG2_E
 #undef LN2_HIGH
 #undef LN2_LOW
-#undef LIMIT
+#undef EXP_LEAST
+#undef SIGMOID_LEAST
+#undef SIGMOID_MOST
+#undef SIGMOID_FAR
+#undef MISH_FAR

@@ -43,20 +43,24 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define V vf
 #define W 16
 #include "cpu/activation.inl"
+#include "cpu/activate.inl"
 #if !defined(NORMFUSE_REST_OF)
 #include "cpu/small_sets.inl"
 #define T float
 #define DT f32
 #define INLINE_FORMS FORMS_F32
+#define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 #define T uint16_t
 #define DT f16
 #define INLINE_FORMS FORMS_16
+#define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 #endif
 #define T uint16_t
 #define DT bf16
 #define INLINE_FORMS FORMS_16
+#define FORWARD_SILU_STAGED VF_ROUNDS_BF16
 #include "cpu/passes.inl"
 #undef OP
 #undef R
@@ -72,11 +76,13 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define W 8
 #define OF_DOUBLE
 #include "cpu/activation.inl"
+#include "cpu/activate.inl"
 #undef OF_DOUBLE
 #include "cpu/small_sets.inl"
 #define T double
 #define DT f64
 #define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU)
+#define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 
 #undef OP

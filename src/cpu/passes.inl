@@ -13,7 +13,8 @@
  * The activation is a constant of each loop. What is cheap beside the memory has loops of its own (INLINE_FORMS);
  * whatever else goes through a stage in the L1 cache: z, the activation, results. Additions are uniform branches. Figures:
  * docs/decisions/0012.
- *   INLINE_FORMS(FORM)  FORM(activation) for each that has loops of its own */
+ *   INLINE_FORMS(FORM)  FORM(activation) for each that has loops of its own
+ *   FORWARD_SILU_STAGED  1: but the forward of SiLU has none */
 #define LOAD(p) CAT(OP(load_), DT)(p)
 #define LOAD_PART(p, n, fill) CAT(OP(load_part_), DT)(p, n, fill)
 #define STORE(p, v) CAT(OP(store_), DT)(p, v)
@@ -460,14 +461,17 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
     /* Short rows are mostly edges, which cost a call each. */
     const bool is_staged = (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY) || (pass == AFFINE2 && s->kept);
     switch (is_staged ? STAGED : s->activation) {
-#define FORM(activation)                                    \
-    case activation:                                        \
-        FN(rows)(s, pass, columns, activation, s->stream);  \
+#define FORM(activation)                                                         \
+    case activation:                                                             \
+        if (pass == AFFINE && activation == NORMFUSE_SILU && FORWARD_SILU_STAGED) \
+            break;                                                               \
+        FN(rows)(s, pass, columns, activation, s->stream);                       \
         return;
         INLINE_FORMS(FORM)
 #undef FORM
-    default: FN(staged_rows)(s, pass, columns);
+    default: break;
     }
+    FN(staged_rows)(s, pass, columns);
 }
 
 static void FN(affine_columns)(const struct normfuse_pass *s) { FN(elementwise)(s, AFFINE, true); }
@@ -795,5 +799,6 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
 #undef TOGETHER
 #undef AHEAD
 #undef INLINE_FORMS
+#undef FORWARD_SILU_STAGED
 #undef T
 #undef DT

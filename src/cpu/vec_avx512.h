@@ -11,7 +11,11 @@
 
 #include "cpu/convert.h"
 
-enum { VF_HAS_MASKS = 1 };
+#if defined(__AVX512BF16__)
+enum { VF_HAS_MASKS = 1, VF_ROUNDS_BF16 = 0 };
+#else
+enum { VF_HAS_MASKS = 1, VF_ROUNDS_BF16 = 1 };
+#endif
 
 typedef __m512 vf;
 typedef __m512d vd;

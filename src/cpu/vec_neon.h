@@ -11,7 +11,7 @@
 
 #include "cpu/convert.h"
 
-enum { VF_HAS_MASKS = 0 };
+enum { VF_HAS_MASKS = 0, VF_ROUNDS_BF16 = 0 };
 
 typedef struct { float32x4_t q[4]; } vf;
 typedef struct { float64x2_t q[4]; } vd;

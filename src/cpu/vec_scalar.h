@@ -9,6 +9,8 @@
  *   vf_load_part_T(p, n, fill)     p[0..n), n < 16, other lanes fill; never touches p[n]
  *   vf_store_part_T(p, v, n)       p[0..n)
  *   VF_HAS_MASKS                   parts cost what whole vectors do
+ *   VF_ROUNDS_BF16                 rounding to bf16 takes about ten instructions
+ *   VF_IN_PAIRS                    a macro: activations take two vectors in step
  *   vf_select_lt(a, b, x, y)       a < b ? x : y; vf_select_le alike: false for a NaN
  *   vf_max(a, b), vf_min(a, b)     a > b ? a : b, a < b ? a : b: b where one is NaN
  *   vf_pow2(t)                     2^n where t = 1.5 * 2^23 + n, -127 <= n <= 128 (0 for -127, inf for 128)
@@ -27,7 +29,7 @@
 
 _Static_assert(FLT_EVAL_METHOD == 0, "floats are rounded after each operation");
 
-enum { VF_HAS_MASKS = 0 };
+enum { VF_HAS_MASKS = 0, VF_ROUNDS_BF16 = 0 };
 
 /* Vectors of 16 bytes, which gcc and clang compile for every machine: on x86-64 they are SSE2's. */
 typedef float normfuse_float4 __attribute__((vector_size(16)));
