@@ -455,11 +455,17 @@ BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const b
     }
 }
 
+/* Short rows are mostly edges, which cost a call each where there is an activation. */
+BODY bool FN(is_mostly_edges)(const struct normfuse_pass *s)
+{
+    const bool has_edges = s->n % W != 0 || (s->stream && (s->n % LINE != 0 || (uintptr_t)s->y % 64 != 0));
+    return s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY && has_edges;
+}
+
 BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass, const bool columns)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
-    /* Short rows are mostly edges, which cost a call each. */
-    const bool is_staged = (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY) || (pass == AFFINE2 && s->kept);
+    const bool is_staged = FN(is_mostly_edges)(s) || (pass == AFFINE2 && s->kept);
     switch (is_staged ? STAGED : s->activation) {
 #define FORM(activation)                                                         \
     case activation:                                                             \
@@ -671,7 +677,7 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
     const struct normfuse_pass local = *arguments, *s = &local;
     const V zero = OP(set1)(0);
     struct FN(sums) sums = {{zero, zero}, {zero, zero}};
-    switch (s->n < SHORT_ROW && s->activation != NORMFUSE_IDENTITY ? STAGED : s->activation) {
+    switch (FN(is_mostly_edges)(s) ? STAGED : s->activation) {
 #define FORM(activation)                                              \
     case activation:                                                  \
         for (size_t r = 0; r < s->rows; r++) {                        \

@@ -219,7 +219,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
 
     if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
         plan->staged = true;
-    if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 && plan->coefficients > 1 &&
+    if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 &&
+        p->n >= larger(SPREAD_SAMPLES, p->s / SPREAD_SHARE) && plan->coefficients > 1 &&
         p->s * (int64_t)plan->type_bytes < SHORT_RUN_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
         plan->coefficients * p->s <= SPREAD_ROW && plan->parts == 1) {
         bool adjacent = true; /* tiles of all samples, which no stage holds */

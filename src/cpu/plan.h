@@ -42,6 +42,8 @@ enum {
     SPREAD_RUN = 64,          /* values of a run that are columns where sets are channels, or nothing; */
     SPREAD_MOMENTS = 16,      /* where these have moments */
     SPREAD_ROW = 4096,        /* values of a row of runs that is applied as one */
+    SPREAD_SAMPLES = 4,       /* of a batch, at least, and one for each SPREAD_SHARE values of a run: */
+    SPREAD_SHARE = 12,        /* with fewer, repeating coefficients takes longer than it gains */
     SET_COLUMNS = 2048,       /* that channels, or groups, are taken as one set, where there are twice as many, */
     FEW_SET_COLUMNS = 512,    /* or channels of */
     FEW_SET_ROWS = 256,       /* so few rows */

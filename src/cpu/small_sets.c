@@ -135,6 +135,15 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, con
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
+    if (!plan->wide_type && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data) {
+        float *weight = w->weight, *bias = w->bias;
+        for (int64_t c = 0; c < count; c++)
+            for (int64_t i = 0; i < repeat; i++) {
+                *weight++ = (float)plan->weight[c0 + c];
+                *bias++ = (float)plan->bias[c0 + c];
+            }
+        return;
+    }
     for (int64_t c = 0; c < count; c++) {
         const double gain = 1 + get_parameter(&p->scale, t->n, c0 + c, 0);
         const double weight = weight_of(plan, t->n, c0 + c) * gain;
