@@ -527,8 +527,7 @@ static struct tolerance_arithmetic arithmetic_of(const struct work *work, const 
         tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last, ambiguous, extent->rows,
                              extent->channels, extent->positions);
     if (work->set_is_group && !arithmetic.on_cuda)
-        tolerance_small_sets(&arithmetic, work->line->channels_last && !ambiguous, work->line->backward, extent->channels,
-                             extent->positions);
+        tolerance_small_sets(&arithmetic, work->line->channels_last && !ambiguous, extent->channels, extent->positions);
     return arithmetic;
 }
 

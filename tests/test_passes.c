@@ -263,7 +263,7 @@ static void compare_moves(const struct normfuse_table *table)
             }
 }
 
-enum { SMALL_VALUES = 20000, SMALL_SETS = 40, SMALL_ARRAYS = 9, SMALL_PER_SET = 7 };
+enum { SMALL_VALUES = 20000, SMALL_SETS = 40, SMALL_ARRAYS = 8, SMALL_PER_SET = 7, SMALL_ROOM = 16 };
 
 /* What lies behind the values differs and must not matter. */
 static void compare_small_sets(const struct normfuse_table *table)
@@ -271,8 +271,8 @@ static void compare_small_sets(const struct normfuse_table *table)
     static const struct {
         size_t samples, rows, sets, n;
     } shapes[] = {{3, 1, 4, 1}, {2, 1, 3, 5}, {5, 1, 1, 16}, {2, 1, 2, 17}, {1, 1, 3, 31}, {2, 1, 2, 33}, {1, 1, 1, 300}, {2, 3, 3, 24},
-                  {1, 2, 2, 40}, {1, 7, 5, 8}, {1, 1, 2, 4097}, {1, 1, 1, 9000}, {2, 1, 1, 8192}};
-    static double values[2][SMALL_ARRAYS][SMALL_VALUES + 16], per_set[2][SMALL_PER_SET][SMALL_SETS];
+                  {1, 2, 2, 40}, {1, 7, 5, 8}, {2, 5, 20, 1}, {3, 4, 6, 3}, {1, 6, 1, 300}, {1, 1, 2, 4097}, {1, 1, 1, 9000}, {2, 1, 1, 8192}};
+    static double values[2][SMALL_ARRAYS][SMALL_VALUES + SMALL_ROOM], per_set[2][SMALL_PER_SET][SMALL_SETS + SMALL_ROOM], room[3][SMALL_VALUES + SMALL_ROOM];
     for (int wide = 0; wide < 2; wide++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             const int type = wide ? NORMFUSE_F64 : NORMFUSE_F32;
@@ -283,18 +283,21 @@ static void compare_small_sets(const struct normfuse_table *table)
                 for (int j = 0; j < SMALL_ARRAYS; j++) { /* the last four are those of columns */
                     const size_t n = j < SMALL_ARRAYS - 4 ? all : columns;
                     real_fill(values[side][j], type, n, 0.5, 2);
-                    memset((char *)values[side][j] + n * bytes, side ? 0xff : 0, 16 * bytes); /* NaN or 0 */
+                    memset((char *)values[side][j] + n * bytes, side ? 0xff : 0, SMALL_ROOM * bytes); /* NaN or 0 */
                 }
-                for (int j = 0; j < SMALL_PER_SET; j++)
+                for (int j = 0; j < SMALL_PER_SET; j++) {
                     real_fill(per_set[side][j], type, sets, 0.5, 1);
+                    memset((char *)per_set[side][j] + sets * bytes, side ? 0xff : 0, SMALL_ROOM * bytes);
+                }
                 if (!side)
                     random_state = seed;
-                double(*v)[SMALL_VALUES + 16] = values[side], (*p)[SMALL_SETS] = per_set[side];
+                double(*v)[SMALL_VALUES + SMALL_ROOM] = values[side], (*p)[SMALL_SETS + SMALL_ROOM] = per_set[side];
                 const struct normfuse_small_sets s = {
                     .samples = shapes[i].samples, .rows = shapes[i].rows, .sets = shapes[i].sets, .n = shapes[i].n,
-                    .u = v[0], .gradient = v[1], .normalized = v[2], .z = v[3], .scaled = v[4], .dx = v[0],
-                    .weight = v[5], .bias = v[6], .sum_bias = v[7], .sum_weight = v[8],
-                    .shift = p[0], .sum = p[1], .square = p[2], .rstd = p[3], .rest = p[4], .slope = p[5], .offset = p[6]};
+                    .u = v[0], .gradient = v[1], .normalized = v[2], .z = v[3], .dx = v[0],
+                    .weight = v[4], .bias = v[5], .sum_bias = v[6], .sum_weight = v[7],
+                    .shift = p[0], .sum = p[1], .square = p[2], .rstd = p[3], .rest = p[4], .slope = p[5], .offset = p[6],
+                    .columns = {room[0], room[1], room[2]}};
                 const struct normfuse_small_set_functions *f = &(side ? table : &normfuse_table_scalar)->small_sets[wide];
                 const size_t whole = (all + 15) / 16 * 16;
                 f->moments(&s);

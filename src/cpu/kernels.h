@@ -69,15 +69,16 @@ struct normfuse_passes {
 
 /* Many sets of few values in the L1 cache, in the compute type (small_sets.inl). `samples` samples of `rows` rows of `sets` x n
  * adjacent values; a set has n values of each row of a sample. Every array has room for a vector behind its end, and none that is
- * written is another's. */
+ * written is another's, but dx may be u. */
 struct normfuse_small_sets {
     size_t samples, rows, sets, n;
     const void *u, *gradient;                 /* per value */
-    void *normalized, *z, *scaled, *dx;
+    void *normalized, *z, *dx;
     const void *weight, *bias;                /* per value of a row, the same for all rows and samples */
     void *sum_bias, *sum_weight;
     void *shift, *sum, *square;               /* per set, sample by sample */
     const void *rstd, *rest, *slope, *offset;
+    void *columns[3];                         /* several rows: room per value of a row */
 };
 
 enum { NORMFUSE_SMALL_CHUNK = 4096 }; /* longest f32 sum: 128 additions a lane */
@@ -87,10 +88,10 @@ struct normfuse_small_set_functions {
     void (*moments)(const struct normfuse_small_sets *);
     /* normalized = (u - shift)*rstd + rest; z = normalized*weight + bias; either may be NULL */
     void (*normalize)(const struct normfuse_small_sets *);
-    /* sum_bias += gradient, sum_weight += gradient*normalized over rows and samples; scaled = gradient*weight; per set sum of
-     * scaled, square of scaled*normalized */
+    /* sum_bias += gradient, sum_weight += gradient*normalized over rows and samples; per set sum of gradient*weight, square of
+     * gradient*weight*normalized */
     void (*sums)(const struct normfuse_small_sets *);
-    /* dx = rstd*scaled + (slope*normalized + offset) */
+    /* dx = rstd*(gradient*weight) + (slope*normalized + offset) */
     void (*dx)(const struct normfuse_small_sets *);
     /* n values, a multiple of 16 */
     void (*activate)(int32_t activation, double parameter, void *z, size_t n);

@@ -478,39 +478,11 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     set_shifts(plan, w, sum, channels);
 }
 
-/* Each group's mean of all rows, then the sums about it. */
-static void moments_of_few_rows(const struct plan *plan, struct worker *w, double *partial, int64_t set, const struct piece *piece)
-{
-    const int64_t d = plan->group_channels, at_once = plan->staged ? 1 : MOST_BUNDLED, groups = channels_of(plan, set) / d;
-    for (int64_t g = 0; g < groups; g += at_once) {
-        const int64_t count = smaller(at_once, groups - g);
-        const struct tile t = {.n = sample_of(plan, set), .c = first_channel(plan, set) + g * d, .s = piece->start, .rows = piece->length, .width = count * d};
-        struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)d, .k = w->shift, .sum = w->sum, .square = w->square,
-                                  .sets = (size_t)count, .set_stride = d};
-        s.x = input_u(plan, w, &t, true, &s.x_stride);
-        memset(w->shift, 0, (size_t)count * plan->real_bytes);
-        plan->pass->moments_runs(&s);
-        for (int64_t j = 0; j < count; j++)
-            set_shift(plan, w, j, get_real(plan, w->sum, j) / (double)(t.rows * d));
-        plan->pass->moments_runs(&s);
-        for (int64_t j = 0; j < count; j++) {
-            const struct moments m = moments_of_chunk(plan, w, &t, j * d, d, j);
-            partial[g + j] = m.mean;
-            partial[plan->entries + g + j] = m.m2;
-        }
-    }
-}
-
 static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
     double *partial = slot->partials + index * 2 * plan->entries;
-    if (plan->few_rows) {
-        moments_of_few_rows(plan, w, partial, set, &piece);
-        return;
-    }
-
     const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->widen);
     memset(w->shift, 0, (size_t)plan->coefficients * plan->real_bytes);
     clear_sums(plan, w);

@@ -171,8 +171,6 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
             plan->staged = true;
     plan->all_direct = !plan->staged;
     plan->small_sets = normfuse_small_sets_plan(plan, views, sizeof views / sizeof *views);
-    plan->few_rows = p->columns && !plan->batch && !plan->none && p->s <= FEW_ROWS &&
-                     plan->group_channels >= FEW_ROWS_CHANNELS && p->s <= CHUNK_VALUES / plan->group_channels;
     if (plan->small_sets) {
         plan->sets = p->n * plan->groups;
         plan->sample_sets = plan->groups;
@@ -255,9 +253,15 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     } else {
         /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
         const int64_t groups = plan->sample_sets;
-        const int64_t wanted = divide_up(4 * plan->threads, larger(plan->blocks, 1));
+        if (plan->small_sets && !plan->sums_samples) {
+            plan->block_samples = smaller(plan->block_samples, power_of_two_below(larger(1, p->n / (4 * plan->threads))));
+            plan->blocks = divide_up(p->n, plan->block_samples);
+        }
+        const int64_t wanted = plan->small_sets && plan->threads == 1 ? 1 : divide_up(4 * plan->threads, larger(plan->blocks, 1));
         plan->group_ranges = larger(1, smaller(groups, wanted));
         plan->sets_per_task = divide_up(groups, plan->group_ranges);
+        if (plan->small_sets) /* whole tiles */
+            plan->sets_per_task = smaller(groups, round_up(plan->sets_per_task, plan->small_at_once));
         plan->group_ranges = divide_up(groups, plan->sets_per_task);
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
@@ -327,11 +331,13 @@ static void lay_out_small_worker(const struct plan *plan, struct small_worker *w
     void **of_columns[] = {&w->weight, &w->bias, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 4 : 2); i++)
         *of_columns[i] = take(arena, columns + room, plan->real_bytes);
+    for (int i = 0; plan->small_rows > 1 && i < 3; i++)
+        w->columns[i] = take(arena, columns + room, plan->real_bytes);
     w->bias_so_far = take(arena, plan->backward ? columns + room : 0, 8);
     w->weight_so_far = take(arena, plan->backward ? columns + room : 0, 8);
     void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset};
     for (int i = 0; i < (plan->backward ? 7 : 5); i++)
-        *of_sets[i] = take(arena, sets, plan->real_bytes);
+        *of_sets[i] = take(arena, sets + room, plan->real_bytes);
     w->mean = take(arena, sets, 8);
     w->m2 = take(arena, sets, 8);
     w->wide_rstd = take(arena, sets, 8);

@@ -35,8 +35,6 @@ enum {
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
-    FEW_ROWS = 16,            /* of a sample whose groups are summed as runs, where they are a chunk at most, */
-    FEW_ROWS_CHANNELS = 16,   /* and have so many channels */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
     MOST_BUNDLED = 16,
     SPREAD_RUN = 64,          /* values of a run that are columns where sets are channels, or nothing; */
@@ -56,9 +54,9 @@ enum {
     SMALL_SET_RUN = 31,       /* runs: most values of a channel, */
     SMALL_SET_LONG_RUN = 64,  /* or so many where a set has at most */
     SMALL_SET_FEW = 256,      /* values; columns: */
-    SMALL_SET_CHANNELS = 8,   /* least channels of a group where a sample has at most */
-    SMALL_SET_ROWS = 2,       /* rows, or in the backward */
-    SMALL_SET_BACKWARD = 4,   /* so many; others have FEW_ROWS_CHANNELS, and fit a tile */
+    SMALL_SET_ROWS = 16,      /* most rows, */
+    SMALL_SET_SAMPLE = 8192,  /* values of a sample that are taken at once, */
+    SMALL_SET_LINE = 32,      /* of which whole multiples of so many values are taken at once */
     SCRATCH_BYTES = 1048576,  /* and 1/16 of the tensor's bytes: as much scratch as dy' may be kept in */
     STACK_BYTES = 12288,      /* scratch of small problems */
     ALIGNMENT = 64,
@@ -90,6 +88,7 @@ struct small_worker {
     void *u, *normalized, *z, *gradient;
     void *weight, *bias, *sum_bias, *sum_weight;
     double *bias_so_far, *weight_so_far; /* sum_bias and sum_weight of the block's chunks before */
+    void *columns[3];                    /* sets of several rows: per value of a row, for a while */
     void *shift, *sum, *square, *rstd, *rest, *slope, *offset;
     double *mean, *m2, *wide_rstd;
     char *stage; /* of the tensors' type: u while it is rounded */
@@ -130,7 +129,6 @@ struct plan {
     bool staged;     /* tiles are small: some go through a copy */
     bool small_sets; /* many sets are taken at a time (small_sets.c): none of what follows up to block_samples is used but
                         sets, groups, group_channels and sample_sets */
-    bool few_rows;   /* columns: a group's values are summed as runs of its channels, not column by column */
     size_t type_bytes, real_bytes;
 
     int64_t sets, groups, group_channels;

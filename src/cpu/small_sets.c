@@ -27,10 +27,7 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
     if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
         return false;
-    const int64_t most_rows = plan->backward ? SMALL_SET_BACKWARD : SMALL_SET_ROWS, most_run = values <= SMALL_SET_FEW ? SMALL_SET_LONG_RUN : SMALL_SET_RUN;
-    const bool is_short = p->columns ? p->s <= most_rows && d >= SMALL_SET_CHANNELS : p->s <= most_run;
-    const bool is_small = p->columns && p->c * p->s <= SMALL_SET_TILE && d >= FEW_ROWS_CHANNELS;
-    if (!is_short && !is_small)
+    if (p->s > (p->columns ? SMALL_SET_ROWS : values <= SMALL_SET_FEW ? SMALL_SET_LONG_RUN : SMALL_SET_RUN))
         return false;
     plan->staged = plan->add;
     for (size_t i = 0; i < count; i++)
@@ -38,7 +35,13 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     plan->small_rows = p->columns ? p->s : 1;
     plan->small_run = p->columns ? d : values;
     plan->small_repeat = p->columns ? 1 : p->s;
-    plan->small_at_once = larger(1, smaller(plan->groups, SMALL_SET_TILE / values));
+    plan->small_at_once = larger(1, smaller(plan->groups, (p->columns ? SMALL_SET_SAMPLE : SMALL_SET_TILE) / values));
+    if (plan->small_rows > 1 && plan->small_at_once < plan->groups) { /* whole cache lines of a row */
+        int64_t line = 1;
+        while (line * d % SMALL_SET_LINE != 0)
+            line *= 2;
+        plan->small_at_once = larger(smaller(plan->small_at_once, line), plan->small_at_once / line * line);
+    }
     plan->small_samples = larger(1, smaller(p->n, smaller(CHUNK_ROWS / plan->small_rows, SMALL_SET_TILE / (plan->small_at_once * values))));
     return true;
 }
@@ -194,7 +197,8 @@ static struct normfuse_small_sets sets_of(const struct plan *plan, const struct 
     return (struct normfuse_small_sets){
         .samples = (size_t)t->samples, .rows = (size_t)plan->small_rows, .sets = (size_t)t->sets, .n = (size_t)plan->small_run,
         .u = w->u, .weight = w->weight, .bias = w->bias, .shift = w->shift, .sum = w->sum, .square = w->square,
-        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
+        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset,
+        .columns = {w->columns[0], w->columns[1], w->columns[2]}};
 }
 
 /* The i-th set's moments in double: the slow way for values that f32 cannot square. */
@@ -225,22 +229,41 @@ static struct moments moments_of(const struct plan *plan, const struct small_wor
     return (struct moments){(double)(plan->small_rows * plan->small_run), k + sum * inverse, m2 < 0 ? 0 : m2};
 }
 
-/* What elements of the i-th set are normalized with: (u - shift)*rstd + rest, the shift being the mean in the compute type. */
-static void put_statistics(const struct plan *plan, struct small_worker *w, int64_t i, double mean, double rstd)
+/* What elements of sets are normalized with: (u - shift)*rstd + rest, the shift being the mean in the compute type. */
+static void put_statistics(const struct plan *plan, struct small_worker *w, int64_t sets)
 {
-    const double shift = plan->wide_type ? mean : (double)(float)mean;
-    put_real(plan, w->shift, i, shift);
-    put_real(plan, w->rstd, i, rstd);
-    put_real(plan, w->rest, i, (shift - mean) * rstd);
-    w->wide_rstd[i] = rstd;
+    const double *restrict mean = w->mean, *restrict rstd = w->wide_rstd;
+    if (plan->wide_type) {
+        memcpy(w->shift, mean, (size_t)sets * 8);
+        memcpy(w->rstd, rstd, (size_t)sets * 8);
+        memset(w->rest, 0, (size_t)sets * 8);
+        return;
+    }
+    float *restrict shift = w->shift, *restrict narrow_rstd = w->rstd, *restrict rest = w->rest;
+    for (int64_t i = 0; i < sets; i++) {
+        shift[i] = (float)mean[i];
+        narrow_rstd[i] = (float)rstd[i];
+        rest[i] = (float)(((double)shift[i] - mean[i]) * rstd[i]);
+    }
 }
 
-static void forward_tile(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
+/* Rows of a parameter per set: `count` values from (n, g) on. */
+static void put_row(const struct normfuse_parameter *q, int64_t n, int64_t g, const double *values, int64_t count)
+{
+    if (q->data && q->type == NORMFUSE_F32 && q->channel == 1) {
+        float *to = (float *)(void *)q->data + n * q->batch + g;
+        for (int64_t j = 0; j < count; j++)
+            to[j] = (float)values[j];
+        return;
+    }
+    for (int64_t j = 0; q->data && j < count; j++)
+        put_parameter(q, n, g + j, values[j]);
+}
+
+/* Mean, M2 and rstd of all sets of a tile, and what the caller wants of them. */
+static void finish_sets(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
-    struct normfuse_small_sets s = sets_of(plan, w, t);
-    load_u(plan, w, t);
-    plan->small->moments(&s);
     const double count = (double)(plan->small_rows * plan->small_run), inverse = 1 / count, eps = p->eps;
     const int64_t sets = t->samples * t->sets;
     double *restrict mean = w->mean, *restrict m2 = w->m2, *restrict rstd = w->wide_rstd;
@@ -251,17 +274,25 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     }
     for (int64_t i = 0; i < sets; i++) /* by vectors */
         rstd[i] = 1 / sqrt(m2[i] * inverse + eps);
-    for (int64_t n = 0, i = 0; n < t->samples; n++)
-        for (int64_t j = 0; j < t->sets; j++, i++) {
-            put_statistics(plan, w, i, mean[i], rstd[i]);
-            put_parameter(&p->mean, t->n + n, t->first + j, mean[i]);
-            put_parameter(&p->rstd, t->n + n, t->first + j, rstd[i]);
-            if (plan->updates_running) {
-                double *sum = plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) + t->first + j;
-                sum[0] += mean[i];
-                sum[p->c] += m2[i] / (count - 1);
-            }
+    put_statistics(plan, w, sets);
+    for (int64_t n = 0, i = 0; n < t->samples; n++, i += t->sets) {
+        put_row(&p->mean, t->n + n, t->first, mean + i, t->sets);
+        put_row(&p->rstd, t->n + n, t->first, rstd + i, t->sets);
+        double *sum = plan->updates_running ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) + t->first : NULL;
+        for (int64_t j = 0; sum && j < t->sets; j++) {
+            sum[j] += mean[i + j];
+            sum[p->c + j] += m2[i + j] / (count - 1);
         }
+    }
+}
+
+static void forward_tile(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_small_sets s = sets_of(plan, w, t);
+    load_u(plan, w, t);
+    plan->small->moments(&s);
+    finish_sets(plan, w, t);
     if (!p->y.data) /* u alone was asked for */
         return;
     s.z = w->z;
@@ -279,8 +310,11 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     load_u(plan, w, t);
     load(plan, w, &p->dy, t, w->gradient, false);
     for (int64_t n = 0, i = 0; n < t->samples; n++)
-        for (int64_t j = 0; j < t->sets; j++, i++)
-            put_statistics(plan, w, i, get_parameter(&p->mean, t->n + n, t->first + j, 0), get_parameter(&p->rstd, t->n + n, t->first + j, 1));
+        for (int64_t j = 0; j < t->sets; j++, i++) {
+            w->mean[i] = get_parameter(&p->mean, t->n + n, t->first + j, 0);
+            w->wide_rstd[i] = get_parameter(&p->rstd, t->n + n, t->first + j, 1);
+        }
+    put_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
     s.z = needs_z && !p->from_y ? w->z : NULL;
@@ -291,7 +325,6 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
         plan->small->activate_gradient(p->activation, p->act_param, w->gradient, w->z, (size_t)round_up(values_of(plan, t), 16));
     }
     s.gradient = w->gradient;
-    s.scaled = w->z;
     s.sum_bias = w->sum_bias;
     s.sum_weight = w->sum_weight;
     plan->small->sums(&s);

@@ -3,9 +3,9 @@
  * small_sets.inl - sets of few values, many at a time, in the L1 cache (kernels.h says what each function does). Included
  * once per compute type, behind activation.inl, with R, RT, V, W and OP as passes.inl has them.
  *
- * Rows of sets lie in memory without gaps. Vectors are whole: what is read behind a set counts as 0, and what is written behind
- * one is written again by the next one, since sets are walked in the order of memory. Value i of a set's row belongs to lane
- * i % (2*W) of its sums. */
+ * Rows lie in memory without gaps. Vectors are whole: what is read behind a set counts as 0, and what is written behind one is
+ * written again by the next one, since sets are walked in the order of memory. A set of one row is summed by itself: its value i
+ * belongs to lane i % (2*W). Sets of several rows are summed column by column, and the columns of a set then in double. */
 #define REAL(name) CAT3(small_##name, RT, ISA)
 #define LOAD_R(p) CAT(OP(load_), RT)(p)
 #define STORE_R(p, v) CAT(OP(store_), RT)(p, v)
@@ -69,30 +69,149 @@ BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, 
     struct REAL(lanes) l;
     REAL(clear)(&l);
     *sum = *square = 0;
-    for (size_t r = 0; r < s->rows; r++, x += s->sets * s->n)
-        for (size_t i = 0, end; i < s->n;) {
-            for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
-                REAL(add_moments)(x + i, end - i, k, &l.sum[0], &l.square[0]);
-                if (end - i > W)
-                    REAL(add_moments)(x + i + W, end - i - W, k, &l.sum[1], &l.square[1]);
-            }
-            i = end;
-            if (s->n > NORMFUSE_SMALL_CHUNK)
-                REAL(collect)(&l, sum, square);
+    for (size_t i = 0, end; i < s->n;) {
+        for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
+            REAL(add_moments)(x + i, end - i, k, &l.sum[0], &l.square[0]);
+            if (end - i > W)
+                REAL(add_moments)(x + i + W, end - i - W, k, &l.sum[1], &l.square[1]);
         }
+        i = end;
+        if (s->n > NORMFUSE_SMALL_CHUNK)
+            REAL(collect)(&l, sum, square);
+    }
     REAL(collect)(&l, sum, square);
 }
+
+/* ---- several rows ---- */
+
+/* The sum of x or of x*weight over the columns of a set: value i of less than a vector in sum i % 4, else in lane i % (2*W). */
+BODY double REAL(sum_of_columns)(const R *x, const R *weight, size_t n)
+{
+    if (n >= W) {
+        V sum[2] = {OP(set1)(0), OP(set1)(0)};
+        for (size_t i = 0; i < n; i += W) {
+            const V v = weight ? OP(mul)(LOAD_R(x + i), LOAD_R(weight + i)) : LOAD_R(x + i);
+            sum[i / W % 2] = OP(add)(sum[i / W % 2], REAL(first)(v, n - i));
+        }
+        return (double)OP(hsum)(OP(add)(sum[0], sum[1]));
+    }
+    double sum[4] = {0, 0, 0, 0};
+    for (size_t i = 0; i < n; i++)
+        sum[i % 4] += weight ? (double)weight[i] * (double)x[i] : (double)x[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* Sets of several rows, each narrower than a vector. */
+BODY bool REAL(share_vectors)(const struct normfuse_small_sets *s)
+{
+    return s->rows > 1 && s->n < W;
+}
+
+/* What sets have, for each of their columns. */
+BODY const R *REAL(of_columns)(const struct normfuse_small_sets *s, const void *of_sets, size_t sample, void *columns)
+{
+    const R *from = (const R *)of_sets + sample * s->sets;
+    if (s->n == 1)
+        return from;
+    R *to = columns;
+    for (size_t j = 0; j < s->sets; j++, to += s->n)
+        for (size_t i = 0; i < s->n; i += W)
+            STORE_R(to + i, OP(set1)(from[j]));
+    return columns;
+}
+
+static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sample)
+{
+    const size_t columns = s->sets * s->n;
+    const double inverse = 1 / (double)(s->rows * s->n);
+    const R *u = (const R *)s->u + sample * s->rows * columns;
+    R *shift = (R *)s->shift + sample * s->sets, *sum = (R *)s->sum + sample * s->sets, *square = (R *)s->square + sample * s->sets;
+    R *sums = s->columns[0], *squares = s->columns[1];
+    for (size_t c = 0; c < columns; c += W) {
+        V all = LOAD_R(u + c);
+        for (size_t r = 1; r < s->rows; r++)
+            all = OP(add)(all, LOAD_R(u + r * columns + c));
+        STORE_R(sums + c, all);
+    }
+    for (size_t j = 0; j < s->sets; j++) {
+        const R mean = (R)(REAL(sum_of_columns)(sums + j * s->n, NULL, s->n) * inverse);
+        shift[j] = mean - mean == 0 ? mean : 0;
+    }
+    const bool wide = !REAL(share_vectors)(s);
+    const R *k = wide ? NULL : REAL(of_columns)(s, s->shift, sample, s->columns[2]);
+    for (size_t j = 0; j < (wide ? s->sets : 1); j++)
+        for (size_t c = j * s->n; c < (wide ? (j + 1) * s->n : columns); c += W) {
+            const V about = wide ? OP(set1)(shift[j]) : LOAD_R(k + c);
+            V all = OP(set1)(0), products = all;
+            for (size_t r = 0; r < s->rows; r++) {
+                const V d = OP(sub)(LOAD_R(u + r * columns + c), about);
+                all = OP(add)(all, d);
+                products = OP(fma)(d, d, products);
+            }
+            STORE_R(sums + c, all);
+            STORE_R(squares + c, products);
+        }
+    for (size_t j = 0; j < s->sets; j++) {
+        sum[j] = (R)REAL(sum_of_columns)(sums + j * s->n, NULL, s->n);
+        square[j] = (R)REAL(sum_of_columns)(squares + j * s->n, NULL, s->n);
+    }
+}
+
+static void REAL(normalize_rows)(const struct normfuse_small_sets *s, size_t sample)
+{
+    const size_t columns = s->sets * s->n, start = sample * s->rows * columns;
+    const R *u = (const R *)s->u + start, *weight = s->weight, *bias = s->bias;
+    const R *k = REAL(of_columns)(s, s->shift, sample, s->columns[0]), *rstd = REAL(of_columns)(s, s->rstd, sample, s->columns[1]);
+    const R *rest = REAL(of_columns)(s, s->rest, sample, s->columns[2]);
+    R *normalized = s->normalized ? (R *)s->normalized + start : NULL, *z = s->z ? (R *)s->z + start : NULL;
+    for (size_t at = 0; at < s->rows * columns; at += columns)
+        for (size_t c = 0; c < columns; c += W) {
+            const V h = OP(fma)(OP(sub)(LOAD_R(u + at + c), LOAD_R(k + c)), LOAD_R(rstd + c), LOAD_R(rest + c));
+            if (normalized)
+                STORE_R(normalized + at + c, h);
+            if (z)
+                STORE_R(z + at + c, OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c)));
+        }
+}
+
+static void REAL(sums_of_rows)(const struct normfuse_small_sets *s, size_t sample)
+{
+    const size_t columns = s->sets * s->n, start = sample * s->rows * columns;
+    const R *g = (const R *)s->gradient + start, *h = (const R *)s->normalized + start, *weight = s->weight;
+    R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight, *sums = s->columns[0], *products = s->columns[1];
+    for (size_t c = 0; c < columns; c += W) {
+        V sum = OP(set1)(0), product = sum;
+        for (size_t r = 0; r < s->rows; r++) {
+            const V gradient = LOAD_R(g + r * columns + c);
+            sum = OP(add)(sum, gradient);
+            product = OP(fma)(gradient, LOAD_R(h + r * columns + c), product);
+        }
+        STORE_R(sums + c, sum);
+        STORE_R(products + c, product);
+        STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), sum));
+        STORE_R(sum_weight + c, OP(add)(LOAD_R(sum_weight + c), product));
+    }
+    for (size_t j = 0, at = sample * s->sets; j < s->sets; j++, at++) {
+        ((R *)s->sum)[at] = (R)REAL(sum_of_columns)(sums + j * s->n, weight + j * s->n, s->n);
+        ((R *)s->square)[at] = (R)REAL(sum_of_columns)(products + j * s->n, weight + j * s->n, s->n);
+    }
+}
+
+/* ---- what the table has ---- */
 
 static void REAL(moments)(const struct normfuse_small_sets *s)
 {
     R *shift = s->shift;
-    const bool is_short = s->rows == 1 && s->n <= 2 * W;
-    const double inverse = 1 / (double)(s->rows * s->n);
+    const double inverse = 1 / (double)s->n;
     double sum, square;
-    for (size_t sample = 0, at = 0; sample < s->samples; sample++)
+    for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
+        if (s->rows > 1) {
+            REAL(moments_of_rows)(s, sample);
+            continue;
+        }
         for (size_t j = 0; j < s->sets; j++, at++) {
-            const R *x = (const R *)s->u + sample * s->rows * s->sets * s->n + j * s->n;
-            if (is_short) {
+            const R *x = (const R *)s->u + at * s->n;
+            if (s->n <= 2 * W) {
                 shift[at] = REAL(moments_of_short_set)(s, x, inverse, (R *)s->sum + at, (R *)s->square + at);
                 continue;
             }
@@ -103,90 +222,107 @@ static void REAL(moments)(const struct normfuse_small_sets *s)
             ((R *)s->sum)[at] = (R)sum;
             ((R *)s->square)[at] = (R)square;
         }
+    }
 }
 
 static void REAL(normalize)(const struct normfuse_small_sets *s)
 {
     const R *x = s->u, *weight = s->weight, *bias = s->bias;
     R *normalized = s->normalized, *z = s->z;
-    for (size_t sample = 0; sample < s->samples; sample++)
-        for (size_t r = 0; r < s->rows; r++)
-            for (size_t j = 0, c = 0; j < s->sets; j++) {
+    for (size_t sample = 0; sample < s->samples; sample++) {
+        if (REAL(share_vectors)(s)) {
+            REAL(normalize_rows)(s, sample);
+            continue;
+        }
+        for (size_t r = 0, at = sample * s->rows * s->sets * s->n; r < s->rows; r++)
+            for (size_t j = 0, c = 0; j < s->sets; j++, at += s->n, c += s->n) {
                 const size_t set = sample * s->sets + j;
                 const V k = OP(set1)(((const R *)s->shift)[set]), rstd = OP(set1)(((const R *)s->rstd)[set]);
                 const V rest = OP(set1)(((const R *)s->rest)[set]);
                 for (size_t i = 0; i < s->n; i += W) {
-                    const V h = OP(fma)(OP(sub)(LOAD_R(x + i), k), rstd, rest);
+                    const V h = OP(fma)(OP(sub)(LOAD_R(x + at + i), k), rstd, rest);
                     if (normalized)
-                        STORE_R(normalized + i, h);
+                        STORE_R(normalized + at + i, h);
                     if (z)
-                        STORE_R(z + i, OP(fma)(h, LOAD_R(weight + c + i), LOAD_R(bias + c + i)));
+                        STORE_R(z + at + i, OP(fma)(h, LOAD_R(weight + c + i), LOAD_R(bias + c + i)));
                 }
-                c += s->n;
-                x += s->n;
-                normalized = normalized ? normalized + s->n : NULL;
-                z = z ? z + s->n : NULL;
             }
+    }
 }
 
-BODY void REAL(add_products)(const R *g, const R *h, size_t n, V *sum, V *square)
+/* Onto the sums of gradient*weight and of its product with the normalized value: n values. */
+BODY void REAL(add_products)(const R *g, const R *weight, const R *h, size_t n, V *sum, V *square)
 {
-    const V gradient = REAL(first)(LOAD_R(g), n), normalized = REAL(first)(LOAD_R(h), n);
-    *sum = OP(add)(*sum, gradient);
-    *square = OP(fma)(gradient, normalized, *square);
+    const V scaled = REAL(first)(OP(mul)(LOAD_R(g), LOAD_R(weight)), n), normalized = REAL(first)(LOAD_R(h), n);
+    *sum = OP(add)(*sum, scaled);
+    *square = OP(fma)(scaled, normalized, *square);
 }
 
 static void REAL(sums)(const struct normfuse_small_sets *s)
 {
     const size_t columns = s->sets * s->n;
-    const R *weight = s->weight;
-    R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight, *scaled = s->scaled;
-    const R *g = s->gradient, *h = s->normalized;
-    for (size_t row = 0; row < s->samples * s->rows; row++, g += columns, h += columns, scaled += columns)
+    for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
+        if (s->rows > 1) {
+            REAL(sums_of_rows)(s, sample);
+            continue;
+        }
+        const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns, *weight = s->weight;
+        R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
         for (size_t c = 0; c < columns; c += W) {
             const V gradient = REAL(first)(LOAD_R(g + c), columns - c), normalized = REAL(first)(LOAD_R(h + c), columns - c);
             STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), gradient));
             STORE_R(sum_weight + c, OP(fma)(gradient, normalized, LOAD_R(sum_weight + c)));
-            STORE_R(scaled + c, OP(mul)(gradient, LOAD_R(weight + c)));
         }
-    for (size_t sample = 0, at = 0; sample < s->samples; sample++)
-        for (size_t j = 0; j < s->sets; j++, at++) {
-            const size_t start = sample * s->rows * columns + j * s->n;
+        for (size_t j = 0; j < s->sets; j++, at++, g += s->n, h += s->n, weight += s->n) {
             double sum = 0, square = 0;
             struct REAL(lanes) l;
             REAL(clear)(&l);
-            g = (const R *)s->scaled + start;
-            h = (const R *)s->normalized + start;
-            for (size_t r = 0; r < s->rows; r++, g += columns, h += columns)
-                for (size_t i = 0, end; i < s->n;) {
-                    for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
-                        REAL(add_products)(g + i, h + i, end - i, &l.sum[0], &l.square[0]);
-                        if (end - i > W)
-                            REAL(add_products)(g + i + W, h + i + W, end - i - W, &l.sum[1], &l.square[1]);
-                    }
-                    i = end;
-                    if (s->n > NORMFUSE_SMALL_CHUNK)
-                        REAL(collect)(&l, &sum, &square);
+            for (size_t i = 0, end; i < s->n;) {
+                for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
+                    REAL(add_products)(g + i, weight + i, h + i, end - i, &l.sum[0], &l.square[0]);
+                    if (end - i > W)
+                        REAL(add_products)(g + i + W, weight + i + W, h + i + W, end - i - W, &l.sum[1], &l.square[1]);
                 }
+                i = end;
+                if (s->n > NORMFUSE_SMALL_CHUNK)
+                    REAL(collect)(&l, &sum, &square);
+            }
             REAL(collect)(&l, &sum, &square);
             ((R *)s->sum)[at] = (R)sum;
             ((R *)s->square)[at] = (R)square;
         }
+    }
+}
+
+BODY V REAL(dx_of)(V gradient, V weight, V normalized, V rstd, V slope, V offset)
+{
+    return OP(fma)(rstd, OP(mul)(gradient, weight), OP(fma)(slope, normalized, offset));
 }
 
 static void REAL(dx)(const struct normfuse_small_sets *s)
 {
-    const R *g = s->scaled, *h = s->normalized;
+    const size_t columns = s->sets * s->n;
+    const R *g = s->gradient, *h = s->normalized, *weight = s->weight;
     R *dx = s->dx;
-    for (size_t sample = 0; sample < s->samples; sample++)
+    for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
+        if (REAL(share_vectors)(s)) {
+            const R *rstd = REAL(of_columns)(s, s->rstd, sample, s->columns[0]), *slope = REAL(of_columns)(s, s->slope, sample, s->columns[1]);
+            const R *offset = REAL(of_columns)(s, s->offset, sample, s->columns[2]);
+            for (size_t r = 0; r < s->rows; r++, at += columns)
+                for (size_t c = 0; c < columns; c += W)
+                    STORE_R(dx + at + c, REAL(dx_of)(LOAD_R(g + at + c), LOAD_R(weight + c), LOAD_R(h + at + c), LOAD_R(rstd + c),
+                                                     LOAD_R(slope + c), LOAD_R(offset + c)));
+            continue;
+        }
         for (size_t r = 0; r < s->rows; r++)
-            for (size_t j = 0; j < s->sets; j++, g += s->n, h += s->n, dx += s->n) {
+            for (size_t j = 0, c = 0; j < s->sets; j++, at += s->n, c += s->n) {
                 const size_t set = sample * s->sets + j;
                 const V rstd = OP(set1)(((const R *)s->rstd)[set]), slope = OP(set1)(((const R *)s->slope)[set]);
                 const V offset = OP(set1)(((const R *)s->offset)[set]);
                 for (size_t i = 0; i < s->n; i += W)
-                    STORE_R(dx + i, OP(fma)(rstd, LOAD_R(g + i), OP(fma)(slope, LOAD_R(h + i), offset)));
+                    STORE_R(dx + at + i, REAL(dx_of)(LOAD_R(g + at + i), LOAD_R(weight + c + i), LOAD_R(h + at + i), rstd, slope, offset));
             }
+    }
 }
 
 static void REAL(activate)(int32_t activation, double parameter, void *z, size_t n)

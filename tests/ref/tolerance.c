@@ -56,19 +56,14 @@ double tolerance_stored(normfuse_type type, double value, double error)
 static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool columns, int64_t rows, int64_t channels,
                                                  int64_t positions)
 {
-    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5, FEW = 16, SPREAD = 16 };
+    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5, SPREAD = 16 };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
     arithmetic.shift_values = columns ? SHIFT_ROWS : SHIFT_VALUES;
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
     double run = (double)positions;
     double per_channel = (double)rows * run, count = per_channel * (double)channels;
-    if (columns && rows == 1 && positions <= FEW && channels >= FEW && count <= CHUNK_VALUES) {
-        arithmetic.additions = run * ceil((double)channels / (arithmetic.is_double ? LANES / 2 : LANES)) + TREE;
-        arithmetic.shift_additions = arithmetic.additions;
-        arithmetic.shift_ratio = 1;
-        arithmetic.joins = 16 + count / 256;
-    } else if (columns) {
+    if (columns) {
         arithmetic.additions = fmin(CHUNK_ROWS, per_channel);
         arithmetic.shift_additions = SHIFT_ROWS;
         arithmetic.shift_ratio =
@@ -153,17 +148,15 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
 }
 
 /* numerics.md, "small sets". */
-void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, bool backward, int64_t channels,
-                          int64_t positions)
+void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions)
 {
-    enum { MOST_VALUES = 8192, MOST_CHANNELS = 16384, MOST_RUN = 31, MOST_LONG_RUN = 64, FEW = 256, MOST_ROWS = 2, MOST_BACKWARD = 4, LEAST_CHANNELS = 8, TILE = 2048, CHUNK = 4096, LANES = 32, TREE = 5 };
+    enum { MOST_VALUES = 8192, MOST_CHANNELS = 16384, MOST_RUN = 31, MOST_LONG_RUN = 64, FEW = 256, MOST_ROWS = 16, CHUNK = 4096, LANES = 32, TREE = 5 };
+    const bool by_columns = columns && positions > 1;
     const int64_t run = channels * positions <= FEW ? MOST_LONG_RUN : MOST_RUN;
-    const bool is_short = positions <= (!columns ? run : backward ? MOST_BACKWARD : MOST_ROWS), fits = channels * positions <= TILE;
-    if (channels * positions > (positions == 1 ? MOST_CHANNELS : MOST_VALUES) || (columns && channels < LEAST_CHANNELS) || !(is_short || (columns && fits)))
+    if (channels * positions > (positions == 1 ? MOST_CHANNELS : MOST_VALUES) || positions > (by_columns ? MOST_ROWS : run))
         return;
     const double lanes = arithmetic->is_double ? LANES / 2 : LANES;
-    const double additions = columns ? (double)positions * ceil((double)channels / lanes)
-                                     : ceil(fmin((double)(channels * positions), CHUNK) / lanes);
+    const double additions = by_columns ? (double)positions + ceil((double)channels / lanes) : ceil(fmin((double)(channels * positions), CHUNK) / lanes);
     arithmetic->additions = fmax(arithmetic->additions, additions + TREE + 1);
     arithmetic->shift_additions = fmax(arithmetic->shift_additions, arithmetic->additions);
     arithmetic->coefficient_roundings = 3;

@@ -41,8 +41,7 @@ struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type t
 
 /* A group norm on the CPU: what is different where its sets are small, `channels` channels of `positions` values. Changes nothing
  * for others. */
-void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, bool backward, int64_t channels,
-                          int64_t positions);
+void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions);
 
 /* Roundings that sums over all samples have beside `additions`: on CUDA those of a channel go on in a thread from one
  * sample of few positions to the next, on the CPU those of small sets from one sample to the next. */
