@@ -26,7 +26,7 @@
 #define KERNEL ((enum normfuse_cuda_kernel)0)
 #define LAST_KERNEL ((enum normfuse_cuda_kernel)(NORMFUSE_CUDA_KERNELS - 1))
 
-static const char *const first_kernel_name = "normfuse_runs_forward_f64_1x4";
+static const char *const first_kernel_name = "normfuse_rows_lanes_forward_f64_1x4";
 
 static const struct normfuse_cuda_device *device_of(int32_t ordinal)
 {
@@ -1078,42 +1078,41 @@ static int64_t levels(int64_t adding)
 }
 
 /* Packs aligned in memory whose first and last ones in a row have elements of other rows. */
-static bool is_ragged(const char *kernel, int kept)
+static bool is_ragged(const char *kernel)
 {
-    return strstr(kernel, "_runs_") != NULL && kept == (strstr(kernel, "backward") != NULL ? 6 : 9) &&
-           strstr(kernel, "_1x") == NULL;
+    return strstr(kernel, "_rows_unaligned_") != NULL;
 }
 
-/* One of columns_compact.cu, whose last warp may have no packs. */
+/* One of columns_cluster.cu, whose last warp may have no packs. */
 static bool is_compact(const char *kernel)
 {
-    return strstr(kernel, "_columns_compact_") != NULL;
+    return strstr(kernel, "_columns_cluster_") != NULL;
 }
 
-/* One of columns_short.cu, whose blocks go from sample to sample. */
+/* One of columns_lanes.cu, whose blocks go from sample to sample. */
 static bool is_short(const char *kernel)
 {
-    return strstr(kernel, "_columns_short_") != NULL;
+    return strstr(kernel, "_columns_lanes_") != NULL;
 }
 
-/* One of columns_spread.cu, whose blocks are the whole grid and keep all packs. */
+/* One of columns_grid_registers.cu, whose blocks are the whole grid and keep all packs. */
 static bool is_spread(const char *kernel)
 {
-    return strstr(kernel, "_columns_spread_") != NULL;
+    return strstr(kernel, "_grid_registers_") != NULL;
 }
 
-/* One of columns_uneven.cu, whose samples begin and end inside of packs. */
+/* One of columns_unaligned.cu, whose samples begin and end inside of packs. */
 static bool is_uneven(const char *kernel)
 {
-    return strstr(kernel, "_columns_uneven_") != NULL;
+    return strstr(kernel, "_columns_unaligned_") != NULL;
 }
 
-/* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
 static bool is_added(const char *kernel)
 {
-    return strstr(kernel, "added") != NULL;
+    return strstr(kernel, "_residual_") != NULL;
 }
 
+/* One of columns_grid_pipeline.cu or columns_grid_pipeline_batch.cu, which keep nothing in registers. */
 static bool is_of_grid(int kept)
 {
     return kept == 0;
@@ -1637,7 +1636,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(backward == test->backward && (strstr(launch->name, "columns") != NULL) == (p->columns != 0));
-    const bool ragged = is_ragged(launch->name, kept);
+    const bool ragged = is_ragged(launch->name);
     HOLDS(pack == 1 || ragged || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
     if (p->columns)
         check_abreast(test, launch, &a, pack);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels.h - what host and kernels agree on: which kernels there are and what each is given. Included by C and by
- * CUDA C. A kernel's name in the module is normfuse_<name>. */
+ * kernels.h - what host and kernels agree on: which kernels there are (kernels.def) and what each is given. Included by C
+ * and by CUDA C. */
 #ifndef NORMFUSE_CUDA_KERNELS_H
 #define NORMFUSE_CUDA_KERNELS_H
 
@@ -9,111 +9,61 @@
 
 #include "../problem.h"
 
-/* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps, in registers or in its ring>.
- * Packs of 16 bytes need tensors that allow them; packs of one element take any strides. General kernels, those that
- * keep the least, for sets so small that several fit in a block, or few, do everything; the others are plain: no tensor
- * is added to x, before the activation or to dx. So are the last, whose packs are aligned in memory though the rows are
- * not (ragged): a row begins and ends inside of packs that it shares. Doubles have few of the general ones, since they
- * are called to check gradients: all kernels for them took a sixth of the library, all general ones a twelfth. What they
- * lack costs 2.3 to 3.2 times the time under runs, and is there, but 1.4 under columns. */
-#define NORMFUSE_CUDA_RUNS_NARROW(KERNEL, direction, type, least, few)                                                 \
-    KERNEL(runs, direction, type, 1, least)                                                                            \
-    KERNEL(runs, direction, type, 1, few)
-#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many, ragged)                  \
-    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, direction, type, least, few)                                                     \
-    KERNEL(runs, direction, type, pack, least)                                                                         \
-    KERNEL(runs, direction, type, pack, few)                                                                           \
-    KERNEL(runs, direction, type, pack, whole)                                                                         \
-    KERNEL(runs, direction, type, pack, some)                                                                          \
-    KERNEL(runs, direction, type, pack, many)                                                                          \
-    KERNEL(runs, direction, type, pack, ragged)
-#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, some, many)                                     \
-    KERNEL(columns, direction, type, 1, few)                                                                           \
-    KERNEL(columns, direction, type, pack, few)                                                                        \
-    KERNEL(columns, direction, type, pack, some)                                                                       \
-    KERNEL(columns, direction, type, pack, many)
+/* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
+ * `lanes` of rows and `general` take every addition; the others are plain: nothing is added to x, before the activation
+ * or to dx, and all tensors have the same strides. */
+enum normfuse_cuda_schedule {
+    NORMFUSE_SCHEDULE_lanes, /* some lanes of a warp have a norm group; columns: of one row */
+    NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
+    NORMFUSE_SCHEDULE_block,      /* rows: a block has a norm group, and nothing to request of others */
+    NORMFUSE_SCHEDULE_cluster,    /* columns: vectors in registers, a block or a cluster; group norm */
+    NORMFUSE_SCHEDULE_split,      /* vectors in registers and slots of shared memory; a block, a cluster or the grid */
+    NORMFUSE_SCHEDULE_grid_registers,      /* columns: vectors in registers, the whole grid; backward of group norm */
+    NORMFUSE_SCHEDULE_grid_pipeline,       /* columns: bulk copies, the whole grid; group norm */
+    NORMFUSE_SCHEDULE_grid_pipeline_batch, /* the same of batch norm, where the grid meets twice */
+    NORMFUSE_SCHEDULE_two_pass,            /* sums alone, or results from given statistics: nothing is held */
+    NORMFUSE_SCHEDULE_unaligned,   /* vectors aligned in memory though a row (columns: a sample) is no whole number of
+                                      them; columns: two passes */
+    NORMFUSE_SCHEDULE_elementwise, /* columns: given statistics or none */
+    NORMFUSE_SCHEDULE_elementwise_residual, /* the same with an addition before the activation */
+    NORMFUSE_SCHEDULE_general,              /* everything; with vectors of one element any strides */
+    NORMFUSE_SCHEDULES
+};
 
-#define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, forward, f64, 4, 6)                                                              \
-    KERNEL(runs, forward, f64, 2, 6)                                                                                   \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 5, 22, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 5, 22, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 5, 22, 9)
-#define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, backward, f64, 2, 3)                                                             \
-    KERNEL(runs, backward, f64, 2, 3)                                                                                  \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 9, 6)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 9, 6)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 9, 6)
-#define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    KERNEL(columns, forward, f64, 1, 6)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 12, 16)                                                     \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 12, 16)                                                     \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 12, 16)
-#define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    KERNEL(columns, backward, f64, 1, 3)                                                                               \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 8, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 8, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 8, 6)
+#include "kernels.def"
 
-/* Kernels with files of their own have packs of 16 bytes only, and no doubles; they are plain but for columns_added, which
- * has an addition before the activation. Those of rings keep what they keep in shared memory. */
-#define NORMFUSE_CUDA_COLUMNS_OF(KERNEL, picture, forward_kept, backward_kept)                                         \
-    KERNEL(picture, forward, f32, 4, forward_kept)                                                                     \
-    KERNEL(picture, forward, f16, 8, forward_kept)                                                                     \
-    KERNEL(picture, forward, bf16, 8, forward_kept)                                                                    \
-    KERNEL(picture, backward, f32, 4, backward_kept)                                                                   \
-    KERNEL(picture, backward, f16, 8, backward_kept)                                                                   \
-    KERNEL(picture, backward, bf16, 8, backward_kept)
-#define NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_compact, 8, 4)
-#define NORMFUSE_CUDA_COLUMNS_GRID(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_grid, 0, 0)
-#define NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_batch, 0, 0)
-#define NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_known, 4, 4)
-#define NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                            \
-    NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 1, 1)                                                              \
-    NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 4, 2)
-#define NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_uneven, 12, 8)
-#define NORMFUSE_CUDA_COLUMNS_ADDED(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_added, 4, 4)
-#define NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)                                                                           \
-    KERNEL(columns_spread, backward, f32, 4, 8)                                                                        \
-    KERNEL(columns_spread, backward, f16, 8, 8)                                                                        \
-    KERNEL(columns_spread, backward, bf16, 8, 8)
-
-/* In the order that tile_kernel in run.c counts on. */
-#define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
-    NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                                 \
-    NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                              \
-    NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                              \
-    NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                                 \
-    NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL)                                                                               \
-    NORMFUSE_CUDA_COLUMNS_ADDED(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)
-
-/* The small ones: what follows the tiles. */
-#define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
-    KERNEL(statistics)                                                                                                 \
-    KERNEL(running)                                                                                                    \
-    KERNEL(gradients)                                                                                                  \
-    KERNEL(merge)
+#define NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
+    normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors(                                    \
+        const __grid_constant__ normfuse_cuda_arguments a)
+#define NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                               \
+    extern "C" __global__ void __maxnreg__(registers)                                                                  \
+        NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)
 
 /* Words of sync memory that tickets have; what follows counts blocks. */
 enum { NORMFUSE_CUDA_TICKET_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
 
 enum normfuse_cuda_kernel {
-#define NORMFUSE_CUDA_KERNEL_ID(picture, direction, type, pack, kept)                                                  \
-    NORMFUSE_CUDA_##picture##_##direction##_##type##_##pack##x##kept,
-    NORMFUSE_CUDA_TILE_LIST(NORMFUSE_CUDA_KERNEL_ID)
-#undef NORMFUSE_CUDA_KERNEL_ID
-#define NORMFUSE_CUDA_KERNEL_ID(name) NORMFUSE_CUDA_##name,
-    NORMFUSE_CUDA_FINISH_LIST(NORMFUSE_CUDA_KERNEL_ID)
-#undef NORMFUSE_CUDA_KERNEL_ID
+#define NORMFUSE_KERNEL_ID(layout, schedule, direction, type, elements, vectors, threads, registers)                   \
+    NORMFUSE_CUDA_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors,
+    NORMFUSE_KERNELS(NORMFUSE_KERNEL_ID)
+#undef NORMFUSE_KERNEL_ID
+#define NORMFUSE_KERNEL_ID(name) NORMFUSE_CUDA_##name,
+    NORMFUSE_FINISH_KERNELS(NORMFUSE_KERNEL_ID)
+#undef NORMFUSE_KERNEL_ID
     NORMFUSE_CUDA_KERNELS
 };
+
+/* A row of kernels.def; of finish.cu's kernels the name alone. */
+struct normfuse_cuda_kernel_row {
+    const char *name; /* in the module: "normfuse_merge" */
+    enum normfuse_cuda_schedule schedule;
+    int16_t elements, vectors, threads, registers;
+};
+extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS];
+
+/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. */
+enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
+                                                  int32_t type, bool vectorized);
 
 /* How the blocks that share a set tell one another their sums. */
 enum normfuse_cuda_exchange {
@@ -148,7 +98,7 @@ struct normfuse_cuda_divisor {
  * that are adjacent in memory are walked as one of abreast C channels, which are: each pack then has the same channels
  * in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that the kernel
  * is given, then counts wide ones, and a block has all packs of one. Where samples begin and end inside of packs
- * (columns_uneven.cu) the first wide row begins with the pack that a sample begins in. */
+ * (columns_unaligned.cu) the first wide row begins with the pack that a sample begins in. */
 struct normfuse_cuda_geometry {
     int32_t sets;        /* runs: sets; columns: teams */
     int32_t rows;        /* of a set or team */

@@ -25,7 +25,7 @@ struct normfuse_cuda_policy {
     int32_t passing_threads[2];        /* runs: of tiles that are not kept; forward results */
     int32_t passing_column_threads[2]; /* columns: the same; where blocks have parts of rows */
     int32_t passing_waves[2][2];       /* of blocks at least: forward, backward; applying, summing */
-    int32_t known_threads[2], known_passes[2], known_waves[2]; /* columns_known.cu: at most; at least */
+    int32_t known_threads[2], known_passes[2], known_waves[2]; /* columns_elementwise.cu: at most; at least */
     int32_t added_passes[2]; /* and with an addition before the activation: */
     int32_t added_bytes[2][2]; /* of a tensor, from which on that is the faster way: forward, backward; of batch norm */
     int32_t parted_waves;                                      /* where blocks have parts of rows, applying */

@@ -340,9 +340,6 @@ __device__ __forceinline__ void meet_blocks(uint32_t *ticket, int part, int part
     meet(MEETING_OF_CONSUMERS, consumers);
 }
 
-/* One block of 320 consumers and a warp on a processor. */
-constexpr int most_registers = 168;
-
 /* Of the kernels: bulk copies came with capability 9.0, and none is launched below. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define NORMFUSE_RING_BODY(body) __trap()

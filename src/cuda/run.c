@@ -44,15 +44,6 @@ struct plan {
     struct normfuse_cuda_geometry sums_geometry; /* of the tiles that wrote the sums */
 };
 
-static const char *const kernel_names[] = {
-#define NAME(picture, direction, type, pack, kept) #picture "_" #direction "_" #type "_" #pack "x" #kept,
-    NORMFUSE_CUDA_TILE_LIST(NAME)
-#undef NAME
-#define NAME(name) #name,
-        NORMFUSE_CUDA_FINISH_LIST(NAME)
-#undef NAME
-};
-
 static int64_t divide_up(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
@@ -75,70 +66,8 @@ static uint32_t whole_warps(int64_t threads)
 
 /* ---- which kernel ------------------------------------------------------------------------------------------------ */
 
-enum kept {
-    MANY_SETS,
-    ANY,
-    WHOLE,
-    PASSING,
-    SHARED,
-    RAGGED,
-    COMPACT,
-    GRID,
-    GRID_BATCH,
-    KNOWN,
-    SHORT,
-    SHORT_ROWS,
-    UNEVEN,
-    ADDED,
-    SPREAD
-};
-
-/* Packs that a thread of each kind keeps in registers, or has on their way, there or in its ring, as in kernels.h. */
-static const int packs_kept[2][2][15] = {
-    {{4, 6, 7, 5, 22, 9}, {2, 3, 5, 4, 9, 6}}, /* runs: forward, backward */
-    {{0, 6, 0, 12, 16, 0, 8, 0, 0, 4, 1, 4, 12, 4, 0}, {0, 3, 0, 8, 6, 0, 4, 0, 0, 4, 1, 2, 8, 4, 8}}, /* columns */
-};
-
-static enum normfuse_cuda_kernel tile_kernel(bool columns, int direction, int32_t type, bool wide, enum kept kept)
-{
-    const enum normfuse_cuda_kernel first =
-        columns
-            ? (direction == FORWARD ? NORMFUSE_CUDA_columns_forward_f64_1x6 : NORMFUSE_CUDA_columns_backward_f64_1x3)
-            : (direction == FORWARD ? NORMFUSE_CUDA_runs_forward_f64_1x4 : NORMFUSE_CUDA_runs_backward_f64_1x2);
-    if (kept >= COMPACT) /* six of each kind, one kind after the other; of the last backward ones only */
-        return (enum normfuse_cuda_kernel)((int)NORMFUSE_CUDA_columns_compact_forward_f32_4x8 +
-                                           6 * ((int)kept - (int)COMPACT) + (kept == SPREAD ? 0 : 3 * direction) +
-                                           type - NORMFUSE_F32);
-    const int of_double = columns ? 1 : 3, of_type = columns ? 4 : 8;
-    /* Under columns there is none for sets that a block has whole, nor for doubles one for many sets of whole packs. */
-    const bool lacks_one = columns ? kept > WHOLE : type == NORMFUSE_F64;
-    const int within = !wide ? (columns ? 0 : (int)kept) : (columns ? 0 : 2) + (int)kept - (lacks_one ? 1 : 0);
-    const int before = type == NORMFUSE_F64 ? 0 : of_double + (type - 1) * of_type;
-    return (enum normfuse_cuda_kernel)((int)first + before + within);
-}
-
-static bool is_compact(enum normfuse_cuda_kernel kernel)
-{
-    return kernel >= NORMFUSE_CUDA_columns_compact_forward_f32_4x8 &&
-           kernel <= NORMFUSE_CUDA_columns_compact_backward_bf16_8x4;
-}
-
-static bool is_of_grid(enum normfuse_cuda_kernel kernel)
-{
-    return (kernel >= NORMFUSE_CUDA_columns_grid_forward_f32_4x0 &&
-            kernel <= NORMFUSE_CUDA_columns_batch_backward_bf16_8x0) ||
-           (kernel >= NORMFUSE_CUDA_columns_spread_backward_f32_4x8 &&
-            kernel <= NORMFUSE_CUDA_columns_spread_backward_bf16_8x8);
-}
-
-static bool is_short(enum normfuse_cuda_kernel kernel)
-{
-    return kernel >= NORMFUSE_CUDA_columns_short_forward_f32_4x1 &&
-           kernel <= NORMFUSE_CUDA_columns_short_backward_bf16_8x2;
-}
-
 /* What few networks have: plain kernels that keep packs lack the derivatives, which cost too many registers, and
- * columns_known.cu and columns_short.cu both directions. */
+ * columns_elementwise.cu and columns_lanes.cu both directions. */
 static bool is_rare(int32_t activation)
 {
     return activation == NORMFUSE_GELU || activation == NORMFUSE_GELU_TANH || activation == NORMFUSE_ELU ||
@@ -161,16 +90,48 @@ struct task {
     bool narrowed;      /* element by element, where those go by packs */
     size_t value_bytes; /* of what is computed in */
     bool plain;         /* packs of 16 bytes of singles or halves, nothing is added, the tensors are alike */
-    bool compact;       /* what columns_compact.cu does: groups, plain, parameters that can be read in packs */
-    bool few_rows; /* what columns_short.cu does, if rows are few: groups of packs or in packs, plain, not modulated */
-    bool batch;    /* what columns_batch.cu does: batch norm, the same */
-    bool known;    /* what columns_known.cu does: evaluation and affine, the same */
+    bool compact;       /* what columns_cluster.cu does: groups, plain, parameters that can be read in packs */
+    bool few_rows; /* what columns_lanes.cu does, if rows are few: groups of packs or in packs, plain, not modulated */
+    bool batch;    /* what columns_grid_pipeline_batch.cu does: batch norm, the same */
+    bool known;    /* what columns_elementwise.cu does: evaluation and affine, the same */
     bool added;    /* and of what has an addition before the activation */
     bool wants_gradients; /* the parameters' */
     int tensors;          /* that a tile keeps: x, or x and dy */
     size_t pack_bytes;
     double bytes; /* that must move at least */
 };
+
+static enum normfuse_cuda_kernel kernel_of(const struct task *task, enum normfuse_cuda_schedule schedule)
+{
+    const struct normfuse_problem *const p = task->problem;
+    return normfuse_cuda_kernel_of(p->columns, schedule, task->direction == BACKWARD, p->type, task->pack > 1);
+}
+
+/* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
+static int vectors_of(const struct task *task, enum normfuse_cuda_schedule schedule)
+{
+    return normfuse_cuda_kernel_table[kernel_of(task, schedule)].vectors;
+}
+
+static enum normfuse_cuda_schedule schedule_of(const struct step *step)
+{
+    return normfuse_cuda_kernel_table[step->kernel].schedule;
+}
+
+/* One block a multiprocessor, which hold samples together; the kernel finds the parameters' gradients, too. */
+static bool holds_grid(const struct step *step)
+{
+    const enum normfuse_cuda_schedule schedule = schedule_of(step);
+    return schedule == NORMFUSE_SCHEDULE_grid_registers || schedule == NORMFUSE_SCHEDULE_grid_pipeline ||
+           schedule == NORMFUSE_SCHEDULE_grid_pipeline_batch;
+}
+
+/* Blocks that go from sample to sample. */
+static bool spans_samples(const struct step *step, bool columns)
+{
+    const enum normfuse_cuda_schedule schedule = schedule_of(step);
+    return columns && (schedule == NORMFUSE_SCHEDULE_lanes || schedule == NORMFUSE_SCHEDULE_lanes_rows);
+}
 
 static int views_of(const struct normfuse_problem *p, const struct normfuse_view **views)
 {
@@ -405,28 +366,30 @@ static struct normfuse_cuda_geometry runs_geometry(const struct task *task)
 }
 
 /* A kernel that keeps nothing: a thread walks any number of packs. */
-static bool streams(const struct task *task, enum kept kept)
+static bool streams(const struct task *task, enum normfuse_cuda_schedule kept)
 {
-    return kept == KNOWN || kept == ADDED || kept == UNEVEN ||
-           (kept == PASSING && (task->problem->columns || task->direction == FORWARD));
+    return kept == NORMFUSE_SCHEDULE_elementwise || kept == NORMFUSE_SCHEDULE_elementwise_residual ||
+           (kept == NORMFUSE_SCHEDULE_unaligned && task->problem->columns) ||
+           (kept == NORMFUSE_SCHEDULE_two_pass && (task->problem->columns || task->direction == FORWARD));
 }
 
 /* What passes goes through a ring of each thread in shared memory. */
-static bool has_rings(const struct task *task, enum kept kept)
+static bool has_rings(const struct task *task, enum normfuse_cuda_schedule kept)
 {
-    return kept == UNEVEN || (kept == PASSING && task->problem->columns);
+    return task->problem->columns && (kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass);
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
-static bool settle_runs(const struct task *task, struct step *step, enum kept kept, int64_t part_rows, uint32_t threads)
+static bool settle_runs(const struct task *task, struct step *step, enum normfuse_cuda_schedule kept, int64_t part_rows,
+                        uint32_t threads)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
-    const int registers = packs_kept[0][task->direction][kept];
+    const int registers = vectors_of(task, kept);
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
 
-    step->kernel = tile_kernel(false, task->direction, p->type, task->pack > 1, kept);
+    step->kernel = kernel_of(task, kept);
     step->threads = threads;
     g->passes = 1;
     g->part_rows = (int32_t)part_rows;
@@ -476,14 +439,14 @@ static bool plan_many_sets(const struct task *task, struct step *step)
         return false;
     }
     const struct normfuse_problem *const p = task->problem;
-    const int least_packs = packs_kept[0][task->direction][MANY_SETS];
+    const int least_packs = vectors_of(task, NORMFUSE_SCHEDULE_lanes);
     const int32_t lane_bits = exponent_of(divide_up(g->rows, least_packs));
     if (lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * task->device->processors)
         return false;
     g->lane_bits = lane_bits;
     const uint32_t threads = 128;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
-    step->kernel = tile_kernel(false, task->direction, p->type, task->wide, MANY_SETS);
+    step->kernel = kernel_of(task, NORMFUSE_SCHEDULE_lanes);
     step->threads = threads;
     g->sets_a_block = (int32_t)(threads >> g->lane_bits);
     g->segment_rows = (int32_t)g->rows;
@@ -506,8 +469,8 @@ static double microseconds_a_round(const struct task *task, const struct step *s
 }
 
 /* `teams` sets at a time, with all blocks of the grid resident, two a processor. */
-static bool plan_grid_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads,
-                              int64_t teams)
+static bool plan_grid_of_runs(const struct task *task, struct step *step, enum normfuse_cuda_schedule kept,
+                              uint32_t threads, int64_t teams)
 {
     const struct normfuse_cuda_device *const device = task->device;
     const struct normfuse_cuda_policy *const policy = task->policy;
@@ -540,7 +503,8 @@ static bool plan_grid_of_runs(const struct task *task, struct step *step, enum k
 }
 
 /* As many sets at a time as take the least time in all. */
-static bool plan_rounds_of_runs(const struct task *task, struct step *step, enum kept kept, uint32_t threads)
+static bool plan_rounds_of_runs(const struct task *task, struct step *step, enum normfuse_cuda_schedule kept,
+                                uint32_t threads)
 {
     const int64_t sets = step->geometry.sets, only = normfuse_tune("TEAMS", 0);
     double least_time = INFINITY;
@@ -566,8 +530,10 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_device *const device = task->device;
-    const enum kept small = task->ragged ? RAGGED : task->plain ? PASSING : ANY;
-    const int32_t few = packs_kept[0][task->direction][small];
+    const enum normfuse_cuda_schedule small = task->ragged  ? NORMFUSE_SCHEDULE_unaligned
+                                              : task->plain ? NORMFUSE_SCHEDULE_two_pass
+                                                            : NORMFUSE_SCHEDULE_general;
+    const int32_t few = vectors_of(task, small);
     step->geometry = runs_geometry(task);
     if (step->geometry.rows == 0)
         return false;
@@ -587,8 +553,8 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
     parts = normfuse_tune("PARTS", parts);
 
     if (parts <= 1 && task->plain) {
-        const enum kept whole = task->ragged ? RAGGED : WHOLE;
-        const int64_t each = packs_kept[0][task->direction][whole];
+        const enum normfuse_cuda_schedule whole = task->ragged ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
+        const int64_t each = vectors_of(task, whole);
         /* Of few sizes the one with most sets on a processor at once, where its last wave is no emptier; of as many,
          * the largest. */
         const int32_t *const sizes = policy->whole_threads[task->direction];
@@ -628,12 +594,14 @@ static bool plan_kept_runs(const struct task *task, struct step *step)
             return true;
         parts = 1;
     }
-    const enum kept kept = task->ragged ? RAGGED : task->plain ? SHARED : ANY;
+    const enum normfuse_cuda_schedule kept = task->ragged  ? NORMFUSE_SCHEDULE_unaligned
+                                             : task->plain ? NORMFUSE_SCHEDULE_split
+                                                           : NORMFUSE_SCHEDULE_general;
     uint32_t threads = (uint32_t)normfuse_tune("THREADS", policy->many_threads[task->direction]);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1 && task->plain)
-        threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, packs_kept[0][task->direction][kept])));
+        threads = (uint32_t)least(threads, whole_warps(divide_up(g->rows, vectors_of(task, kept))));
     if (set_bytes <= policy->small_set_bytes)
         threads = (uint32_t)least(threads, 128);
     if (parts >= 4 && plan_grid_of_runs(task, step, kept, threads, g->sets))
@@ -704,11 +672,13 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
         return false;
     if (!sums && plan_many_sets(task, step))
         return true;
-    const enum kept small = task->ragged ? RAGGED : task->plain ? PASSING : ANY;
+    const enum normfuse_cuda_schedule small = task->ragged  ? NORMFUSE_SCHEDULE_unaligned
+                                              : task->plain ? NORMFUSE_SCHEDULE_two_pass
+                                                            : NORMFUSE_SCHEDULE_general;
     const bool stream = streams(task, small);
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t more = task->pack > 1 && !stream ? normfuse_tune("SLOTS", policy_slots(task, sums)) : 0;
-    const int64_t slots = packs_kept[0][task->direction][small] + more;
+    const int64_t slots = vectors_of(task, small) + more;
     const int64_t threads = least(normfuse_tune("PASSING", task->policy->passing_threads[stream && !sums]),
                                   whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
@@ -718,8 +688,7 @@ static bool plan_passing_runs(const struct task *task, struct step *step, bool s
     if (stream) {
         const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", task->policy->passing_waves[0][sums]);
         const int64_t resident =
-            (int64_t)normfuse_cuda_blocks_per_processor(
-                task->device, tile_kernel(false, FORWARD, task->problem->type, true, small), (uint32_t)threads, 1024) *
+            (int64_t)normfuse_cuda_blocks_per_processor(task->device, kernel_of(task, small), (uint32_t)threads, 1024) *
             task->device->processors;
         passes = tiles * g->sets / (waves * most(1, resident));
         passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_tune("PASSES", 2)));
@@ -778,14 +747,14 @@ static struct normfuse_cuda_geometry columns_geometry(const struct task *task, i
 }
 
 /* `joins`: the kernel sums. */
-static bool settle_columns(const struct task *task, struct step *step, enum kept kept, int64_t part_rows,
-                           uint32_t threads, int32_t cluster, bool joins)
+static bool settle_columns(const struct task *task, struct step *step, enum normfuse_cuda_schedule kept,
+                           int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = task->problem;
-    const int registers = packs_kept[1][task->direction][kept];
+    const int registers = vectors_of(task, kept);
     const int64_t at_once = (int64_t)threads / g->width;
-    step->kernel = tile_kernel(true, task->direction, p->type, task->wide, kept);
+    step->kernel = kernel_of(task, kept);
     step->threads = threads;
     g->passes = 1;
     g->part_rows = (int32_t)part_rows;
@@ -861,7 +830,7 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / packs);
     if (at_most == 0)
         return false;
-    const int64_t kept = packs_kept[1][task->direction][COMPACT], slots = divide_up(part_rows, at_most);
+    const int64_t kept = vectors_of(task, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
     if (slots > kept || (few && slots == kept))
         return false;
     const int64_t at_once = divide_up(part_rows, few ? kept : slots);
@@ -873,7 +842,8 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     const int64_t most_cluster = task->device->clusters ? MOST_CLUSTER : 1;
     g->samples_a_cluster = gives && !modulates && p->n * parts <= most_cluster ? (int32_t)p->n : 0;
     const int64_t cluster = parts * most(1, g->samples_a_cluster);
-    if (!settle_columns(task, step, COMPACT, part_rows, threads, (int32_t)cluster, true) || g->kept_shared > 0)
+    if (!settle_columns(task, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
+        g->kept_shared > 0)
         return false;
     g->lane_bits = lane_bits;
     g->rows_at_once = (int32_t)at_once;
@@ -906,9 +876,10 @@ static bool settle_short(const struct task *task, struct step *step)
     if (!task->few_rows || p->n > INT32_MAX / 8)
         return false;
     const int64_t d = p->c / p->groups, packs = most(1, d / task->pack);
-    const enum kept kept = p->s == 1 && d >= task->pack ? SHORT : SHORT_ROWS;
-    const int64_t most_rows = packs_kept[1][task->direction][kept];
-    const int64_t samples_at_a_time = packs_kept[1][task->direction][SHORT_ROWS] / most_rows;
+    const enum normfuse_cuda_schedule kept =
+        p->s == 1 && d >= task->pack ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
+    const int64_t most_rows = vectors_of(task, kept);
+    const int64_t samples_at_a_time = vectors_of(task, NORMFUSE_SCHEDULE_lanes_rows) / most_rows;
     int lane_bits = 0, row_bits = 0;
     while (INT64_C(1) << lane_bits < packs)
         lane_bits++;
@@ -921,7 +892,7 @@ static bool settle_short(const struct task *task, struct step *step)
     const int64_t units = packs_of_row(task) / packs, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     *g = columns_geometry(task, units_here * packs, d);
-    step->kernel = tile_kernel(true, task->direction, p->type, true, kept);
+    step->kernel = kernel_of(task, kept);
     step->threads = THREADS;
     step->shared = task->direction == BACKWARD && task->wants_gradients
                        ? (size_t)(2 * samples * (1 << row_bits) * units_here * packs * task->pack * 4)
@@ -1011,7 +982,8 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
         step->first_parts = (int32_t)parts;
         step->lacking_rows = (int32_t)(parts * part_rows - g->rows);
     }
-    step->kernel = tile_kernel(true, task->direction, p->type, true, task->batch ? GRID_BATCH : GRID);
+    step->kernel =
+        kernel_of(task, task->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
     step->threads = consumers + 32;
     step->without_packs = 32;
     g->part_rows = (int32_t)part_rows;
@@ -1064,10 +1036,10 @@ static bool settle_spread(const struct task *task, struct step *step)
     const int64_t part_rows = divide_up(g->rows, task->device->processors / p->n);
     const int64_t slots = divide_up(part_rows, least(most_threads / g->width, part_rows));
     const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
-    if (parts < 2 || slots > packs_kept[1][BACKWARD][SPREAD] ||
+    if (parts < 2 || slots > vectors_of(task, NORMFUSE_SCHEDULE_grid_registers) ||
         divide_up(most_packs_of_group(task, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
         return false;
-    step->kernel = tile_kernel(true, BACKWARD, p->type, true, SPREAD);
+    step->kernel = kernel_of(task, NORMFUSE_SCHEDULE_grid_registers);
     step->threads = whole_warps(at_once * g->width);
     step->shared = (size_t)(8 * (g->width + groups) * at_once + 16 * groups + (gives ? 8 * at_once * channels : 0));
     g->part_rows = (int32_t)part_rows;
@@ -1177,7 +1149,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / task->device->processors);
     const double filled = waves < 4.0 ? fmax(busy, a_processor > 1 ? 0.8 : busy) : 1.0;
     double time = task->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
-    if (!is_compact(step->kernel) && waves < 4.0)
+    if (schedule_of(step) != NORMFUSE_SCHEDULE_cluster && waves < 4.0)
         time *= policy->columns_stretch[task->direction];
     if (a_processor == 1 && waves > 1.0)
         time *= policy->alone;
@@ -1187,10 +1159,10 @@ static double cost_of_columns(const struct task *task, const struct step *step)
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : task->problem->n) * g->sum_slots;
     if (task->wants_gradients && g->samples_a_cluster == 0 &&
-        (is_compact(step->kernel) || parts_of_channel > policy->most_parts_of_last[1]))
+        ((schedule_of(step) == NORMFUSE_SCHEDULE_cluster) || parts_of_channel > policy->most_parts_of_last[1]))
         time += policy->gradients_wait;
     time += policy->columns_start[task->direction];
-    if (is_compact(step->kernel))
+    if (schedule_of(step) == NORMFUSE_SCHEDULE_cluster)
         return time + (step->cluster > 1
                            ? policy->compact_wait[0] + policy->compact_wait[1] * step->cluster * step->cluster +
                                  policy->compact_wave * (waves - 1.0)
@@ -1284,7 +1256,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
             const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, at_most);
             const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : at_most;
             const uint32_t threads = whole_warps(width * at_once);
-            const enum kept kept = task->plain ? SHARED : ANY;
+            const enum normfuse_cuda_schedule kept = task->plain ? NORMFUSE_SCHEDULE_split : NORMFUSE_SCHEDULE_general;
             const struct step blank = step;
             /* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7.
              */
@@ -1324,7 +1296,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
     }
     /* What clusters do at once, with the gradients, waits less than the whole grid: 1x256x64x64 f16 backward 7.9 us for
      * 9.1, 2x2560x8x8 5.2 for 8.0; in two waves 2x640x32x32 12.1 for 9.4. */
-    const bool at_once = task->direction == BACKWARD && found && is_compact(best->kernel) &&
+    const bool at_once = task->direction == BACKWARD && found && (schedule_of(best) == NORMFUSE_SCHEDULE_cluster) &&
                          best->blocks <= resident_blocks(task, best) &&
                          (!task->wants_gradients || best->geometry.samples_a_cluster > 0);
     const double of_ring = has_ring && !at_once ? cost_of_grid(task, &from_ring) : INFINITY;
@@ -1350,12 +1322,12 @@ static bool plan_passing_width(const struct task *task, struct step *step, bool 
     const struct normfuse_problem *const p = task->problem;
     const struct normfuse_cuda_policy *const policy = task->policy;
     const bool known = task->known || task->added;
-    const enum kept small = task->known    ? KNOWN
-                            : task->added  ? ADDED
-                            : task->uneven ? UNEVEN
-                            : task->plain  ? PASSING
-                                           : ANY;
-    const int64_t slots = packs_kept[1][task->direction][small] + (task->plain || task->added ? 0 : more);
+    const enum normfuse_cuda_schedule small = task->known    ? NORMFUSE_SCHEDULE_elementwise
+                                              : task->added  ? NORMFUSE_SCHEDULE_elementwise_residual
+                                              : task->uneven ? NORMFUSE_SCHEDULE_unaligned
+                                              : task->plain  ? NORMFUSE_SCHEDULE_two_pass
+                                                             : NORMFUSE_SCHEDULE_general;
+    const int64_t slots = vectors_of(task, small) + (task->plain || task->added ? 0 : more);
     step->geometry = columns_geometry(task, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t at_most = sums || task->direction == BACKWARD ? most_at_once(task, group) : INT64_MAX;
@@ -1478,8 +1450,8 @@ static bool lets_last_block_finish(const struct task *task, struct step *step)
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
-    if (rounds || g->sets_a_block > 1 || is_compact(step->kernel) || is_short(step->kernel) ||
-        samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
+    if (rounds || g->sets_a_block > 1 || (schedule_of(step) == NORMFUSE_SCHEDULE_cluster) ||
+        spans_samples(step, p->columns) || samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
         (contributors > 1 && (!task->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -1520,8 +1492,8 @@ static size_t rounded(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* Whether columns_known.cu takes what is added before the activation, and is the faster way: nothing else is added, the
- * tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
+/* Whether columns_elementwise.cu takes what is added before the activation, and is the faster way: nothing else is
+ * added, the tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
 static bool takes_addition(const struct normfuse_problem *p, const struct task *task)
 {
     const int32_t *const from = task->policy->added_bytes[task->direction];
@@ -1698,8 +1670,8 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                     p->columns ? (int64_t)step->geometry.width * task.pack / step->geometry.group : 1;
                 if (step->needs_tickets)
                     plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
-                if (wants_gradients && (step->geometry.samples_a_cluster > 0 || is_of_grid(step->kernel) ||
-                                        lets_last_block_finish(&task, step)))
+                if (wants_gradients &&
+                    (step->geometry.samples_a_cluster > 0 || holds_grid(step) || lets_last_block_finish(&task, step)))
                     wants_gradients = false;
             }
         }
@@ -1921,10 +1893,11 @@ const char *normfuse_last_kernels(void)
         if (room < 96)
             break;
         if (ran->phases == 0)
-            snprintf(text + at, room, "%s%s", joint, kernel_names[ran->kernel]);
+            snprintf(text + at, room, "%s%s", joint,
+                     normfuse_cuda_kernel_table[ran->kernel].name + strlen("normfuse_"));
         else
             snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
-                     kernel_names[ran->kernel], ran->blocks, ran->threads,
+                     normfuse_cuda_kernel_table[ran->kernel].name + strlen("normfuse_"), ran->blocks, ran->threads,
                      ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
                      : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
                                                                 : " parts=",
@@ -1968,7 +1941,7 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
         .lane_bits = g->lane_bits,
         .parts = g->parts,
-        .samples = is_short(step->kernel) ? g->sets_a_block : g->samples_a_cluster,
+        .samples = spans_samples(step, true) ? g->sets_a_block : g->samples_a_cluster,
         .by_ranks = step->by_ranks,
         .by_units = g->by_blocks_wide,
         .by_width = g->by_width,
@@ -2017,8 +1990,9 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     bool is_certain;
     const struct plan *const plan = plan_of(&united, device, has_tickets, &is_certain);
     if (plan == NULL && !is_certain)
-        return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %" PRId32 ", %s, does not say how many blocks it holds",
-                               problem->name, device->ordinal, device->name);
+        return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
+                               "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
+                               device->ordinal, device->name);
     if (plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
                                problem->name, device->name);
@@ -2063,7 +2037,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             abreast = step->geometry.abreast;
         }
         arguments.geometry = step->geometry;
-        if (is_compact(step->kernel) || is_of_grid(step->kernel) || is_short(step->kernel))
+        if ((schedule_of(step) == NORMFUSE_SCHEDULE_cluster) || holds_grid(step) || spans_samples(step, united.columns))
             describe_compact(&arguments.problem, step, &arguments.compact);
         arguments.phases = step->phases;
         arguments.source = step->source;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_grid.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent rows of a
- * sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a ring in shared memory,
- * the others sum what arrives. All blocks of a sample tell one another their sums through memory, then write results
- * from what the ring still holds and, of samples larger than the chip, from tiles that are read again, the last first,
- * since those are in L2. Copies by one thread leave the others nothing but the work on values: by a load or a copy a
- * pack, sums were bound by the unit that takes these. The first tiles of the next sample are on their way while results
- * of this one are written. */
+ * columns_grid_pipeline.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent
+ * rows of a sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a ring in
+ * shared memory, the others sum what arrives. All blocks of a sample tell one another their sums through memory, then
+ * write results from what the ring still holds and, of samples larger than the chip, from tiles that are read again,
+ * the last first, since those are in L2. Copies by one thread leave the others nothing but the work on values: by a
+ * load or a copy a pack, sums were bound by the unit that takes these. The first tiles of the next sample are on their
+ * way while results of this one are written. */
 #include "columns_grid.cuh"
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -515,10 +515,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     }
 }
 
-#define GRID(picture, direction, type, pack, kept)                                                                     \
-    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((grid_##direction<type, pack>(a)));                                                         \
+        NORMFUSE_RING_BODY((grid_##direction<type, elements>(a)));                                                     \
     }
-NORMFUSE_CUDA_COLUMNS_GRID(GRID)
+NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE(INSTANCE)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_spread.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread over as
- * many blocks as have a processor: a block has whole rows, and its threads keep them in registers while all blocks tell
- * one another their sums. A cluster's blocks are narrow, which memory is slow at, and a ring that one thread fills
- * takes longer to begin. */
+ * columns_grid_registers.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread
+ * over as many blocks as have a processor: a block has whole rows, and its threads keep them in registers while all
+ * blocks tell one another their sums. A cluster's blocks are narrow, which memory is slow at, and a ring that one
+ * thread fills takes longer to begin. */
 #include "columns_grid.cuh"
 
 struct spread_place : grid_place {
@@ -55,7 +55,8 @@ template <typename Work> __device__ __forceinline__ void choose_derivative(int a
         work(constant<NORMFUSE_LEAKY_RELU>());
 }
 
-template <typename T, int V, int K> __device__ __forceinline__ void spread_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K>
+__device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_compact &a = all.compact;
@@ -195,11 +196,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
     }
 }
 
-/* One block of 320 threads on a processor. */
-#define SPREAD(picture, direction, type, pack, kept)                                                                   \
-    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((spread_##direction<type, pack, kept>(a)));                                                 \
+        NORMFUSE_RING_BODY((grid_registers_##direction<type, elements, vectors>(a)));                                  \
     }
-NORMFUSE_CUDA_COLUMNS_SPREAD(SPREAD)
+NORMFUSE_KERNELS_COLUMNS_GRID_REGISTERS(INSTANCE)

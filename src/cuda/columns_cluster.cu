@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_compact.cu - group norm over adjacent channels (NHWC) of samples so small that a call takes as long as what
+ * columns_cluster.cu - group norm over adjacent channels (NHWC) of samples so small that a call takes as long as what
  * each warp does once: its threads keep what a block has, and at most a cluster of blocks holds a group. Instructions
  * are what counts, by samples of the program counter: some 1400 that a warp goes through once took 4 us. So all that is
  * read is asked for at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
@@ -72,7 +72,7 @@ struct compact_place {
     }
 };
 
-template <typename T, int V, int K> __device__ __forceinline__ void compact_forward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K> __device__ __forceinline__ void cluster_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_compact &a = all.compact;
@@ -358,7 +358,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     }
 }
 
-template <typename T, int V, int K> __device__ __forceinline__ void compact_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K> __device__ __forceinline__ void cluster_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_compact &a = all.compact;
@@ -544,16 +544,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_back
     });
 }
 
-/* Two blocks of 256 threads on a processor; backward three of 160 and a warp, or two of 256 and one. */
-__host__ __device__ constexpr int most_registers(int kept)
-{
-    return kept == 8 ? 128 : 112;
-}
-
-#define COMPACT(picture, direction, type, pack, kept)                                                                  \
-    extern "C" __global__ void __maxnreg__(most_registers(kept))                                                       \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        compact_##direction<type, pack, kept>(a);                                                                      \
+        cluster_##direction<type, elements, vectors>(a);                                                               \
     }
-NORMFUSE_CUDA_COLUMNS_COMPACT(COMPACT)
+NORMFUSE_KERNELS_COLUMNS_CLUSTER(INSTANCE)

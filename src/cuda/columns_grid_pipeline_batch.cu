@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from rings as in
- * columns_grid.cu. Each channel is a set, so what the blocks found of all of them is too much for every block to join:
- * each joins that of its share of the channels, and the blocks meet a second time before they read what all found. */
+ * columns_grid_pipeline_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from rings as in
+ * columns_grid_pipeline.cu. Each channel is a set, so what the blocks found of all of them is too much for every block
+ * to join: each joins that of its share of the channels, and the blocks meet a second time before they read what all
+ * found. */
 #include "gradients.cuh"
 #include "ring.cuh"
 
@@ -468,10 +469,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     });
 }
 
-#define BATCH(picture, direction, type, pack, kept)                                                                    \
-    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((batch_##direction<type, pack>(a)));                                                        \
+        NORMFUSE_RING_BODY((batch_##direction<type, elements>(a)));                                                    \
     }
-NORMFUSE_CUDA_COLUMNS_BATCH(BATCH)
+NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE_BATCH(INSTANCE)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_short.cu - group norm over adjacent channels (NHWC) of many samples that have few rows each, [N, C] among
+ * columns_lanes.cu - group norm over adjacent channels (NHWC) of many samples that have few rows each, [N, C] among
  * them: the lanes of a part of a warp hold a group, so nothing is told through memory, and a block goes from sample to
  * sample with the parameters of its channels, whose gradients it sums, in registers. The packs of the next samples are
  * on their way meanwhile. By a block for each sample 65536x512 bf16 took 163 us and backward 1259, most of it for sums
@@ -94,7 +94,7 @@ template <int S, int V> __device__ __forceinline__ void add_to(float (&sums)[S],
 
 /* `M` samples at a time, of each `K` packs a thread. */
 template <typename T, int V, int M, int K>
-__device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all)
+__device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_compact &a = all.compact;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all
 #pragma unroll
             for (int i = 0; i < S; i++)
                 sum[i] *= a.share;
-            /* About the mean, which cannot cancel. */
+                /* About the mean, which cannot cancel. */
 #pragma unroll
             for (int k = 0; k < K; k++)
                 if (left > k * a.at_once) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &
 }
 
 template <typename T, int V, int M, int K>
-__device__ __forceinline__ void short_backward(const normfuse_cuda_arguments &all)
+__device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_compact &a = all.compact;
@@ -393,11 +393,10 @@ __device__ __forceinline__ void short_backward(const normfuse_cuda_arguments &al
 /* Packs of each tensor that a thread has at a time. */
 constexpr int packs_forward = 4, packs_backward = 2;
 
-/* Two blocks of 256 threads on a processor. */
-#define SHORT(picture, direction, type, pack, kept)                                                                    \
-    extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    extern "C" __global__ void __launch_bounds__(threads, 65536 / (threads * registers))                               \
+        NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
     {                                                                                                                  \
-        short_##direction<type, pack, packs_##direction / kept, kept>(a);                                              \
+        lanes_##direction<type, elements, packs_##direction / vectors, vectors>(a);                                    \
     }
-NORMFUSE_CUDA_COLUMNS_SHORT(SHORT)
+NORMFUSE_KERNELS_COLUMNS_LANES(INSTANCE)
