@@ -94,7 +94,8 @@ enable_language(ASM)
 file(GLOB NORMFUSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
 file(GLOB NORMFUSE_CUDA_KERNEL_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh)
 list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
-    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/src/cuda/kernels.def ${PROJECT_SOURCE_DIR}/src/problem.h
+    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/src/cuda/kernels.def
+    ${PROJECT_SOURCE_DIR}/src/cuda/layout.h ${PROJECT_SOURCE_DIR}/src/problem.h
     ${PROJECT_SOURCE_DIR}/include/normfuse.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
 # Other flags make other fatbins.
 file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}\n")

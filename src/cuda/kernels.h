@@ -31,6 +31,7 @@ enum normfuse_cuda_schedule {
 };
 
 #include "kernels.def"
+#include "layout.h"
 
 #define NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
     normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors(                                    \
@@ -111,7 +112,7 @@ struct normfuse_cuda_geometry {
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
     /* runs */
     int32_t lane_bits, spans, segment_rows;
-    int32_t sets_a_block; /* and short: samples beside one another */
+    int32_t sets_a_block;
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the packs of a segment can touch */
     int32_t outer;
@@ -127,11 +128,6 @@ struct normfuse_cuda_geometry {
     int32_t group_bits;   /* 2^bits threads join the channels of a group, */
     int32_t piece_bits;   /* forward: from pieces of 2^bits adjacent channels, as many as packs and groups have in common; */
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
-    /* compact */
-    int32_t rows_at_once, samples_a_cluster;
-    /* the whole grid: rows of a tile, tiles in the ring, after how many a thread joins what it summed, and how many of
-     * those that are read again the L2 is to keep */
-    int32_t tile_rows, stages, chunk_tiles, soon;
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
@@ -156,20 +152,43 @@ struct normfuse_cuda_statistics {
     double variance; /* the unbiased one */
 };
 
-/* What the compact kernels and those of the whole grid read: the first time that a block reads a constant it waits for the line that has it, so
- * these are few, and beside one another. Blocks follow one another by part, sample of a cluster, width, sample. */
-struct normfuse_cuda_compact {
+/* What the schedules `cluster`, `lanes`, `lanes_rows` and those of the grid read. A block waits for each line of constants
+ * when it reads the line first, so these are few, and beside one another. */
+struct normfuse_cuda_cluster { /* blocks follow one another by part, sample of a cluster, width, sample */
+    int32_t samples; /* whose blocks are in one cluster and find the parameters' gradients there; 0: they do not */
+    struct normfuse_cuda_divisor by_ranks, by_at_once; /* ranks: blocks of a cluster */
+};
+struct normfuse_cuda_lanes {
+    int32_t samples; /* that a block has beside one another */
+    int32_t units;   /* of a sample: as few vectors as hold whole groups */
+    struct normfuse_cuda_divisor by_units, by_lanes; /* units that a block has beside one another; lanes of a unit */
+};
+struct normfuse_cuda_grid {
+    int32_t teams; /* samples at a time; of those below grid_registers needs none */
+    int32_t stages;      /* tiles that shared memory holds */
+    int32_t chunk_tiles; /* after which a thread joins what it has summed to what it had */
+    int32_t soon;        /* tiles that are read again, which the L2 is to keep */
+    int32_t interleaved; /* blocks take turns, tile by tile */
+    /* The first blocks of a sample have part_rows rows, but the last of these lacks some; the rest have fewer. */
+    int32_t first_parts, small_part_rows, lacking_rows;
+    struct normfuse_cuda_divisor by_tile, by_turn; /* rows of a tile, and of a tile of each block */
+};
+union normfuse_cuda_of_schedule {
+    struct normfuse_cuda_cluster cluster;
+    struct normfuse_cuda_lanes lanes;
+    struct normfuse_cuda_grid grid;
+};
+struct normfuse_cuda_columns {
     char *x, *dy, *out; /* out: y, or dx */
     int64_t batch_bytes;
     uint32_t row_bytes;
     int32_t rows, part_rows;
-    int32_t at_once; /* rows that the threads of a block have at once */
-    int32_t width;   /* packs of a row that a block has */
+    int32_t at_once; /* rows that the threads of a block have at once; lanes: of one sample */
+    int32_t width;   /* vectors of a row that a block has */
     int32_t group;   /* channels of a group */
     int32_t groups, lane_bits; /* groups of a block, 2^bits lanes of a warp for each */
-    int32_t parts;   /* of a group: blocks that share it */
-    int32_t samples; /* whose blocks are in one cluster and find the parameters' gradients there; 0: they do not */
-    struct normfuse_cuda_divisor by_ranks, by_units, by_width, by_group, by_at_once, by_parts;
+    int32_t parts;   /* blocks that share a group; lanes: samples */
+    struct normfuse_cuda_divisor by_blocks_wide, by_width, by_group, by_parts;
     const char *weight, *bias, *scale, *shift;
     int64_t scale_batch, shift_batch; /* bytes */
     char *mean, *rstd;
@@ -178,17 +197,12 @@ struct normfuse_cuda_compact {
     uint32_t types;
     int32_t activation;
     float act_param, eps, share; /* share: 1 / values of a set */
-    /* The whole grid: samples, how many of them at a time, tiles in the ring, after how many of them a thread joins what
-     * it has summed to what it had, and how many of those that are read again the L2 is to keep. */
-    int32_t n, teams, stages, chunk_tiles, soon;
-    int32_t interleaved; /* blocks take turns, tile by tile */
-    /* The first blocks of a sample have part_rows rows, but the last of these lacks some, the others fewer. */
-    int32_t first_parts, small_part_rows, lacking_rows;
-    struct normfuse_cuda_divisor by_tile, by_turn; /* turn: a tile of each block */
+    int32_t n;
+    union normfuse_cuda_of_schedule of;
 };
 
 struct normfuse_cuda_arguments {
-    struct normfuse_cuda_compact compact; /* of its kernels alone */
+    struct normfuse_cuda_columns columns; /* of the schedules that read it alone */
     struct normfuse_problem problem;
     struct normfuse_cuda_geometry geometry;
     int32_t phases; /* of problem.phases, those that this launch does */

@@ -218,6 +218,12 @@ __device__ __forceinline__ void forget(int &value)
     asm volatile("" : "+r"(value));
 }
 
+/* What layout.h places in dynamic shared memory. */
+template <typename T> __device__ __forceinline__ T *in_shared(uint4 *dynamic, int bytes)
+{
+    return reinterpret_cast<T *>(reinterpret_cast<char *>(dynamic) + bytes);
+}
+
 __device__ __forceinline__ unsigned shared_address(const void *pointer)
 {
     return (unsigned)__cvta_generic_to_shared(pointer);

@@ -26,10 +26,9 @@ struct step {
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
     uint32_t threads, cluster;
-    uint32_t without_packs;                            /* threads of the last warp, where that has other work */
-    struct normfuse_cuda_divisor by_ranks, by_at_once; /* of a compact kernel */
-    struct normfuse_cuda_divisor by_tile, by_turn;     /* of one of the whole grid */
-    int32_t first_parts, lacking_rows;
+    uint32_t without_packs; /* threads of the last warp, where that has other work */
+    int32_t at_once;        /* rows, and what else a schedule of columns has: kernels.h */
+    union normfuse_cuda_of_schedule of;
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_tickets;
@@ -124,6 +123,12 @@ static bool holds_grid(const struct step *step)
     const enum normfuse_cuda_schedule schedule = schedule_of(step);
     return schedule == NORMFUSE_SCHEDULE_grid_registers || schedule == NORMFUSE_SCHEDULE_grid_pipeline ||
            schedule == NORMFUSE_SCHEDULE_grid_pipeline_batch;
+}
+
+/* A cluster that has the blocks of all samples, and so the parameters' gradients. */
+static bool finds_gradients(const struct step *step)
+{
+    return schedule_of(step) == NORMFUSE_SCHEDULE_cluster && step->of.cluster.samples > 0;
 }
 
 /* Blocks that go from sample to sample. */
@@ -840,26 +845,23 @@ static bool settle_compact(const struct task *task, struct step *step, int64_t p
     const bool modulates =
         p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
     const int64_t most_cluster = task->device->clusters ? MOST_CLUSTER : 1;
-    g->samples_a_cluster = gives && !modulates && p->n * parts <= most_cluster ? (int32_t)p->n : 0;
-    const int64_t cluster = parts * most(1, g->samples_a_cluster);
+    const int64_t samples = gives && !modulates && p->n * parts <= most_cluster ? p->n : 0;
+    const int64_t cluster = parts * most(1, samples);
     if (!settle_columns(task, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
         g->kept_shared > 0)
         return false;
     g->lane_bits = lane_bits;
-    g->rows_at_once = (int32_t)at_once;
-    step->by_ranks = divisor(cluster);
-    step->by_at_once = divisor(at_once);
-    const int64_t entries = (g->width + groups) * at_once;
-    if (task->direction == FORWARD) {
-        step->shared = (size_t)(16 * entries + 8 * groups * parts);
-    } else {
-        const int64_t of_rows = gives ? 8 * at_once * channels : 0;
-        const int64_t of_ranks = g->samples_a_cluster > 0 ? 32 * divide_up(channels / 4, cluster) * cluster : 0;
-        step->shared = (size_t)(16 * divide_up(entries, 2) + of_rows + of_ranks + 8 * groups * parts);
-        /* The sums of channels are a warp's of their own. */
-        step->without_packs = gives ? 32 : 0;
-        step->threads += step->without_packs;
-    }
+    step->at_once = (int32_t)at_once;
+    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor(cluster), divisor(at_once)};
+    const struct normfuse_cluster_layout layout =
+        task->direction == FORWARD
+            ? normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, step->at_once, (int32_t)parts)
+            : normfuse_lay_out_cluster_backward(g->width, (int32_t)channels, (int32_t)groups, step->at_once,
+                                                (int32_t)parts, samples > 0 ? (int32_t)cluster : 0, gives);
+    step->shared = (size_t)layout.bytes;
+    /* The sums of channels are a warp's of their own. */
+    step->without_packs = gives ? 32 : 0;
+    step->threads += step->without_packs;
     if (cluster > 1) {
         step->cluster = (uint32_t)cluster;
         g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
@@ -894,14 +896,16 @@ static bool settle_short(const struct task *task, struct step *step)
     *g = columns_geometry(task, units_here * packs, d);
     step->kernel = kernel_of(task, kept);
     step->threads = THREADS;
+    step->at_once = 1 << row_bits;
+    step->of.lanes =
+        (struct normfuse_cuda_lanes){(int32_t)samples, (int32_t)units, divisor(units_here), divisor(lanes)};
+    const int64_t channels = units_here * packs * task->pack;
     step->shared = task->direction == BACKWARD && task->wants_gradients
-                       ? (size_t)(2 * samples * (1 << row_bits) * units_here * packs * task->pack * 4)
+                       ? (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, (int32_t)channels).bytes
                        : 0;
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
-    g->rows_at_once = 1 << row_bits;
     g->sets_a_block = (int32_t)samples;
-    g->teams = (int32_t)units;
     const int64_t resident =
         (int64_t)normfuse_cuda_blocks_per_processor(task->device, step->kernel, step->threads, step->shared) *
         task->device->processors;
@@ -917,10 +921,20 @@ static bool settle_short(const struct task *task, struct step *step)
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
     g->by_pieces = g->by_set_channels = divisor(d);
-    step->by_ranks = divisor(units_here);
-    step->by_at_once = divisor(lanes);
     step->blocks = blocks_wide * parts;
     return resident > 0;
+}
+
+/* Shared memory of a grid pipeline. */
+static int64_t bytes_of_grid(const struct task *task, const struct normfuse_cuda_geometry *g, int64_t stages,
+                             int64_t at_once, bool gives)
+{
+    const int32_t channels = g->width * task->pack, groups = (int32_t)task->problem->groups, rows = (int32_t)at_once;
+    const bool backward = task->direction == BACKWARD;
+    return task->batch ? normfuse_lay_out_batch((int32_t)stages, channels, rows, backward).bytes
+           : backward
+               ? normfuse_lay_out_grid_backward((int32_t)stages, g->width, channels, groups, rows, true, gives).bytes
+               : normfuse_lay_out_grid_forward((int32_t)stages, g->width, groups, rows).bytes;
 }
 
 /* Group norm by the whole grid, a block a processor, `rounds` samples one after the other, or batch norm. */
@@ -943,24 +957,19 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     int64_t parts = task->device->processors / teams, part_rows = divide_up(g->rows, parts);
     const int64_t at_once = least(most_threads / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
-    /* What threads join of a group, and what they need shared memory for beside the ring. */
-    int64_t joined, beside_ring;
+    int64_t joined; /* of a group, by a lane */
     const int64_t channels = (int64_t)g->width * task->pack, row_bytes = g->width * 16;
     if (task->batch) {
         g->lane_bits = 0;
         while (g->lane_bits < 5 && channels << (g->lane_bits + 1) <= consumers)
             g->lane_bits++;
         joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
-        beside_ring = 8 * channels * (at_once | 1) +
-                      (task->direction == FORWARD ? 16 * channels + 16 * divide_up(at_once, 4) : 8 * channels);
     } else {
-        const int64_t entries = (g->width + groups) * at_once;
         joined = divide_up(most_packs_of_group(task, groups, g->group) * at_once, LANES);
-        beside_ring = task->direction == FORWARD ? 16 * entries + 16 * groups
-                                                 : 8 * entries + 24 * groups + (gives ? 8 * at_once * channels : 0);
     }
     if (joined > MOST_ENTRIES)
         return false;
+    const int64_t beside_ring = bytes_of_grid(task, g, 0, at_once, gives);
     const int64_t room = (int64_t)task->device->shared_per_block - STATIC_BYTES - beside_ring;
     const int64_t slots =
         least(normfuse_tune("TILE", task->policy->grid_tile[task->direction]), divide_up(part_rows, at_once));
@@ -970,17 +979,18 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     /* What a thread joins one after the other, in each tile and then of tiles, is bounded by docs/numerics.md. */
     if (stages < least(tiles, 2) || tiles > (task->direction == FORWARD ? 16 * (MOST_SUMMED / slots) : MOST_TILES))
         return false;
-    g->interleaved = stages < tiles && teams == 1;
-    if (g->interleaved) {
+    struct normfuse_cuda_grid *const of = &step->of.grid;
+    of->interleaved = stages < tiles && teams == 1;
+    if (of->interleaved) {
         const int64_t all = divide_up(g->rows, tile_rows);
         tiles = divide_up(all, parts);
         part_rows = tiles * tile_rows;
-        step->first_parts = (int32_t)(all - (tiles - 1) * parts);
-        step->lacking_rows = (int32_t)(all * tile_rows - g->rows);
+        of->first_parts = (int32_t)(all - (tiles - 1) * parts);
+        of->lacking_rows = (int32_t)(all * tile_rows - g->rows);
     } else {
         parts = divide_up(g->rows, part_rows);
-        step->first_parts = (int32_t)parts;
-        step->lacking_rows = (int32_t)(parts * part_rows - g->rows);
+        of->first_parts = (int32_t)parts;
+        of->lacking_rows = (int32_t)(parts * part_rows - g->rows);
     }
     step->kernel =
         kernel_of(task, task->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
@@ -989,22 +999,21 @@ static bool settle_grid(const struct task *task, struct step *step, int64_t roun
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
     g->teams = (int32_t)teams;
-    g->rows_at_once = (int32_t)at_once;
-    g->tile_rows = (int32_t)tile_rows;
-    g->stages = (int32_t)stages;
-    g->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
+    step->at_once = (int32_t)at_once;
+    of->teams = (int32_t)teams;
+    of->small_part_rows = (int32_t)(part_rows - tile_rows);
+    of->stages = (int32_t)stages;
+    of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = teams * parts * stage_bytes;
-    g->soon = (tiles - stages) * turn_bytes <= task->policy->l2_again_bytes
-                  ? (int32_t)((normfuse_tune("SOON", 32) << 20) / turn_bytes)
-                  : 0;
+    of->soon = (tiles - stages) * turn_bytes <= task->policy->l2_again_bytes
+                   ? (int32_t)((normfuse_tune("SOON", 32) << 20) / turn_bytes)
+                   : 0;
     g->by_pieces = divisor(g->group);
     g->by_set_channels = divisor(task->batch ? 1 : p->c / p->groups);
-    step->by_at_once = divisor(at_once);
-    step->by_tile = divisor(tile_rows);
-    step->by_turn = divisor(parts * tile_rows);
-    step->by_ranks = divisor(1);
-    step->shared = (size_t)(stages * stage_bytes + beside_ring);
+    of->by_tile = divisor(tile_rows);
+    of->by_turn = divisor(parts * tile_rows);
+    step->shared = (size_t)bytes_of_grid(task, g, stages * stage_bytes, at_once, gives);
     step->blocks = teams * parts;
     g->exchange = NORMFUSE_EXCHANGE_GRID;
     step->cooperative = step->needs_tickets = true;
@@ -1041,14 +1050,15 @@ static bool settle_spread(const struct task *task, struct step *step)
         return false;
     step->kernel = kernel_of(task, NORMFUSE_SCHEDULE_grid_registers);
     step->threads = whole_warps(at_once * g->width);
-    step->shared = (size_t)(8 * (g->width + groups) * at_once + 16 * groups + (gives ? 8 * at_once * channels : 0));
+    step->shared = (size_t)normfuse_lay_out_grid_backward(0, g->width, (int32_t)channels, (int32_t)groups,
+                                                          (int32_t)at_once, false, gives)
+                       .bytes;
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
     g->teams = (int32_t)p->n;
-    g->rows_at_once = (int32_t)at_once;
+    step->at_once = (int32_t)at_once;
+    step->of.grid.teams = (int32_t)p->n;
     g->by_pieces = g->by_set_channels = divisor(g->group);
-    step->by_at_once = divisor(at_once);
-    step->by_ranks = divisor(1);
     step->blocks = p->n * parts;
     g->exchange = NORMFUSE_EXCHANGE_GRID;
     step->cooperative = step->needs_tickets = true;
@@ -1073,7 +1083,8 @@ static double cost_of_grid(const struct task *task, const struct step *step)
     const struct normfuse_cuda_policy *const policy = task->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const double rounds = (double)divide_up(task->problem->n, g->teams);
-    const double tiles = ceil((double)g->part_rows / g->tile_rows), again = fmax(0.0, tiles - g->stages) / tiles;
+    const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
+    const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
     /* Of what moves at least, the part that is read. */
     const double reads = task->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
     const double busy =
@@ -1101,7 +1112,7 @@ static bool plan_grid(const struct task *task, struct step *best)
                           .source = best->source,
                           .geometry = columns_geometry(task, packs_of_row(task), task->batch ? 1 : p->c / p->groups)};
         if (settle_grid(task, &step, rounds) &&
-            ((int64_t)step.geometry.stages * step.geometry.tile_rows >= step.geometry.part_rows ||
+            ((int64_t)step.of.grid.stages * step.of.grid.by_tile.divisor >= step.geometry.part_rows ||
              step.geometry.teams == 1 || only_rounds)) {
             *best = step;
             return true;
@@ -1158,7 +1169,7 @@ static double cost_of_columns(const struct task *task, const struct step *step)
         time *= 1.0 + policy->cluster_gap[task->direction] * step->cluster;
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : task->problem->n) * g->sum_slots;
-    if (task->wants_gradients && g->samples_a_cluster == 0 &&
+    if (task->wants_gradients && !finds_gradients(step) &&
         ((schedule_of(step) == NORMFUSE_SCHEDULE_cluster) || parts_of_channel > policy->most_parts_of_last[1]))
         time += policy->gradients_wait;
     time += policy->columns_start[task->direction];
@@ -1298,7 +1309,7 @@ static bool plan_kept_columns(const struct task *task, struct step *best)
      * 9.1, 2x2560x8x8 5.2 for 8.0; in two waves 2x640x32x32 12.1 for 9.4. */
     const bool at_once = task->direction == BACKWARD && found && (schedule_of(best) == NORMFUSE_SCHEDULE_cluster) &&
                          best->blocks <= resident_blocks(task, best) &&
-                         (!task->wants_gradients || best->geometry.samples_a_cluster > 0);
+                         (!task->wants_gradients || finds_gradients(best));
     const double of_ring = has_ring && !at_once ? cost_of_grid(task, &from_ring) : INFINITY;
     if (has_ring && (grid_wanted == 2 || of_ring < lowest)) {
         lowest = of_ring;
@@ -1671,7 +1682,7 @@ static bool make_plan(const struct normfuse_problem *p, const struct normfuse_cu
                 if (step->needs_tickets)
                     plan->partials = (size_t)(2 * step->geometry.teams * groups * step->geometry.parts) * 16;
                 if (wants_gradients &&
-                    (step->geometry.samples_a_cluster > 0 || holds_grid(step) || lets_last_block_finish(&task, step)))
+                    (finds_gradients(step) || holds_grid(step) || lets_last_block_finish(&task, step)))
                     wants_gradients = false;
             }
         }
@@ -1920,14 +1931,14 @@ static bool verbose(void)
     return said > 0;
 }
 
-static void describe_compact(const struct normfuse_problem *p, const struct step *step,
-                             struct normfuse_cuda_compact *compact)
+static void describe_columns(const struct normfuse_problem *p, const struct step *step,
+                             struct normfuse_cuda_columns *columns)
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale,
                                                            &p->shift,  &p->mean, &p->rstd};
-    *compact = (struct normfuse_cuda_compact){
+    *columns = (struct normfuse_cuda_columns){
         .x = p->x.data,
         .dy = p->dy.data,
         .out = p->dy.data != NULL ? p->dx.data : p->y.data,
@@ -1935,18 +1946,15 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .row_bytes = (uint32_t)(p->x.position * bytes),
         .rows = g->rows,
         .part_rows = g->part_rows,
-        .at_once = g->rows_at_once,
+        .at_once = step->at_once,
         .width = g->width,
         .group = g->group,
         .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
         .lane_bits = g->lane_bits,
         .parts = g->parts,
-        .samples = spans_samples(step, true) ? g->sets_a_block : g->samples_a_cluster,
-        .by_ranks = step->by_ranks,
-        .by_units = g->by_blocks_wide,
+        .by_blocks_wide = g->by_blocks_wide,
         .by_width = g->by_width,
         .by_group = g->by_group,
-        .by_at_once = step->by_at_once,
         .by_parts = g->by_parts,
         .weight = p->weight.data,
         .bias = p->bias.data,
@@ -1963,19 +1971,10 @@ static void describe_compact(const struct normfuse_problem *p, const struct step
         .eps = (float)p->eps,
         .share = 1.0f / (float)p->set_values,
         .n = (int32_t)p->n,
-        .teams = g->teams,
-        .stages = g->stages,
-        .chunk_tiles = g->chunk_tiles,
-        .soon = g->soon,
-        .interleaved = g->interleaved,
-        .first_parts = step->first_parts,
-        .small_part_rows = g->part_rows - g->tile_rows,
-        .lacking_rows = step->lacking_rows,
-        .by_tile = step->by_tile,
-        .by_turn = step->by_turn,
+        .of = step->of,
     };
     for (int i = 0; i < 6; i++)
-        compact->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
+        columns->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
 }
 
 normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
@@ -2038,7 +2037,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         }
         arguments.geometry = step->geometry;
         if ((schedule_of(step) == NORMFUSE_SCHEDULE_cluster) || holds_grid(step) || spans_samples(step, united.columns))
-            describe_compact(&arguments.problem, step, &arguments.compact);
+            describe_columns(&arguments.problem, step, &arguments.columns);
         arguments.phases = step->phases;
         arguments.source = step->source;
         const struct normfuse_cuda_launch launch = {
