@@ -141,8 +141,14 @@ endif()
 
 list(APPEND NORMFUSE_SOURCES
     src/cuda/kernels.c
+    src/cuda/launch.c
     src/cuda/loader.c
-    src/cuda/run.c
+    src/cuda/plan.c
+    src/cuda/schedules.c
+    src/cuda/schedules_columns.c
+    src/cuda/schedules_grid.c
+    src/cuda/schedules_rows.c
+    src/cuda/shape.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
 set_source_files_properties(src/cuda/loader.c PROPERTIES COMPILE_DEFINITIONS

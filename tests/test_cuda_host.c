@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "cuda/loader.h"
-#include "cuda/run.h"
+#include "cuda/launch.h"
 #include "fake_driver.h"
 #include "harness.h"
 #include "normfuse.h"
@@ -562,6 +562,41 @@ static normfuse_status normalize(int32_t device_type)
     const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5};
     const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x};
     return normfuse_group_norm_forward(&options, &tensors, NULL);
+}
+
+/* NORMFUSE_VERBOSE=plan, which a process reads once: what each schedule says, and the kernel that is taken. */
+static void test_plan_in_words(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    harness_skip("a fork: ThreadSanitizer cannot follow the child");
+#else
+    int ends[2], status = -1;
+    char text[4096] = "";
+    CHECK(pipe(ends) == 0, "no pipe");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        fake_driver_reset();
+        fake_driver_use();
+        setenv("NORMFUSE_VERBOSE", "plan", 1);
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[1]);
+        _exit(normalize(NORMFUSE_CUDA) == NORMFUSE_OK ? 0 : 1);
+    }
+    close(ends[1]);
+    for (size_t length = 0; length + 1 < sizeof text;) {
+        const ssize_t got = read(ends[0], text + length, sizeof text - 1 - length);
+        if (got <= 0)
+            break;
+        length += (size_t)got;
+    }
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "the child's wait status is 0x%x", (unsigned)status);
+    CHECK(strstr(text, "normfuse: plan: group_norm forward: ") != NULL && strstr(text, ": refused: ") != NULL &&
+              strstr(text, ": takes normfuse_") != NULL,
+          "what was said: %s", text);
+#endif
 }
 
 /* After a fault on the device the driver refuses everything in the context. Every call says so, none takes it for an
@@ -2218,6 +2253,7 @@ int main(void)
     test_kernels_prepared();
     test_reset();
     test_fork();
+    test_plan_in_words();
     test_sticky_error();
     test_fork_after_start();
     test_threads();
