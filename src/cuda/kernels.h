@@ -188,6 +188,7 @@ struct normfuse_cuda_columns {
     int32_t group;   /* channels of a group */
     int32_t groups, lane_bits; /* groups of a block, 2^bits lanes of a warp for each */
     int32_t parts;   /* blocks that share a group; lanes: samples */
+    union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_divisor by_blocks_wide, by_width, by_group, by_parts;
     const char *weight, *bias, *scale, *shift;
     int64_t scale_batch, shift_batch; /* bytes */
@@ -198,7 +199,6 @@ struct normfuse_cuda_columns {
     int32_t activation;
     float act_param, eps, share; /* share: 1 / values of a set */
     int32_t n;
-    union normfuse_cuda_of_schedule of;
 };
 
 struct normfuse_cuda_arguments {
