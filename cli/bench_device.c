@@ -17,7 +17,7 @@
 #include "floor_device.h"
 #include "numbers.h"
 #include "report.h"
-#include "src/cuda/run.h"
+#include "src/cuda/launch.h"
 
 enum {
     ALIGNMENT = 256,

@@ -37,6 +37,7 @@ const struct command info_command = {
                 "    NORMFUSE_MAX_ISA       scalar, avx2, avx512 or neon: use nothing above it\n"
                 "    NORMFUSE_NUM_THREADS   threads used by default\n"
                 "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
+                "                           plan: on a GPU, what each schedule would take\n"
                 "\n"
                 "EXAMPLES\n"
                 "    normfuse info --json | python3 -m json.tool\n"},

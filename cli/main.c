@@ -76,6 +76,7 @@ static void print_help(void)
            "    NORMFUSE_NUM_THREADS   threads used by default\n"
            "    NORMFUSE_MAX_ISA       scalar, avx2, avx512 or neon: use nothing above it\n"
            "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
+           "                           plan: on a GPU, what each schedule would take\n"
            "\n"
            "EXIT STATUS\n"
            "    0   Everything went well.\n"

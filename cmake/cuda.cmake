@@ -94,7 +94,8 @@ enable_language(ASM)
 file(GLOB NORMFUSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
 file(GLOB NORMFUSE_CUDA_KERNEL_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh)
 list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
-    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/src/problem.h
+    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/src/cuda/kernels.def
+    ${PROJECT_SOURCE_DIR}/src/cuda/layout.h ${PROJECT_SOURCE_DIR}/src/problem.h
     ${PROJECT_SOURCE_DIR}/include/normfuse.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
 # Other flags make other fatbins.
 file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}\n")
@@ -122,10 +123,10 @@ foreach(source ${NORMFUSE_CUDA_KERNEL_SOURCES})
     string(APPEND NORMFUSE_INCBINS "    .balign 64\nimage_${name}:\n    .incbin \"${fatbin}\"\n")
     string(APPEND NORMFUSE_POINTERS "    .quad image_${name}\n")
 endforeach()
-# The slowest first: where runs_backward.cu came last, a core was idle for a third of the time (145 s for 123).
+# The slowest first: where rows_backward.cu came last, a core was idle for a third of the time (145 s for 123).
 add_custom_target(normfuse_slow_kernels DEPENDS
-    ${NORMFUSE_CUDA_FATBIN_DIR}/runs_backward.fatbin
-    ${NORMFUSE_CUDA_FATBIN_DIR}/runs_forward.fatbin
+    ${NORMFUSE_CUDA_FATBIN_DIR}/rows_backward.fatbin
+    ${NORMFUSE_CUDA_FATBIN_DIR}/rows_forward.fatbin
     ${NORMFUSE_CUDA_FATBIN_DIR}/columns_forward.fatbin)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/images.S.in ${PROJECT_BINARY_DIR}/generated/normfuse_images.S @ONLY)
 set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_images.S PROPERTIES
@@ -139,8 +140,15 @@ endif()
 # ---- the host side --------------------------------------------------------------------------------------------------
 
 list(APPEND NORMFUSE_SOURCES
+    src/cuda/kernels.c
+    src/cuda/launch.c
     src/cuda/loader.c
-    src/cuda/run.c
+    src/cuda/plan.c
+    src/cuda/schedules.c
+    src/cuda/schedules_columns.c
+    src/cuda/schedules_grid.c
+    src/cuda/schedules_rows.c
+    src/cuda/shape.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
 set_source_files_properties(src/cuda/loader.c PROPERTIES COMPILE_DEFINITIONS

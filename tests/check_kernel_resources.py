@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """check_kernel_resources.py [--write] FOLDER - registers and spills of every CUDA kernel, as ptxas reported them when
 the build made the fatbins in FOLDER (build/release/cuda), against the limits in src/cuda/limits.txt; and that the
-kernels compiled are those that src/cuda/kernels.h lists. --write makes the figures of this build the limits."""
+kernels compiled are those that src/cuda/kernels.def lists. --write makes the figures of this build the limits."""
 import argparse
 import os
 import pathlib
@@ -44,11 +44,11 @@ def reported(folder):
 
 
 def listed():
-    """The kernels of kernels.h, as the C preprocessor sees them."""
-    source = ('#include "kernels.h"\n#define TILE(picture, direction, type, pack, kept) '
-              "@normfuse_##picture##_##direction##_##type##_##pack##x##kept@\nNORMFUSE_CUDA_TILE_LIST(TILE)\n"
-              "#define NAME(name) @normfuse_##name@\nNORMFUSE_CUDA_FINISH_LIST(NAME)\n")
-    text = subprocess.run([os.environ.get("CC") or "cc", "-E", "-P", f"-I{ROOT / 'src/cuda'}", f"-I{ROOT / 'include'}", "-x", "c", "-"],
+    """The kernels of kernels.def, as the C preprocessor sees them."""
+    source = ('#include "kernels.def"\n#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers) '
+              "@normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors@\nNORMFUSE_KERNELS(ROW)\n"
+              "#define NAME(name) @normfuse_##name@\nNORMFUSE_FINISH_KERNELS(NAME)\n")
+    text = subprocess.run([os.environ.get("CC") or "cc", "-E", "-P", f"-I{ROOT / 'src/cuda'}", "-x", "c", "-"],
                           input=source, stdout=subprocess.PIPE, text=True, check=True).stdout
     return set(re.findall(r"@(\w+)@", text))
 
@@ -75,8 +75,8 @@ def main():
         counts[2] += 1
     else:
         names = {name for name, _ in kernels}
-        check("a kernel of kernels.h was not compiled", listed() - names)
-        check("a kernel that was compiled is not in kernels.h", names - listed())
+        check("a kernel of kernels.def was not compiled", listed() - names)
+        check("a kernel that was compiled is not in kernels.def", names - listed())
     if not ours:
         print(f"skipped: limits are for {ARCHITECTURE}, which was not compiled")
         counts[2] += 1

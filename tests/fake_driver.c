@@ -29,12 +29,12 @@ static struct {
 static char graph;
 
 static const char *const names[] = {
-#define NAME(picture, direction, type, pack, kept)                                                                     \
-    "normfuse_" #picture "_" #direction "_" #type "_" #pack "x" #kept,
-    NORMFUSE_CUDA_TILE_LIST(NAME)
+#define NAME(layout, schedule, direction, type, elements, vectors, threads, registers)                                 \
+    "normfuse_" #layout "_" #schedule "_" #direction "_" #type "_" #elements "x" #vectors,
+    NORMFUSE_KERNELS(NAME)
 #undef NAME
 #define NAME(name) "normfuse_" #name,
-        NORMFUSE_CUDA_FINISH_LIST(NAME)
+        NORMFUSE_FINISH_KERNELS(NAME)
 #undef NAME
 };
 

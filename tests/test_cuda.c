@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "cli/problem_line.h"
-#include "cuda/run.h"
+#include "cuda/launch.h"
 #include "harness.h"
 #include "normfuse.h"
 #include "reference.h"

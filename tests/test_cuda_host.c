@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "cuda/loader.h"
-#include "cuda/run.h"
+#include "cuda/launch.h"
 #include "fake_driver.h"
 #include "harness.h"
 #include "normfuse.h"
@@ -26,7 +26,7 @@
 #define KERNEL ((enum normfuse_cuda_kernel)0)
 #define LAST_KERNEL ((enum normfuse_cuda_kernel)(NORMFUSE_CUDA_KERNELS - 1))
 
-static const char *const first_kernel_name = "normfuse_runs_forward_f64_1x4";
+static const char *const first_kernel_name = "normfuse_rows_lanes_forward_f64_1x4";
 
 static const struct normfuse_cuda_device *device_of(int32_t ordinal)
 {
@@ -564,6 +564,41 @@ static normfuse_status normalize(int32_t device_type)
     return normfuse_group_norm_forward(&options, &tensors, NULL);
 }
 
+/* NORMFUSE_VERBOSE=plan, which a process reads once: what each schedule says, and the kernel that is taken. */
+static void test_plan_in_words(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    harness_skip("a fork: ThreadSanitizer cannot follow the child");
+#else
+    int ends[2], status = -1;
+    char text[4096] = "";
+    CHECK(pipe(ends) == 0, "no pipe");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        fake_driver_reset();
+        fake_driver_use();
+        setenv("NORMFUSE_VERBOSE", "plan", 1);
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[1]);
+        _exit(normalize(NORMFUSE_CUDA) == NORMFUSE_OK ? 0 : 1);
+    }
+    close(ends[1]);
+    for (size_t length = 0; length + 1 < sizeof text;) {
+        const ssize_t got = read(ends[0], text + length, sizeof text - 1 - length);
+        if (got <= 0)
+            break;
+        length += (size_t)got;
+    }
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "the child's wait status is 0x%x", (unsigned)status);
+    CHECK(strstr(text, "normfuse: plan: group_norm forward: ") != NULL && strstr(text, ": refused: ") != NULL &&
+              strstr(text, ": takes normfuse_") != NULL,
+          "what was said: %s", text);
+#endif
+}
+
 /* After a fault on the device the driver refuses everything in the context. Every call says so, none takes it for an
  * answer; once the device is reset calls work. */
 static void test_sticky_error(void)
@@ -1078,42 +1113,41 @@ static int64_t levels(int64_t adding)
 }
 
 /* Packs aligned in memory whose first and last ones in a row have elements of other rows. */
-static bool is_ragged(const char *kernel, int kept)
+static bool is_ragged(const char *kernel)
 {
-    return strstr(kernel, "_runs_") != NULL && kept == (strstr(kernel, "backward") != NULL ? 6 : 9) &&
-           strstr(kernel, "_1x") == NULL;
+    return strstr(kernel, "_rows_unaligned_") != NULL;
 }
 
-/* One of columns_compact.cu, whose last warp may have no packs. */
+/* One of columns_cluster.cu, whose last warp may have no packs. */
 static bool is_compact(const char *kernel)
 {
-    return strstr(kernel, "_columns_compact_") != NULL;
+    return strstr(kernel, "_columns_cluster_") != NULL;
 }
 
-/* One of columns_short.cu, whose blocks go from sample to sample. */
+/* One of columns_lanes.cu, whose blocks go from sample to sample. */
 static bool is_short(const char *kernel)
 {
-    return strstr(kernel, "_columns_short_") != NULL;
+    return strstr(kernel, "_columns_lanes_") != NULL;
 }
 
-/* One of columns_spread.cu, whose blocks are the whole grid and keep all packs. */
+/* One of columns_grid_registers.cu, whose blocks are the whole grid and keep all packs. */
 static bool is_spread(const char *kernel)
 {
-    return strstr(kernel, "_columns_spread_") != NULL;
+    return strstr(kernel, "_grid_registers_") != NULL;
 }
 
-/* One of columns_uneven.cu, whose samples begin and end inside of packs. */
+/* One of columns_unaligned.cu, whose samples begin and end inside of packs. */
 static bool is_uneven(const char *kernel)
 {
-    return strstr(kernel, "_columns_uneven_") != NULL;
+    return strstr(kernel, "_columns_unaligned_") != NULL;
 }
 
-/* One of columns_grid.cu or columns_batch.cu, which keep nothing in registers. */
 static bool is_added(const char *kernel)
 {
-    return strstr(kernel, "added") != NULL;
+    return strstr(kernel, "_residual_") != NULL;
 }
 
+/* One of columns_grid_pipeline.cu or columns_grid_pipeline_batch.cu, which keep nothing in registers. */
 static bool is_of_grid(int kept)
 {
     return kept == 0;
@@ -1123,7 +1157,7 @@ static bool is_of_grid(int kept)
 static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
 {
     return is_compact(kernel) || is_of_grid(kept) || is_short(kernel) || is_spread(kernel)
-               ? a->compact.at_once
+               ? a->columns.at_once
                : (int64_t)threads / a->geometry.width;
 }
 
@@ -1143,14 +1177,14 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         if (is_compact(kernel)) {
             /* In a thread's channel; those of its pack; its mean; what a lane joins; lanes; parts. */
             const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
-            const int64_t joined = up(packs * beside, INT64_C(1) << a->compact.lane_bits);
+            const int64_t joined = up(packs * beside, INT64_C(1) << a->columns.lane_bits);
             return (double)(up(rows, at_once) + together - 1 + 5 + joined + 7 +
-                            (g->parts > 1 ? up(g->parts, INT64_C(1) << a->compact.lane_bits) + 7 : 0));
+                            (g->parts > 1 ? up(g->parts, INT64_C(1) << a->columns.lane_bits) + 7 : 0));
         }
         if (is_short(kernel)) {
             /* In a thread, a pack or its rows; channels of a pack; lanes. Sums of channels: of a sample, then of
              * samples; threads are joined in double. */
-            const int64_t in_sample = up(rows, at_once), samples = up(p->n, (int64_t)g->parts * a->compact.samples);
+            const int64_t in_sample = up(rows, at_once), samples = up(p->n, (int64_t)g->parts * a->columns.of.lanes.samples);
             const int64_t of_set = (kept == 1 ? pack : in_sample + levels(pack)) + 5 + 7;
             const struct tolerance_arithmetic cuda = {.on_cuda = true};
             const int64_t of_sums =
@@ -1169,12 +1203,13 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         if (is_of_grid(kept)) {
             /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
              * eight lanes a group. */
-            const int64_t slots = up(g->tile_rows, at_once), tiles = up(rows, g->tile_rows);
-            const int64_t chunk = g->chunk_tiles < tiles ? g->chunk_tiles : tiles;
+            const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
+            const int64_t tile_rows = of->by_tile.divisor, slots = up(tile_rows, at_once), tiles = up(rows, tile_rows);
+            const int64_t chunk = of->chunk_tiles < tiles ? of->chunk_tiles : tiles;
             const int64_t in_thread = backward ? slots + tiles : slots * chunk + 4 * (up(tiles, chunk) - 1);
             const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
             if (p->sets == NORMFUSE_SETS_BATCH) /* a warp joins a channel's blocks; backward in double */
-                return (double)(in_thread + 5 + up(at_once, INT64_C(1) << a->compact.lane_bits) + 7 + up(g->parts, 32) +
+                return (double)(in_thread + 5 + up(at_once, INT64_C(1) << a->columns.lane_bits) + 7 + up(g->parts, 32) +
                                 4 * up(g->parts, 160) + 7);
             return (double)(in_thread + together - 1 + 5 + up(packs * at_once, 8) + 7 + up(g->parts, 8) +
                             4 * up(g->parts, 72) + 7);
@@ -1232,19 +1267,20 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
-    const int64_t samples = is_compact(launch->name) && a->compact.samples > 0 ? a->compact.samples : 1;
+    const int64_t samples = is_compact(launch->name) && a->columns.of.cluster.samples > 0 ? a->columns.of.cluster.samples : 1;
     if (is_short(launch->name)) {
-        const struct normfuse_cuda_compact *const c = &a->compact;
+        const struct normfuse_cuda_columns *const c = &a->columns;
+        const struct normfuse_cuda_lanes *const of = &c->of.lanes;
         const int64_t of_set = g->group > pack ? g->group / pack : 1, of_segment = (int64_t)c->at_once << c->lane_bits;
         for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
             const int64_t block = i / launch->threads, thread = i % launch->threads;
-            const int64_t segment = thread / of_segment, lane = thread % of_segment, units = c->by_ranks.divisor;
+            const int64_t segment = thread / of_segment, lane = thread % of_segment, units = of->by_units.divisor;
             const int64_t at = lane % (1 << c->lane_bits), sample = segment / units;
             const int64_t unit = block % g->blocks_wide * units + segment % units;
-            if (at >= of_set || unit >= c->teams || sample >= c->samples)
+            if (at >= of_set || unit >= of->units || sample >= of->samples)
                 continue;
-            for (int64_t n = block / g->blocks_wide * c->samples + sample; n < p->n;
-                 n += (int64_t)c->parts * c->samples)
+            for (int64_t n = block / g->blocks_wide * of->samples + sample; n < p->n;
+                 n += (int64_t)c->parts * of->samples)
                 for (int64_t row = lane >> c->lane_bits, slots = kept; row < g->rows && slots > 0;
                      row += c->at_once, slots--)
                     seen[(n * g->rows + row) * packs + unit * of_set + at]++;
@@ -1266,10 +1302,10 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 const int64_t stop = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
                 const int64_t at_once = rows_at_once(a, launch->name, kept, launch->threads);
                 if (is_of_grid(kept)) {
-                    const struct normfuse_cuda_compact *const c = &a->compact;
-                    const int64_t tile = c->by_tile.divisor, apart = c->interleaved ? tile * c->parts : tile;
-                    const int64_t end = c->interleaved ? g->rows : stop;
-                    for (int64_t begin = c->interleaved ? part * tile : first; begin < end; begin += apart)
+                    const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
+                    const int64_t tile = of->by_tile.divisor, apart = of->interleaved ? tile * g->parts : tile;
+                    const int64_t end = of->interleaved ? g->rows : stop;
+                    for (int64_t begin = of->interleaved ? part * tile : first; begin < end; begin += apart)
                         for (int64_t row = begin; row < begin + tile && row < end; row++)
                             for (int64_t column = 0; column < g->width; column++)
                                 seen[(n * g->rows + row) * packs + column]++;
@@ -1398,7 +1434,8 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const struct normfuse_cuda_compact *const c = &a->compact;
+    const struct normfuse_cuda_columns *const c = &a->columns;
+    const struct normfuse_cuda_cluster *const of = &c->of.cluster;
     const int64_t channels = (int64_t)g->width * pack, groups = channels / g->group;
     const bool backward = p->dy.data != NULL;
 #define HOLDS(condition)                                                                                               \
@@ -1409,21 +1446,19 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
     HOLDS(c->groups == groups && channels % g->group == 0 && groups << c->lane_bits <= 32);
     for (int64_t first = 0; first < channels; first += pack)
         HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
-    const bool gives = backward && (c->samples > 0 || a->sums != NULL);
-    const int64_t ranks = g->parts * (c->samples > 0 ? c->samples : 1);
+    const bool gives = backward && (of->samples > 0 || a->sums != NULL);
+    const int64_t ranks = g->parts * (of->samples > 0 ? of->samples : 1);
     HOLDS(c->at_once * g->width <= (int32_t)launch->threads - (gives ? 32 : 0));
     HOLDS(launch->grid == p->n * (p->c / channels) * g->parts);
-    HOLDS(launch->cluster == (ranks > 1 ? ranks : 0) && (c->samples == 0 || p->n == c->samples));
-    HOLDS(c->by_ranks.divisor == ranks && divides(&c->by_ranks) && divides(&c->by_at_once));
+    HOLDS(launch->cluster == (ranks > 1 ? ranks : 0) && (of->samples == 0 || p->n == of->samples));
+    HOLDS(of->by_ranks.divisor == ranks && divides(&of->by_ranks) && divides(&of->by_at_once));
     HOLDS(c->parts == g->parts && c->part_rows == g->part_rows && c->rows == p->s);
     HOLDS((int64_t)(g->parts - 1) * g->part_rows < g->rows);
-    const int64_t entries = (g->width + groups) * c->at_once;
-    int64_t shared = 16 * entries + (g->parts > 1 ? 8 * groups * g->parts : 0);
-    if (backward) {
-        shared += 16 * up(entries, 2) - 16 * entries + (gives ? 8 * c->at_once * channels : 0);
-        shared += c->samples > 0 ? 32 * up(channels / 4, ranks) * ranks : 0;
-    }
-    HOLDS(shared <= (int64_t)launch->shared);
+    const struct normfuse_cluster_layout layout =
+        backward ? normfuse_lay_out_cluster_backward(g->width, (int32_t)channels, (int32_t)groups, c->at_once, g->parts,
+                                                    of->samples > 0 ? (int32_t)ranks : 0, gives)
+                 : normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, c->at_once, g->parts);
+    HOLDS(layout.bytes <= (int32_t)launch->shared);
     check_packed(test, launch, p, pack);
 #undef HOLDS
 }
@@ -1434,24 +1469,26 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const struct normfuse_cuda_compact *const c = &a->compact;
+    const struct normfuse_cuda_columns *const c = &a->columns;
+    const struct normfuse_cuda_lanes *const of = &c->of.lanes;
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
-    const int64_t lanes = (int64_t)c->at_once << c->lane_bits, units = c->by_ranks.divisor;
+    const int64_t lanes = (int64_t)c->at_once << c->lane_bits, units = of->by_units.divisor;
     const int64_t of_set = c->group > pack ? c->group / pack : 1;
     HOLDS(p->sets == NORMFUSE_SETS_GROUP && c->group == p->c / p->groups && c->rows == p->s && c->n == p->n);
     HOLDS(c->group % pack == 0 || pack % c->group == 0);
     HOLDS(kept > 1 || (c->group >= pack && p->s == 1));
     HOLDS(lanes <= 32 && (lanes & (lanes - 1)) == 0 && of_set <= 1 << c->lane_bits);
     HOLDS((int64_t)c->at_once * kept >= c->rows);
-    HOLDS(c->samples >= 1 && c->samples * units * lanes <= (int64_t)launch->threads && launch->threads == 256);
-    HOLDS(c->teams * of_set * pack == p->c && c->width == units * of_set && c->parts == g->parts);
-    HOLDS((int64_t)g->blocks_wide * units >= c->teams && (int64_t)(g->blocks_wide - 1) * units < c->teams);
-    HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && (int64_t)(g->parts - 1) * c->samples < p->n);
-    HOLDS((int64_t)c->by_at_once.divisor == lanes && (int32_t)c->by_units.divisor == g->blocks_wide);
-    HOLDS(divides(&c->by_ranks) && divides(&c->by_at_once) && divides(&c->by_units));
-    HOLDS(a->sums == NULL || (int64_t)launch->shared >= 8 * c->samples * c->at_once * c->width * pack);
+    HOLDS(of->samples >= 1 && of->samples * units * lanes <= (int64_t)launch->threads && launch->threads == 256);
+    HOLDS(of->units * of_set * pack == p->c && c->width == units * of_set && c->parts == g->parts);
+    HOLDS((int64_t)g->blocks_wide * units >= of->units && (int64_t)(g->blocks_wide - 1) * units < of->units);
+    HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && (int64_t)(g->parts - 1) * of->samples < p->n);
+    HOLDS((int64_t)of->by_lanes.divisor == lanes && (int32_t)c->by_blocks_wide.divisor == g->blocks_wide);
+    HOLDS(divides(&of->by_units) && divides(&of->by_lanes) && divides(&c->by_blocks_wide));
+    HOLDS(a->sums == NULL || (int32_t)launch->shared >=
+                                 normfuse_lay_out_lanes(of->samples, c->at_once, c->width * pack).bytes);
     HOLDS(!test->backward ||
           (p->rstd.type == NORMFUSE_F32 && (p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64)));
     HOLDS(p->scale.data == NULL && p->shift.data == NULL && g->sums_by_channel && g->sum_slots == g->parts);
@@ -1464,7 +1501,7 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const struct normfuse_cuda_compact *const c = &a->compact;
+    const struct normfuse_cuda_columns *const c = &a->columns;
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
@@ -1478,7 +1515,7 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     HOLDS(p->activation != NORMFUSE_RELU6);
     /* A ticket a sample, or one for all where blocks of all samples meet. */
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4 && g->teams == p->n && c->teams == p->n);
+    HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4 && g->teams == p->n && c->of.grid.teams == p->n);
     HOLDS(launch->grid == (uint32_t)(p->n * g->parts) && c->parts == g->parts && g->parts > 1);
     HOLDS(c->rows == p->s && c->part_rows == g->part_rows && (int64_t)(g->parts - 1) * g->part_rows < g->rows);
     HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * kept >= c->part_rows);
@@ -1486,8 +1523,9 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     HOLDS((int32_t)c->by_group.divisor == c->group && divides(&c->by_width) && divides(&c->by_parts));
     /* Sums of channels, one block's beside one another. */
     HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == (int32_t)launch->grid));
-    HOLDS((int64_t)launch->shared >=
-          8 * (c->width + p->groups) * c->at_once + 16 * p->groups + (a->sums != NULL ? 8 * c->at_once * p->c : 0));
+    HOLDS((int32_t)launch->shared >= normfuse_lay_out_grid_backward(0, c->width, (int32_t)p->c, (int32_t)p->groups,
+                                                                   c->at_once, false, a->sums != NULL)
+                                         .bytes);
     check_packed(test, launch, p, pack);
 #undef HOLDS
 }
@@ -1498,7 +1536,9 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const struct normfuse_cuda_compact *const c = &a->compact;
+    const struct normfuse_cuda_columns *const c = &a->columns;
+    const struct normfuse_cuda_grid *const of = &c->of.grid;
+    const int32_t tile_rows = (int32_t)of->by_tile.divisor;
     const bool backward = p->dy.data != NULL, gives = backward && a->sums != NULL;
     const bool batch = p->sets == NORMFUSE_SETS_BATCH;
 #define HOLDS(condition)                                                                                               \
@@ -1517,35 +1557,37 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 && p->x.batch % pack == 0);
     HOLDS(c->at_once >= 1 && (int64_t)c->at_once * g->width <= (int64_t)launch->threads - 32);
     HOLDS((batch || c->groups == p->groups) && c->parts == g->parts && c->part_rows == g->part_rows);
-    HOLDS(c->rows == p->s && c->n == p->n && c->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
-    HOLDS((int32_t)c->by_tile.divisor == g->tile_rows && divides(&c->by_tile) && divides(&c->by_turn));
-    HOLDS((int64_t)c->by_turn.divisor == (int64_t)g->tile_rows * g->parts && divides(&c->by_at_once));
-    /* Shared memory: the ring, and what lies behind it; a copy has fewer bytes than a barrier counts. */
-    const int64_t entries = (g->width + p->groups) * c->at_once, stage = (int64_t)g->tile_rows * p->c / pack * 16;
-    const int64_t behind = batch      ? 8 * p->c * (c->at_once | 1) + (backward ? 8 * p->c : 16 * p->c + 4 * c->at_once)
-                           : backward ? 8 * entries + 16 * p->groups + (gives ? 8 * c->at_once * p->c : 0)
-                                      : 16 * entries + 16 * p->groups;
+    HOLDS(c->rows == p->s && c->n == p->n && of->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
+    HOLDS(divides(&of->by_tile) && divides(&of->by_turn));
+    HOLDS((int64_t)of->by_turn.divisor == (int64_t)tile_rows * g->parts);
+    /* A copy has fewer bytes than a barrier counts. */
+    const int32_t stage = tile_rows * g->width * NORMFUSE_VECTOR_BYTES * (backward ? 2 : 1), stages = of->stages * stage;
+    const int32_t channels = (int32_t)p->c, groups = (int32_t)p->groups;
+    const int32_t bytes =
+        batch      ? normfuse_lay_out_batch(stages, channels, c->at_once, backward).bytes
+        : backward ? normfuse_lay_out_grid_backward(stages, g->width, channels, groups, c->at_once, true, gives).bytes
+                   : normfuse_lay_out_grid_forward(stages, g->width, groups, c->at_once).bytes;
     HOLDS(!batch || p->c << c->lane_bits <= (int64_t)launch->threads - 32 || c->lane_bits == 0);
     HOLDS(!batch ||
           (2 * g->teams * p->c * g->parts) * (backward ? 16 : 24) >= 8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
-    HOLDS(c->stages >= 1 && c->stages <= 32 && stage * (backward ? 2 : 1) < 1 << 20);
-    HOLDS(c->stages * stage * (backward ? 2 : 1) + behind <= (int64_t)launch->shared);
+    HOLDS(of->stages >= 1 && of->stages <= 32 && stage < 1 << 20);
+    HOLDS(bytes <= (int32_t)launch->shared);
     /* How many rows each part has. */
     int64_t rows = 0;
     for (int64_t part = 0; part < g->parts; part++) {
         int64_t own = 0;
-        if (c->interleaved) {
-            for (int64_t row = part * g->tile_rows; row < g->rows; row += (int64_t)g->parts * g->tile_rows)
-                own += g->rows - row < g->tile_rows ? g->rows - row : g->tile_rows;
+        if (of->interleaved) {
+            for (int64_t row = part * tile_rows; row < g->rows; row += (int64_t)g->parts * tile_rows)
+                own += g->rows - row < tile_rows ? g->rows - row : tile_rows;
         } else {
             own = g->rows - part * g->part_rows < g->part_rows ? g->rows - part * g->part_rows : g->part_rows;
         }
-        const int64_t said = (part < c->first_parts ? c->part_rows : c->small_part_rows) -
-                             (part == c->first_parts - 1 ? c->lacking_rows : 0);
+        const int64_t said = (part < of->first_parts ? c->part_rows : of->small_part_rows) -
+                             (part == of->first_parts - 1 ? of->lacking_rows : 0);
         HOLDS(own > 0 && own == said);
         rows += own;
     }
-    HOLDS(rows == g->rows && c->first_parts >= 1 && c->first_parts <= g->parts);
+    HOLDS(rows == g->rows && of->first_parts >= 1 && of->first_parts <= g->parts);
     check_packed(test, launch, p, pack);
 #undef HOLDS
 }
@@ -1637,7 +1679,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(backward == test->backward && (strstr(launch->name, "columns") != NULL) == (p->columns != 0));
-    const bool ragged = is_ragged(launch->name, kept);
+    const bool ragged = is_ragged(launch->name);
     HOLDS(pack == 1 || ragged || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
     if (p->columns)
         check_abreast(test, launch, &a, pack);
@@ -2211,6 +2253,7 @@ int main(void)
     test_kernels_prepared();
     test_reset();
     test_fork();
+    test_plan_in_words();
     test_sticky_error();
     test_fork_after_start();
     test_threads();

@@ -7,14 +7,6 @@
 
 #include "join.cuh"
 
-/* The kernels of a type, as in the lists of kernels.h. */
-enum column_tile {
-    COLUMNS_ANY,     /* every way, with everything that is added */
-    COLUMNS_PASSING, /* nothing is kept: sums alone, or results from statistics that are known; here and below: plain */
-    COLUMNS_UNEVEN,  /* the same, of samples that begin and end inside of packs */
-    COLUMNS_SHARED   /* the blocks of a set keep it and tell one another what they found */
-};
-
 struct column_place {
     int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
     int first_channel;                /* of the block */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_backward.cuh - gradients where channels are adjacent (NHWC). runs_backward.cu has the formulas; here each
+ * columns_backward.cuh - gradients where channels are adjacent (NHWC). rows_backward.cu has the formulas; here each
  * thread sums its own channels over its rows, so that the channels' sums need no search for who has which. */
 #ifndef NORMFUSE_CUDA_COLUMNS_BACKWARD_CUH
 #define NORMFUSE_CUDA_COLUMNS_BACKWARD_CUH
@@ -8,14 +8,14 @@
 #include "columns.cuh"
 #include "gradients.cuh"
 
-template <typename T, int V, int K, column_tile tile>
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_SHARED;
-    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED, uneven = tile == COLUMNS_UNEVEN;
-    constexpr bool streams = tile == COLUMNS_PASSING || uneven, loops = plain && !uneven;
+    constexpr bool plain = schedule != NORMFUSE_SCHEDULE_general, keeps = schedule == NORMFUSE_SCHEDULE_split;
+    constexpr bool shares = !plain || keeps, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass || uneven, loops = plain && !uneven;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2, all = !plain || streams;
     constexpr int H = part_of<V>::values;
@@ -374,8 +374,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 const R share = R(1) / (R)p.set_values;
                 const auto finish = [&](int group, R sum, R product) {
                     const R rstd = of_groups[group].rstd;
-                    in_all_rows(group, groups_here, groups,
-                                [&](int at) { of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)}; });
+                    in_all_rows(group, groups_here, groups, [&](int at) {
+                        of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)};
+                    });
                 };
                 if (sums && !streams) { /* tiles that keep nothing have no group at once */
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
@@ -532,8 +533,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 cursor dpost(!plain && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
                 /* The same rows of the team that this block has next are asked for as places become free. */
                 const int next_team = team + g.teams;
-                is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
-                            g.row_channels == g.blocks_wide * g.width * V;
+                is_loaded = schedule == NORMFUSE_SCHEDULE_split && exchange == NORMFUSE_EXCHANGE_GRID &&
+                            next_team < g.sets && g.row_channels == g.blocks_wide * g.width * V;
                 const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
                 choose_activation<plain, all>(p.activation, [&](auto chosen) {
@@ -572,7 +573,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             dx.store(dx_out);
                             dx.advance(p.dx, place);
                         }
-                        if (tile == COLUMNS_SHARED && is_loaded)
+                        if (schedule == NORMFUSE_SCHEDULE_split && is_loaded)
                             load(next_x, next_dy, slot);
                     });
                 });

@@ -8,14 +8,14 @@
 
 #include "columns.cuh"
 
-template <typename T, int V, int K, column_tile tile>
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr bool plain = tile != COLUMNS_ANY, keeps = tile == COLUMNS_SHARED;
-    constexpr bool shares = tile == COLUMNS_ANY || tile == COLUMNS_SHARED, uneven = tile == COLUMNS_UNEVEN;
-    constexpr bool streams = tile == COLUMNS_PASSING || uneven, loops = plain && !uneven;
+    constexpr bool plain = schedule != NORMFUSE_SCHEDULE_general, keeps = schedule == NORMFUSE_SCHEDULE_split;
+    constexpr bool shares = !plain || keeps, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass || uneven, loops = plain && !uneven;
     using cursor = column_cursor<T, V, plain>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int most_bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0;
@@ -327,7 +327,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 };
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                     await_boxes();
-                /* First the mean, then squares about it, which cannot cancel. */
+                    /* First the mean, then squares about it, which cannot cancel. */
 #pragma unroll 1
                 for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                     const int group = round + own_group, own = group < groups_here ? entries : 0;
@@ -467,8 +467,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 cursor u(!plain && p.u.data ? p.u : p.y, p.x, place, row);
                 /* The same rows of the team that this block has next are asked for as places become free. */
                 const int next_team = team + g.teams;
-                is_loaded = tile == COLUMNS_SHARED && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
-                            g.row_channels == g.blocks_wide * g.width * V;
+                is_loaded = schedule == NORMFUSE_SCHEDULE_split && exchange == NORMFUSE_EXCHANGE_GRID &&
+                            next_team < g.sets && g.row_channels == g.blocks_wide * g.width * V;
                 cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
                 choose_activation<loops, true, plain>(p.activation, [&](auto chosen) {
                     walk_all([&](R(&z)[V], int slot, int left) {
@@ -498,7 +498,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         if (!is_edge)
                             y.store(pack);
                         y.advance(p.y, place);
-                        if (tile == COLUMNS_SHARED && is_loaded)
+                        if (schedule == NORMFUSE_SCHEDULE_split && is_loaded)
                             load(next, slot);
                     });
                 });

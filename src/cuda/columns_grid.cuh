@@ -11,7 +11,7 @@
 struct grid_place : ring_place {
     int groups[2], split; /* that of its first `split` channels, and of the others */
 
-    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_compact &a)
+    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
     {
         groups[0] = divide(column * V, a.by_group);
         split = min(V, (groups[0] + 1) * a.group - column * V);
@@ -19,7 +19,7 @@ struct grid_place : ring_place {
     }
     /* In shared memory each group has the sums of its packs beside one another. A pack of two groups has a place in
      * both, so every group begins one pack further on than its first. */
-    __device__ __forceinline__ int entry(const normfuse_cuda_compact &a, int side) const
+    __device__ __forceinline__ int entry(const normfuse_cuda_columns &a, int side) const
     {
         return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
     }
@@ -33,7 +33,7 @@ struct joining_lane {
     int group, lane;
     bool is_needed; /* whether there is such a group: whole warps go on */
 
-    __device__ __forceinline__ joining_lane(const normfuse_cuda_compact &a, int round)
+    __device__ __forceinline__ joining_lane(const normfuse_cuda_columns &a, int round)
     {
         const int nth = round + (int)threadIdx.x / lanes_of_group;
         is_needed = nth < a.groups;
@@ -45,7 +45,7 @@ struct joining_lane {
         return is_needed && lane == 0;
     }
     template <int V>
-    __device__ __forceinline__ void find_entries(const normfuse_cuda_compact &a, int &begin, int &count) const
+    __device__ __forceinline__ void find_entries(const normfuse_cuda_columns &a, int &begin, int &count) const
     {
         const int channel = group * a.group, pack = channel / V;
         begin = (pack + group) * a.at_once;
@@ -57,8 +57,8 @@ struct joining_lane {
  * write for the next sample while another still reads of this one, but not for the one after that. */
 __device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int team, int parity, int group)
 {
-    const normfuse_cuda_compact &a = all.compact;
-    return reinterpret_cast<float2 *>(all.partials) + ((int64_t)(parity * a.teams + team) * a.groups + group) * a.parts;
+    const normfuse_cuda_columns &a = all.columns;
+    return reinterpret_cast<float2 *>(all.partials) + ((int64_t)(parity * a.of.grid.teams + team) * a.groups + group) * a.parts;
 }
 
 /* Of what a lane joins, how much it asks for at once. */
@@ -80,7 +80,7 @@ __device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (
 /* What the thread found, for the block: of each of its groups by the slopes, and where parameters want gradients
  * (`gives`) of its channels, `factor` times. */
 template <int V>
-__device__ __forceinline__ void put_sums(const normfuse_cuda_compact &a, const grid_place &place,
+__device__ __forceinline__ void put_sums(const normfuse_cuda_columns &a, const grid_place &place,
                                          const float (&slope)[V], float (&first)[V], float (&second)[V], float factor,
                                          bool gives, int channels, float2 *entries, float *of_plain, float *of_centred)
 {
@@ -115,7 +115,7 @@ template <int V>
 __device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int team, int part, int parity,
                                            const float2 *entries, int consumers)
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, i
 __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, int team, int parity,
                                             const float2 *of_groups, float2 *of_totals, int consumers)
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {

@@ -14,9 +14,9 @@ __device__ __forceinline__ float reciprocal(float value)
     return of;
 }
 
-enum compact_parameter { COMPACT_WEIGHT, COMPACT_BIAS, COMPACT_SCALE, COMPACT_SHIFT, COMPACT_MEAN, COMPACT_RSTD };
+enum columns_parameter { COLUMNS_WEIGHT, COLUMNS_BIAS, COLUMNS_SCALE, COLUMNS_SHIFT, COLUMNS_MEAN, COLUMNS_RSTD };
 
-__device__ __forceinline__ int type_of(const normfuse_cuda_compact &a, compact_parameter which)
+__device__ __forceinline__ int type_of(const normfuse_cuda_columns &a, columns_parameter which)
 {
     return (int)(a.types >> 2 * which & 3);
 }
@@ -78,25 +78,25 @@ __device__ __forceinline__ void told_channels(const channel_words<V> &words, int
 template <int V> struct channel_parameters {
     channel_words<V> weight, bias, scale, shift;
 
-    __device__ __forceinline__ void ask_weights(const normfuse_cuda_compact &a, int c)
+    __device__ __forceinline__ void ask_weights(const normfuse_cuda_columns &a, int c)
     {
         /* Absent ones are read where x is. */
-        weight = ask_channels<V>(a.weight ? a.weight : a.x, a.weight ? c : 0, type_of(a, COMPACT_WEIGHT));
-        bias = ask_channels<V>(a.bias ? a.bias : a.x, a.bias ? c : 0, type_of(a, COMPACT_BIAS));
+        weight = ask_channels<V>(a.weight ? a.weight : a.x, a.weight ? c : 0, type_of(a, COLUMNS_WEIGHT));
+        bias = ask_channels<V>(a.bias ? a.bias : a.x, a.bias ? c : 0, type_of(a, COLUMNS_BIAS));
     }
-    __device__ __forceinline__ void ask_modulation(const normfuse_cuda_compact &a, int n, int c)
+    __device__ __forceinline__ void ask_modulation(const normfuse_cuda_columns &a, int n, int c)
     {
         if (a.scale)
-            scale = ask_channels<V>(a.scale + n * a.scale_batch, c, type_of(a, COMPACT_SCALE));
+            scale = ask_channels<V>(a.scale + n * a.scale_batch, c, type_of(a, COLUMNS_SCALE));
         if (a.shift)
-            shift = ask_channels<V>(a.shift + n * a.shift_batch, c, type_of(a, COMPACT_SHIFT));
+            shift = ask_channels<V>(a.shift + n * a.shift_batch, c, type_of(a, COLUMNS_SHIFT));
     }
-    __device__ __forceinline__ void ask(const normfuse_cuda_compact &a, int n, int c)
+    __device__ __forceinline__ void ask(const normfuse_cuda_columns &a, int n, int c)
     {
         ask_weights(a, c);
         ask_modulation(a, n, c);
     }
-    __device__ __forceinline__ void tell_weights(const normfuse_cuda_compact &a, float (&slope)[V],
+    __device__ __forceinline__ void tell_weights(const normfuse_cuda_columns &a, float (&slope)[V],
                                                  float (&offset)[V]) const
     {
 #pragma unroll
@@ -105,16 +105,16 @@ template <int V> struct channel_parameters {
             offset[i] = 0.0f;
         }
         if (a.weight)
-            told_channels<V>(weight, type_of(a, COMPACT_WEIGHT), slope);
+            told_channels<V>(weight, type_of(a, COLUMNS_WEIGHT), slope);
         if (a.bias)
-            told_channels<V>(bias, type_of(a, COMPACT_BIAS), offset);
+            told_channels<V>(bias, type_of(a, COLUMNS_BIAS), offset);
     }
-    __device__ __forceinline__ void tell(const normfuse_cuda_compact &a, float (&slope)[V], float (&offset)[V]) const
+    __device__ __forceinline__ void tell(const normfuse_cuda_columns &a, float (&slope)[V], float (&offset)[V]) const
     {
         tell_weights(a, slope, offset);
         if (a.scale) {
             float more[V];
-            told_channels<V>(scale, type_of(a, COMPACT_SCALE), more);
+            told_channels<V>(scale, type_of(a, COLUMNS_SCALE), more);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 slope[i] *= 1.0f + more[i];
@@ -123,7 +123,7 @@ template <int V> struct channel_parameters {
         }
         if (a.shift) {
             float more[V];
-            told_channels<V>(shift, type_of(a, COMPACT_SHIFT), more);
+            told_channels<V>(shift, type_of(a, COLUMNS_SHIFT), more);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 offset[i] += more[i];

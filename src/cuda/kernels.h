@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels.h - what host and kernels agree on: which kernels there are and what each is given. Included by C and by
- * CUDA C. A kernel's name in the module is normfuse_<name>. */
+ * kernels.h - what host and kernels agree on: which kernels there are (kernels.def) and what each is given. Included by C
+ * and by CUDA C. */
 #ifndef NORMFUSE_CUDA_KERNELS_H
 #define NORMFUSE_CUDA_KERNELS_H
 
@@ -9,111 +9,62 @@
 
 #include "../problem.h"
 
-/* <picture>_<direction>_<storage type>_<elements of a pack>x<packs that a thread keeps, in registers or in its ring>.
- * Packs of 16 bytes need tensors that allow them; packs of one element take any strides. General kernels, those that
- * keep the least, for sets so small that several fit in a block, or few, do everything; the others are plain: no tensor
- * is added to x, before the activation or to dx. So are the last, whose packs are aligned in memory though the rows are
- * not (ragged): a row begins and ends inside of packs that it shares. Doubles have few of the general ones, since they
- * are called to check gradients: all kernels for them took a sixth of the library, all general ones a twelfth. What they
- * lack costs 2.3 to 3.2 times the time under runs, and is there, but 1.4 under columns. */
-#define NORMFUSE_CUDA_RUNS_NARROW(KERNEL, direction, type, least, few)                                                 \
-    KERNEL(runs, direction, type, 1, least)                                                                            \
-    KERNEL(runs, direction, type, 1, few)
-#define NORMFUSE_CUDA_RUNS_LIST(KERNEL, direction, type, pack, least, few, whole, some, many, ragged)                  \
-    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, direction, type, least, few)                                                     \
-    KERNEL(runs, direction, type, pack, least)                                                                         \
-    KERNEL(runs, direction, type, pack, few)                                                                           \
-    KERNEL(runs, direction, type, pack, whole)                                                                         \
-    KERNEL(runs, direction, type, pack, some)                                                                          \
-    KERNEL(runs, direction, type, pack, many)                                                                          \
-    KERNEL(runs, direction, type, pack, ragged)
-#define NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, direction, type, pack, few, some, many)                                     \
-    KERNEL(columns, direction, type, 1, few)                                                                           \
-    KERNEL(columns, direction, type, pack, few)                                                                        \
-    KERNEL(columns, direction, type, pack, some)                                                                       \
-    KERNEL(columns, direction, type, pack, many)
+/* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
+ * `lanes` of rows and `general` take every addition; the others are plain: nothing is added to x, before the activation
+ * or to dx, and all tensors have the same strides. */
+enum normfuse_cuda_schedule {
+    NORMFUSE_SCHEDULE_lanes, /* some lanes of a warp have a norm group; columns: of one row */
+    NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
+    NORMFUSE_SCHEDULE_block,      /* rows: a block has a norm group, and nothing to request of others */
+    NORMFUSE_SCHEDULE_cluster,    /* columns: vectors in registers, a block or a cluster; group norm */
+    NORMFUSE_SCHEDULE_split,      /* vectors in registers and slots of shared memory; a block, a cluster or the grid */
+    NORMFUSE_SCHEDULE_grid_registers,      /* columns: vectors in registers, the whole grid; backward of group norm */
+    NORMFUSE_SCHEDULE_grid_pipeline,       /* columns: bulk copies, the whole grid; group norm */
+    NORMFUSE_SCHEDULE_grid_pipeline_batch, /* the same of batch norm, where the grid meets twice */
+    NORMFUSE_SCHEDULE_two_pass,            /* sums alone, or results from given statistics: nothing is held */
+    NORMFUSE_SCHEDULE_unaligned,   /* vectors aligned in memory though a row (columns: a sample) is no whole number of
+                                      them; columns: two passes */
+    NORMFUSE_SCHEDULE_elementwise, /* columns: given statistics or none */
+    NORMFUSE_SCHEDULE_elementwise_residual, /* the same with an addition before the activation */
+    NORMFUSE_SCHEDULE_general,              /* everything; with vectors of one element any strides */
+    NORMFUSE_SCHEDULES
+};
 
-#define NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, forward, f64, 4, 6)                                                              \
-    KERNEL(runs, forward, f64, 2, 6)                                                                                   \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f32, 4, 4, 6, 7, 5, 22, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, f16, 8, 4, 6, 7, 5, 22, 9)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, forward, bf16, 8, 4, 6, 7, 5, 22, 9)
-#define NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                            \
-    NORMFUSE_CUDA_RUNS_NARROW(KERNEL, backward, f64, 2, 3)                                                             \
-    KERNEL(runs, backward, f64, 2, 3)                                                                                  \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f32, 4, 2, 3, 5, 4, 9, 6)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, f16, 8, 2, 3, 5, 4, 9, 6)                                                \
-    NORMFUSE_CUDA_RUNS_LIST(KERNEL, backward, bf16, 8, 2, 3, 5, 4, 9, 6)
-#define NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                          \
-    KERNEL(columns, forward, f64, 1, 6)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f32, 4, 6, 12, 16)                                                     \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, f16, 8, 6, 12, 16)                                                     \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, forward, bf16, 8, 6, 12, 16)
-#define NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                         \
-    KERNEL(columns, backward, f64, 1, 3)                                                                               \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f32, 4, 3, 8, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, f16, 8, 3, 8, 6)                                                      \
-    NORMFUSE_CUDA_COLUMNS_LIST(KERNEL, backward, bf16, 8, 3, 8, 6)
+#include "kernels.def"
+#include "layout.h"
 
-/* Kernels with files of their own have packs of 16 bytes only, and no doubles; they are plain but for columns_added, which
- * has an addition before the activation. Those of rings keep what they keep in shared memory. */
-#define NORMFUSE_CUDA_COLUMNS_OF(KERNEL, picture, forward_kept, backward_kept)                                         \
-    KERNEL(picture, forward, f32, 4, forward_kept)                                                                     \
-    KERNEL(picture, forward, f16, 8, forward_kept)                                                                     \
-    KERNEL(picture, forward, bf16, 8, forward_kept)                                                                    \
-    KERNEL(picture, backward, f32, 4, backward_kept)                                                                   \
-    KERNEL(picture, backward, f16, 8, backward_kept)                                                                   \
-    KERNEL(picture, backward, bf16, 8, backward_kept)
-#define NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_compact, 8, 4)
-#define NORMFUSE_CUDA_COLUMNS_GRID(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_grid, 0, 0)
-#define NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_batch, 0, 0)
-#define NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_known, 4, 4)
-#define NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                            \
-    NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 1, 1)                                                              \
-    NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_short, 4, 2)
-#define NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_uneven, 12, 8)
-#define NORMFUSE_CUDA_COLUMNS_ADDED(KERNEL) NORMFUSE_CUDA_COLUMNS_OF(KERNEL, columns_added, 4, 4)
-#define NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)                                                                           \
-    KERNEL(columns_spread, backward, f32, 4, 8)                                                                        \
-    KERNEL(columns_spread, backward, f16, 8, 8)                                                                        \
-    KERNEL(columns_spread, backward, bf16, 8, 8)
-
-/* In the order that tile_kernel in run.c counts on. */
-#define NORMFUSE_CUDA_TILE_LIST(KERNEL)                                                                                \
-    NORMFUSE_CUDA_RUNS_FORWARD(KERNEL)                                                                                 \
-    NORMFUSE_CUDA_RUNS_BACKWARD(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_FORWARD(KERNEL)                                                                              \
-    NORMFUSE_CUDA_COLUMNS_BACKWARD(KERNEL)                                                                             \
-    NORMFUSE_CUDA_COLUMNS_COMPACT(KERNEL)                                                                              \
-    NORMFUSE_CUDA_COLUMNS_GRID(KERNEL)                                                                                 \
-    NORMFUSE_CUDA_COLUMNS_BATCH(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_KNOWN(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_SHORT(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_UNEVEN(KERNEL)                                                                               \
-    NORMFUSE_CUDA_COLUMNS_ADDED(KERNEL)                                                                                \
-    NORMFUSE_CUDA_COLUMNS_SPREAD(KERNEL)
-
-/* The small ones: what follows the tiles. */
-#define NORMFUSE_CUDA_FINISH_LIST(KERNEL)                                                                              \
-    KERNEL(statistics)                                                                                                 \
-    KERNEL(running)                                                                                                    \
-    KERNEL(gradients)                                                                                                  \
-    KERNEL(merge)
+#define NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
+    normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors(                                    \
+        const __grid_constant__ normfuse_cuda_arguments a)
+#define NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                               \
+    extern "C" __global__ void __maxnreg__(registers)                                                                  \
+        NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)
 
 /* Words of sync memory that tickets have; what follows counts blocks. */
 enum { NORMFUSE_CUDA_TICKET_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
 
 enum normfuse_cuda_kernel {
-#define NORMFUSE_CUDA_KERNEL_ID(picture, direction, type, pack, kept)                                                  \
-    NORMFUSE_CUDA_##picture##_##direction##_##type##_##pack##x##kept,
-    NORMFUSE_CUDA_TILE_LIST(NORMFUSE_CUDA_KERNEL_ID)
-#undef NORMFUSE_CUDA_KERNEL_ID
-#define NORMFUSE_CUDA_KERNEL_ID(name) NORMFUSE_CUDA_##name,
-    NORMFUSE_CUDA_FINISH_LIST(NORMFUSE_CUDA_KERNEL_ID)
-#undef NORMFUSE_CUDA_KERNEL_ID
+#define NORMFUSE_KERNEL_ID(layout, schedule, direction, type, elements, vectors, threads, registers)                   \
+    NORMFUSE_CUDA_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors,
+    NORMFUSE_KERNELS(NORMFUSE_KERNEL_ID)
+#undef NORMFUSE_KERNEL_ID
+#define NORMFUSE_KERNEL_ID(name) NORMFUSE_CUDA_##name,
+    NORMFUSE_FINISH_KERNELS(NORMFUSE_KERNEL_ID)
+#undef NORMFUSE_KERNEL_ID
     NORMFUSE_CUDA_KERNELS
 };
+
+/* A row of kernels.def; of finish.cu's kernels the name alone. */
+struct normfuse_cuda_kernel_row {
+    const char *name; /* in the module: "normfuse_merge" */
+    enum normfuse_cuda_schedule schedule;
+    int16_t elements, vectors, threads, registers;
+};
+extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS];
+
+/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. */
+enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
+                                                  int32_t type, bool vectorized);
 
 /* How the blocks that share a set tell one another their sums. */
 enum normfuse_cuda_exchange {
@@ -148,7 +99,7 @@ struct normfuse_cuda_divisor {
  * that are adjacent in memory are walked as one of abreast C channels, which are: each pack then has the same channels
  * in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that the kernel
  * is given, then counts wide ones, and a block has all packs of one. Where samples begin and end inside of packs
- * (columns_uneven.cu) the first wide row begins with the pack that a sample begins in. */
+ * (columns_unaligned.cu) the first wide row begins with the pack that a sample begins in. */
 struct normfuse_cuda_geometry {
     int32_t sets;        /* runs: sets; columns: teams */
     int32_t rows;        /* of a set or team */
@@ -161,7 +112,7 @@ struct normfuse_cuda_geometry {
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
     /* runs */
     int32_t lane_bits, spans, segment_rows;
-    int32_t sets_a_block; /* and short: samples beside one another */
+    int32_t sets_a_block;
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the packs of a segment can touch */
     int32_t outer;
@@ -177,11 +128,6 @@ struct normfuse_cuda_geometry {
     int32_t group_bits;   /* 2^bits threads join the channels of a group, */
     int32_t piece_bits;   /* forward: from pieces of 2^bits adjacent channels, as many as packs and groups have in common; */
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
-    /* compact */
-    int32_t rows_at_once, samples_a_cluster;
-    /* the whole grid: rows of a tile, tiles in the ring, after how many a thread joins what it summed, and how many of
-     * those that are read again the L2 is to keep */
-    int32_t tile_rows, stages, chunk_tiles, soon;
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
@@ -206,20 +152,44 @@ struct normfuse_cuda_statistics {
     double variance; /* the unbiased one */
 };
 
-/* What the compact kernels and those of the whole grid read: the first time that a block reads a constant it waits for the line that has it, so
- * these are few, and beside one another. Blocks follow one another by part, sample of a cluster, width, sample. */
-struct normfuse_cuda_compact {
+/* What the schedules `cluster`, `lanes`, `lanes_rows` and those of the grid read. A block waits for each line of constants
+ * when it reads the line first, so these are few, and beside one another. */
+struct normfuse_cuda_cluster { /* blocks follow one another by part, sample of a cluster, width, sample */
+    int32_t samples; /* whose blocks are in one cluster and find the parameters' gradients there; 0: they do not */
+    struct normfuse_cuda_divisor by_ranks, by_at_once; /* ranks: blocks of a cluster */
+};
+struct normfuse_cuda_lanes {
+    int32_t samples; /* that a block has beside one another */
+    int32_t units;   /* of a sample: as few vectors as hold whole groups */
+    struct normfuse_cuda_divisor by_units, by_lanes; /* units that a block has beside one another; lanes of a unit */
+};
+struct normfuse_cuda_grid {
+    int32_t teams; /* samples at a time; of those below grid_registers needs none */
+    int32_t stages;      /* tiles that shared memory holds */
+    int32_t chunk_tiles; /* after which a thread joins what it has summed to what it had */
+    int32_t soon;        /* tiles that are read again, which the L2 is to keep */
+    int32_t interleaved; /* blocks take turns, tile by tile */
+    /* The first blocks of a sample have part_rows rows, but the last of these lacks some; the rest have fewer. */
+    int32_t first_parts, small_part_rows, lacking_rows;
+    struct normfuse_cuda_divisor by_tile, by_turn; /* rows of a tile, and of a tile of each block */
+};
+union normfuse_cuda_of_schedule {
+    struct normfuse_cuda_cluster cluster;
+    struct normfuse_cuda_lanes lanes;
+    struct normfuse_cuda_grid grid;
+};
+struct normfuse_cuda_columns {
     char *x, *dy, *out; /* out: y, or dx */
     int64_t batch_bytes;
     uint32_t row_bytes;
     int32_t rows, part_rows;
-    int32_t at_once; /* rows that the threads of a block have at once */
-    int32_t width;   /* packs of a row that a block has */
+    int32_t at_once; /* rows that the threads of a block have at once; lanes: of one sample */
+    int32_t width;   /* vectors of a row that a block has */
     int32_t group;   /* channels of a group */
     int32_t groups, lane_bits; /* groups of a block, 2^bits lanes of a warp for each */
-    int32_t parts;   /* of a group: blocks that share it */
-    int32_t samples; /* whose blocks are in one cluster and find the parameters' gradients there; 0: they do not */
-    struct normfuse_cuda_divisor by_ranks, by_units, by_width, by_group, by_at_once, by_parts;
+    int32_t parts;   /* blocks that share a group; lanes: samples */
+    union normfuse_cuda_of_schedule of;
+    struct normfuse_cuda_divisor by_blocks_wide, by_width, by_group, by_parts;
     const char *weight, *bias, *scale, *shift;
     int64_t scale_batch, shift_batch; /* bytes */
     char *mean, *rstd;
@@ -228,17 +198,11 @@ struct normfuse_cuda_compact {
     uint32_t types;
     int32_t activation;
     float act_param, eps, share; /* share: 1 / values of a set */
-    /* The whole grid: samples, how many of them at a time, tiles in the ring, after how many of them a thread joins what
-     * it has summed to what it had, and how many of those that are read again the L2 is to keep. */
-    int32_t n, teams, stages, chunk_tiles, soon;
-    int32_t interleaved; /* blocks take turns, tile by tile */
-    /* The first blocks of a sample have part_rows rows, but the last of these lacks some, the others fewer. */
-    int32_t first_parts, small_part_rows, lacking_rows;
-    struct normfuse_cuda_divisor by_tile, by_turn; /* turn: a tile of each block */
+    int32_t n;
 };
 
 struct normfuse_cuda_arguments {
-    struct normfuse_cuda_compact compact; /* of its kernels alone */
+    struct normfuse_cuda_columns columns; /* of the schedules that read it alone */
     struct normfuse_problem problem;
     struct normfuse_cuda_geometry geometry;
     int32_t phases; /* of problem.phases, those that this launch does */

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "cuda/driver.h"
-#include "cuda/run.h"
+#include "cuda/launch.h"
 
 #if CUDA_VERSION < 12080
 #error "the CUDA part needs the headers of CUDA 12.8 or newer"
@@ -27,15 +27,6 @@ enum { DRIVER_MAJOR = CUDA_VERSION / 1000 };
 
 /* The fatbins that the build embedded, one of each .cu file; ends with NULL. */
 extern const void *const normfuse_cuda_images[];
-
-static const char *const kernel_names[] = {
-#define NAME(picture, direction, type, pack, kept) "normfuse_" #picture "_" #direction "_" #type "_" #pack "x" #kept,
-    NORMFUSE_CUDA_TILE_LIST(NAME)
-#undef NAME
-#define NAME(name) "normfuse_" #name,
-        NORMFUSE_CUDA_FINISH_LIST(NAME)
-#undef NAME
-};
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
@@ -286,8 +277,8 @@ static bool follows_forks(void)
     return atomic_load(&is_told);
 }
 
-/* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be installed
- * or started later, memory may be free. */
+/* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be
+ * installed or started later, memory may be free. */
 static struct loaded *driver_known(void)
 {
     struct loaded *loaded = atomic_load_explicit(&known, memory_order_acquire);
@@ -412,8 +403,9 @@ static normfuse_status find_kernels(const char *call, struct loaded *loaded, con
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         result = CUDA_ERROR_NOT_FOUND;
         for (size_t image = 0; result == CUDA_ERROR_NOT_FOUND && image < images; image++)
-            result = driver->cuLibraryGetKernel(&loaded->kernels[i], libraries[image], kernel_names[i]);
-        refused = kernel_names[i];
+            result =
+                driver->cuLibraryGetKernel(&loaded->kernels[i], libraries[image], normfuse_cuda_kernel_table[i].name);
+        refused = normfuse_cuda_kernel_table[i].name;
     }
     if (result == CUDA_SUCCESS) {
         loaded->has_kernels = true;
@@ -449,7 +441,7 @@ static CUresult load_into_context(struct loaded *loaded, struct device *device, 
     CUresult result = enter(loaded, device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         CUfunction function;
-        *refused = kernel_names[i];
+        *refused = normfuse_cuda_kernel_table[i].name;
         result = driver->cuKernelGetFunction(&function, loaded->kernels[i]);
         if (result == CUDA_SUCCESS)
             result = driver->cuFuncLoad(function);
@@ -596,8 +588,8 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                            "%s: device %d, %s, refused to launch %s (%" PRIu32 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
-                           call, (int)device->ordinal, device->name, kernel_names[launch->kernel], launch->grid,
-                           launch->threads, launch->cluster, launch->shared, error_text(loaded, result));
+                           call, (int)device->ordinal, device->name, normfuse_cuda_kernel_table[launch->kernel].name,
+                           launch->grid, launch->threads, launch->cluster, launch->shared, error_text(loaded, result));
 }
 
 /* ---- occupancy ------------------------------------------------------------------------------------------------ */

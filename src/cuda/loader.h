@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * loader.h - the CUDA driver, found at run time: devices, kernels, launches. The library links to no part of CUDA;
- * everything here goes through entry points that loader.c looks up in libcuda.so.1 at the first use. run.c chooses
+ * everything here goes through entry points that loader.c looks up in libcuda.so.1 at the first use. The planner chooses
  * kernels and geometry and knows nothing of the driver beyond this file. */
 #ifndef NORMFUSE_CUDA_LOADER_H
 #define NORMFUSE_CUDA_LOADER_H

@@ -88,20 +88,20 @@ struct grid_part {
     int apart;   /* packs from one tile to the next */
     unsigned at; /* bytes from the beginning of a sample */
 
-    __device__ __forceinline__ explicit grid_part(const normfuse_cuda_compact &a)
+    __device__ __forceinline__ explicit grid_part(const normfuse_cuda_columns &a)
     {
         team = divide((int)blockIdx.x, a.by_parts);
         part = (int)blockIdx.x - team * a.parts;
-        const int tile_rows = (int)a.by_tile.divisor, first = part * (a.interleaved ? tile_rows : a.part_rows);
+        const int tile_rows = (int)a.of.grid.by_tile.divisor, first = part * (a.of.grid.interleaved ? tile_rows : a.part_rows);
         const int rows = a.rows - first;
-        stages = a.stages;
+        stages = a.of.grid.stages;
         tile_packs = tile_rows * a.width;
-        if (a.interleaved) {
-            tiles = divide(rows + a.parts * tile_rows - 1, a.by_turn);
+        if (a.of.grid.interleaved) {
+            tiles = divide(rows + a.parts * tile_rows - 1, a.of.grid.by_turn);
             packs = rows * a.width;
             apart = a.parts * tile_packs;
         } else {
-            tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.by_tile);
+            tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.of.grid.by_tile);
             packs = min(rows, a.part_rows) * a.width;
             apart = tile_packs;
         }
@@ -232,9 +232,9 @@ struct tile_consumer {
 };
 
 /* The producer's warp, before anything else; consumers meet it at RING_IS_OPEN, which it does not wait for. */
-__device__ __forceinline__ void open_ring(ring_barriers &barriers, const normfuse_cuda_compact &a, int lane)
+__device__ __forceinline__ void open_ring(ring_barriers &barriers, const normfuse_cuda_columns &a, int lane)
 {
-    if (lane < a.stages) {
+    if (lane < a.of.grid.stages) {
         open_barrier(barriers.full[lane], 1);
         open_barrier(barriers.empty[lane], (int)blockDim.x / 32 - 1);
     }
@@ -249,7 +249,7 @@ struct ring_place {
     int first;          /* the thread's first pack of a tile; beyond all where it has none */
     int beside, column; /* its first row and its pack of a row */
 
-    __device__ __forceinline__ void find_column(const normfuse_cuda_compact &a)
+    __device__ __forceinline__ void find_column(const normfuse_cuda_columns &a)
     {
         beside = divide((int)threadIdx.x, a.by_width);
         column = (int)threadIdx.x - beside * a.width;
@@ -339,9 +339,6 @@ __device__ __forceinline__ void meet_blocks(uint32_t *ticket, int part, int part
     }
     meet(MEETING_OF_CONSUMERS, consumers);
 }
-
-/* One block of 320 consumers and a warp on a processor. */
-constexpr int most_registers = 168;
 
 /* Of the kernels: bulk copies came with capability 9.0, and none is launched below. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_compact.cu - group norm over adjacent channels (NHWC) of samples so small that a call takes as long as what
+ * columns_cluster.cu - group norm over adjacent channels (NHWC) of samples so small that a call takes as long as what
  * each warp does once: its threads keep what a block has, and at most a cluster of blocks holds a group. Instructions
  * are what counts, by samples of the program counter: some 1400 that a warp goes through once took 4 us. So all that is
  * read is asked for at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
@@ -12,7 +12,7 @@
 /* Of the sums of its group, how many a lane reads once. */
 constexpr int held_entries = 8;
 
-struct compact_place {
+struct cluster_place {
     int rank, part, n, first_channel; /* of the block */
     int rows;                         /* of the part */
     int beside, column;               /* the thread's first row and its pack in the block */
@@ -22,14 +22,14 @@ struct compact_place {
     int lane, group, of_group; /* the lane's group and its number among that group's lanes */
     bool has_group;
 
-    template <typename T, int V> __device__ __forceinline__ void find(const normfuse_cuda_compact &a)
+    template <typename T, int V> __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
     {
-        const int cluster = divide((int)blockIdx.x, a.by_ranks), samples = divide(cluster, a.by_units);
-        rank = (int)blockIdx.x - cluster * (int)a.by_ranks.divisor;
+        const int cluster = divide((int)blockIdx.x, a.of.cluster.by_ranks), samples = divide(cluster, a.by_blocks_wide);
+        rank = (int)blockIdx.x - cluster * (int)a.of.cluster.by_ranks.divisor;
         const int of_cluster = divide(rank, a.by_parts);
         part = rank - of_cluster * a.parts;
-        n = samples * max(1, a.samples) + of_cluster;
-        first_channel = (cluster - samples * (int)a.by_units.divisor) * a.width * V;
+        n = samples * max(1, a.of.cluster.samples) + of_cluster;
+        first_channel = (cluster - samples * (int)a.by_blocks_wide.divisor) * a.width * V;
         const int first_row = part * a.part_rows;
         rows = min(a.part_rows, a.rows - first_row);
         beside = divide((int)threadIdx.x, a.by_width);
@@ -39,7 +39,7 @@ struct compact_place {
             (unsigned)(first_row + beside) * a.row_bytes + (unsigned)(first_channel + column * V) * (unsigned)sizeof(T);
     }
     /* What is not needed to ask for the packs. */
-    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_compact &a)
+    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
     {
         int own = column;
         forget(own);
@@ -52,19 +52,19 @@ struct compact_place {
         has_group = group < a.groups;
     }
     /* What the lanes of the thread's two groups know. */
-    __device__ __forceinline__ void tell(const normfuse_cuda_compact &a, float value, float (&of)[2]) const
+    __device__ __forceinline__ void tell(const normfuse_cuda_columns &a, float value, float (&of)[2]) const
     {
         of[0] = __shfl_sync(full_mask, value, groups[0] << a.lane_bits);
         of[1] = __shfl_sync(full_mask, value, groups[1] << a.lane_bits);
     }
     /* In shared memory each group has the sums of its packs beside one another. A pack of two groups has a place in
      * both, so every group begins one pack further on than its first. */
-    __device__ __forceinline__ int entry(const normfuse_cuda_compact &a, int side) const
+    __device__ __forceinline__ int entry(const normfuse_cuda_columns &a, int side) const
     {
         return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
     }
     template <int V>
-    __device__ __forceinline__ void entries_of_lane(const normfuse_cuda_compact &a, int &first, int &count) const
+    __device__ __forceinline__ void entries_of_lane(const normfuse_cuda_columns &a, int &first, int &count) const
     {
         const int own = has_group ? group : 0, channel = own * a.group, pack = channel / V;
         first = (pack + own) * a.at_once;
@@ -72,19 +72,20 @@ struct compact_place {
     }
 };
 
-template <typename T, int V, int K> __device__ __forceinline__ void compact_forward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K> __device__ __forceinline__ void cluster_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
     __shared__ mailbox mail;
     /* What a thread found in a group: a value that it sums about, its mean less that, squares about the mean, and how
      * many values these are. */
+    const normfuse_cluster_layout at = normfuse_lay_out_cluster_forward(a.width, a.groups, a.at_once, a.parts);
     float4 *const entries = reinterpret_cast<float4 *>(dynamic);
-    float2 *const of_parts = reinterpret_cast<float2 *>(entries + (a.width + a.groups) * a.at_once);
+    float2 *const of_parts = in_shared<float2>(dynamic, at.parts);
 
-    compact_place place = {};
+    cluster_place place = {};
     place.find<T, V>(a);
     const char *const sample = a.x + place.n * a.batch_bytes, *from = sample + place.at;
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
@@ -123,7 +124,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_forw
         walk_rows<0, K>(place.left, a.at_once, sum_up);
     }
     if (place.beside < a.at_once) {
-        const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.by_at_once);
+        const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
         float of[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -226,10 +227,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_forw
     if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0) {
         const int set = divide(place.first_channel, a.by_group) + place.group;
         if (a.mean)
-            store_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COMPACT_MEAN),
+            store_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN),
                                 (double)base + (double)mean);
         if (a.rstd)
-            store_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COMPACT_RSTD), rstd);
+            store_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD), rstd);
     }
 #pragma unroll
     for (int k = 0; k < K; k++)
@@ -273,13 +274,13 @@ __device__ __forceinline__ void send_four(mailbox &box, float4 *place, int rank,
  * it: every fourth of its channels' quads for a cluster of four. Else the sums go to memory, where the last block that
  * has any of them adds, or a later kernel. */
 template <int V>
-static __device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const compact_place &place,
+static __device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const cluster_place &place,
                                                        mailbox &mail, float4 *of_ranks, const float4 *plain,
                                                        const float4 *centred, float rest, float rstd)
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const normfuse_problem &p = all.problem;
-    const int channels = a.width * V, quads = channels / 4, ranks = (int)a.by_ranks.divisor;
+    const int channels = a.width * V, quads = channels / 4, ranks = (int)a.of.cluster.by_ranks.divisor;
     const int owned = (quads + ranks - 1 - place.rank) / ranks; /* quads that this block adds up */
     /* Few channels leave lanes for several rows. */
     const int beside = quads > 16 ? 32 : quads > 8 ? 16 : quads > 4 ? 8 : quads > 2 ? 4 : quads;
@@ -311,12 +312,12 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
         for (int i = 0; i < 4; i++) {
             const int of = divide(4 * quad + i, a.by_group) << a.lane_bits;
             product[i] -= __shfl_sync(full_mask, rest, of) * sum[i];
-            if (a.samples)
+            if (a.of.cluster.samples)
                 product[i] *= __shfl_sync(full_mask, rstd, of);
         }
         if (!is_own)
             continue;
-        if (a.samples) {
+        if (a.of.cluster.samples) {
             const int owner = quad % ranks;
             float4 *const there = of_ranks + 2 * (quad / ranks * ranks + place.rank);
             const float4 one = make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -337,7 +338,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
             }
         }
     }
-    if (a.samples) {
+    if (a.of.cluster.samples) {
         if (ranks > 1)
             await_mail(mail);
         __syncwarp();
@@ -358,25 +359,26 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     }
 }
 
-template <typename T, int V, int K> __device__ __forceinline__ void compact_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K> __device__ __forceinline__ void cluster_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
     __shared__ mailbox mail, channel_mail;
-    const int channels = a.width * V, ranks = (int)a.by_ranks.divisor;
-    const bool gives = a.samples != 0 || all.sums != nullptr;
+    const int channels = a.width * V, ranks = (int)a.of.cluster.by_ranks.divisor;
+    const bool gives = a.of.cluster.samples != 0 || all.sums != nullptr;
     /* Two sums of each thread in a group; of each row and channel, one after the other; of each block that has parts of
      * a group; of each block of the cluster the channels that this one adds up. */
+    const normfuse_cluster_layout at = normfuse_lay_out_cluster_backward(
+        a.width, channels, a.groups, a.at_once, a.parts, a.of.cluster.samples ? ranks : 0, gives);
     float2 *const entries = reinterpret_cast<float2 *>(dynamic);
-    float *const of_plain = reinterpret_cast<float *>(dynamic + ((a.width + a.groups) * a.at_once + 1) / 2);
-    float *const of_centred = of_plain + (gives ? a.at_once * channels : 0);
-    float4 *const of_ranks = reinterpret_cast<float4 *>(of_centred + (gives ? a.at_once * channels : 0));
-    float2 *const of_parts =
-        reinterpret_cast<float2 *>(of_ranks + (a.samples ? 2 * ((channels / 4 + ranks - 1) / ranks) * ranks : 0));
+    float *const of_plain = in_shared<float>(dynamic, at.plain);
+    float *const of_centred = in_shared<float>(dynamic, at.centred);
+    float4 *const of_ranks = in_shared<float4>(dynamic, at.ranks);
+    float2 *const of_parts = in_shared<float2>(dynamic, at.parts);
 
-    compact_place place = {};
+    cluster_place place = {};
     place.find<T, V>(a);
     const int64_t sample = place.n * a.batch_bytes + place.at;
     const char *x_from = a.x + sample, *dy_from = a.dy + sample;
@@ -391,14 +393,14 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_back
     walk_rows<0, K>(place.left, a.at_once, load);
     place.find_groups<V>(a);
     const int set = divide(place.first_channel, a.by_group) + (place.has_group ? place.group : 0);
-    const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COMPACT_MEAN));
-    const float rstd = load_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COMPACT_RSTD));
+    const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));
+    const float rstd = load_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD));
     channel_parameters<V> parameters;
     parameters.ask(a, place.n, place.first_channel + place.column * V);
     if (ranks > 1) {
         const int owned = (channels / 4 + ranks - 1 - place.rank) / ranks;
         open_box(mail, a.groups * a.parts * (int)sizeof(float2));
-        open_box(channel_mail, a.samples ? 2 * owned * ranks * (int)sizeof(float4) : 0);
+        open_box(channel_mail, a.of.cluster.samples ? 2 * owned * ranks * (int)sizeof(float4) : 0);
         announce_boxes();
     }
 
@@ -544,16 +546,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void compact_back
     });
 }
 
-/* Two blocks of 256 threads on a processor; backward three of 160 and a warp, or two of 256 and one. */
-__host__ __device__ constexpr int most_registers(int kept)
-{
-    return kept == 8 ? 128 : 112;
-}
-
-#define COMPACT(picture, direction, type, pack, kept)                                                                  \
-    extern "C" __global__ void __maxnreg__(most_registers(kept))                                                       \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        compact_##direction<type, pack, kept>(a);                                                                      \
+        cluster_##direction<type, elements, vectors>(a);                                                               \
     }
-NORMFUSE_CUDA_COLUMNS_COMPACT(COMPACT)
+NORMFUSE_KERNELS_COLUMNS_CLUSTER(INSTANCE)

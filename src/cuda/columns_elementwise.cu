@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_known.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine, and of norms with an
+ * columns_elementwise.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine, and of norms with an
  * addition before the activation the second half, results from statistics that are known, and the first half of their
  * gradient. Nothing waits for a sum, so memory is the limit as long as enough is on its way: blocks are many and short,
  * and each thread asks for its own channels' parameters along with its packs. Where a block prepared them in shared
@@ -135,7 +135,7 @@ template <> struct known_packs<true> {
 };
 
 template <typename T, int V, int K, bool added>
-__device__ __forceinline__ void known_forward(const normfuse_cuda_arguments &a)
+__device__ __forceinline__ void elementwise_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using cursor = column_cursor<T, V, true>;
@@ -194,7 +194,7 @@ template <> struct known_pairs<true> {
 /* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean); with an addition dy', its
  * gradient. */
 template <typename T, int V, int K, bool added>
-__device__ __forceinline__ void known_backward(const normfuse_cuda_arguments &a)
+__device__ __forceinline__ void elementwise_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using cursor = column_cursor<T, V, true>;
@@ -323,21 +323,11 @@ __device__ __forceinline__ void known_backward(const normfuse_cuda_arguments &a)
     }
 }
 
-/* With an addition more is on its way. */
-enum {
-    registers_columns_known_forward = 64,
-    registers_columns_known_backward = 112,
-    registers_columns_added_forward = 80,
-    registers_columns_added_backward = 128,
-    columns_known = false,
-    columns_added = true
-};
+constexpr bool residual_elementwise = false, residual_elementwise_residual = true;
 
-#define KNOWN(picture, direction, type, pack, kept)                                                                    \
-    extern "C" __global__ void __maxnreg__(registers_##picture##_##direction)                                          \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        known_##direction<type, pack, kept, picture>(a);                                                               \
+        elementwise_##direction<type, elements, vectors, residual_##schedule>(a);                                      \
     }
-NORMFUSE_CUDA_COLUMNS_KNOWN(KNOWN)
-NORMFUSE_CUDA_COLUMNS_ADDED(KNOWN)
+NORMFUSE_KERNELS_COLUMNS_ELEMENTWISE(INSTANCE)

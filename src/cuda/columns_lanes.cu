@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_short.cu - group norm over adjacent channels (NHWC) of many samples that have few rows each, [N, C] among
+ * columns_lanes.cu - group norm over adjacent channels (NHWC) of many samples that have few rows each, [N, C] among
  * them: the lanes of a part of a warp hold a group, so nothing is told through memory, and a block goes from sample to
  * sample with the parameters of its channels, whose gradients it sums, in registers. The packs of the next samples are
  * on their way meanwhile. By a block for each sample 65536x512 bf16 took 163 us and backward 1259, most of it for sums
@@ -12,7 +12,7 @@
 #include "gradients.cuh"
 
 /* `S`: sums that a pack has: one, or one for each channel. */
-template <typename T, int V, int S> struct short_place {
+template <typename T, int V, int S> struct lanes_place {
     int lanes, first_lane; /* of the segment, in its warp */
     int beside, sample, unit;
     int channel; /* the thread's first */
@@ -20,25 +20,25 @@ template <typename T, int V, int S> struct short_place {
     bool is_first;
     unsigned at; /* bytes from a sample's beginning to the thread's first pack */
 
-    __device__ __forceinline__ explicit short_place(const normfuse_cuda_compact &a, int block_of_row)
+    __device__ __forceinline__ explicit lanes_place(const normfuse_cuda_columns &a, int block_of_row)
     {
         const int packs = max(1, a.group / V);
         lanes = a.at_once << a.lane_bits;
-        const int segment = divide((int)threadIdx.x, a.by_at_once), lane = (int)threadIdx.x - segment * lanes;
+        const int segment = divide((int)threadIdx.x, a.of.lanes.by_lanes), lane = (int)threadIdx.x - segment * lanes;
         const int pack = lane & ((1 << a.lane_bits) - 1);
-        const int units = (int)a.by_ranks.divisor; /* that a block has beside one another */
+        const int units = (int)a.of.lanes.by_units.divisor; /* that a block has beside one another */
         first_lane = ((int)threadIdx.x - lane) % 32;
         beside = lane >> a.lane_bits;
-        sample = divide(segment, a.by_ranks);
+        sample = divide(segment, a.of.lanes.by_units);
         unit = block_of_row * units + segment - sample * units;
         channel = (unit * packs + pack) * V;
-        left = pack < packs && unit < a.teams && sample < a.samples ? a.rows - beside : 0;
+        left = pack < packs && unit < a.of.lanes.units && sample < a.of.lanes.samples ? a.rows - beside : 0;
         is_first = lane == 0 && left > 0;
-        unit = min(unit, a.teams - 1); /* whoever has none reads what is there */
+        unit = min(unit, a.of.lanes.units - 1); /* whoever has none reads what is there */
         at = (unsigned)beside * a.row_bytes + (unsigned)channel * (unsigned)sizeof(T);
     }
     /* What all lanes of each group have together. */
-    __device__ __forceinline__ void join(const normfuse_cuda_compact &a, float (&value)[S]) const
+    __device__ __forceinline__ void join(const normfuse_cuda_columns &a, float (&value)[S]) const
     {
         if constexpr (S > 1) {
 #pragma unroll
@@ -58,12 +58,12 @@ template <typename T, int V, int S> struct short_place {
         for (int i = 1; i < S; i++)
             value[i] = is_whole ? value[0] : sum_few(value[i], lanes);
     }
-    __device__ __forceinline__ int set_of(const normfuse_cuda_compact &a, int i) const
+    __device__ __forceinline__ int set_of(const normfuse_cuda_columns &a, int i) const
     {
         return S == 1 || a.group >= V ? unit : unit * (V >> (a.group >> 1)) + (i >> (a.group >> 1));
     }
     /* The first value of each group. */
-    __device__ __forceinline__ void find_base(const normfuse_cuda_compact &a, const float (&x)[V],
+    __device__ __forceinline__ void find_base(const normfuse_cuda_columns &a, const float (&x)[V],
                                               float (&base)[S]) const
     {
 #pragma unroll
@@ -94,16 +94,16 @@ template <int S, int V> __device__ __forceinline__ void add_to(float (&sums)[S],
 
 /* `M` samples at a time, of each `K` packs a thread. */
 template <typename T, int V, int M, int K>
-__device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all)
+__device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int S = K == 1 ? 1 : V;
-    const int part = divide((int)blockIdx.x, a.by_units);
-    const short_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_units.divisor);
+    const int part = divide((int)blockIdx.x, a.by_blocks_wide);
+    const lanes_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor);
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    const int samples_apart = a.parts * a.samples;
+    const int samples_apart = a.parts * a.of.lanes.samples;
     uint4 asked[M][K];
     const auto ask = [&](int first) {
 #pragma unroll
@@ -120,7 +120,7 @@ __device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all
 #pragma unroll
         for (int k = 0; k < K; k++)
             asked[m][k] = make_uint4(0, 0, 0, 0);
-    ask(part * a.samples);
+    ask(part * a.of.lanes.samples);
     channel_parameters<V> parameters;
     parameters.ask_weights(a, place.left > 0 ? place.channel : 0);
     float weight[V], bias[V];
@@ -128,7 +128,7 @@ __device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 
 #pragma unroll 1
-    for (int first = part * a.samples; first < a.n; first += M * samples_apart) {
+    for (int first = part * a.of.lanes.samples; first < a.n; first += M * samples_apart) {
         uint4 here[M][K];
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -155,7 +155,7 @@ __device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all
 #pragma unroll
             for (int i = 0; i < S; i++)
                 sum[i] *= a.share;
-            /* About the mean, which cannot cancel. */
+                /* About the mean, which cannot cancel. */
 #pragma unroll
             for (int k = 0; k < K; k++)
                 if (left > k * a.at_once) {
@@ -181,10 +181,10 @@ __device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all
                         continue;
                     const int set = place.set_of(a, i);
                     if (a.mean)
-                        store_value<double>(a.mean, n * a.mean_batch + set, type_of(a, COMPACT_MEAN),
+                        store_value<double>(a.mean, n * a.mean_batch + set, type_of(a, COLUMNS_MEAN),
                                             (double)base[i] + (double)sum[i]);
                     if (a.rstd)
-                        store_value<float>(a.rstd, n * a.rstd_batch + set, type_of(a, COMPACT_RSTD), square[i]);
+                        store_value<float>(a.rstd, n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD), square[i]);
                 }
             }
             float slope[V], offset[V];
@@ -213,14 +213,16 @@ __device__ __forceinline__ void short_forward(const normfuse_cuda_arguments &all
 
 /* The block's sums of its channels, of what its threads have in registers, into its place in memory. */
 template <typename T, int V, int S>
-__device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &all, const short_place<T, V, S> &place,
+__device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &all, const lanes_place<T, V, S> &place,
                                                  int part, const float (&plain)[V], const float (&normalized)[V])
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     extern __shared__ uint4 dynamic[];
-    const int channels = a.width * V, rows = a.samples * a.at_once;
-    const int first_channel = ((int)blockIdx.x - part * (int)a.by_units.divisor) * channels;
-    float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_normalized = of_plain + rows * channels;
+    const int channels = a.width * V;
+    const int first_channel = ((int)blockIdx.x - part * (int)a.by_blocks_wide.divisor) * channels;
+    const normfuse_lanes_layout at_of = normfuse_lay_out_lanes(a.of.lanes.samples, a.at_once, channels);
+    float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_normalized =
+                                                                    in_shared<float>(dynamic, at_of.normalized);
     if (place.left > 0) {
         const int at = (place.sample * a.at_once + place.beside) * channels + place.channel - first_channel;
         write_values<float, V>(of_plain + at, plain);
@@ -232,7 +234,7 @@ __device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &
     for (int c = (int)threadIdx.x; c < channels && first_channel + c < (int)all.problem.c; c += (int)blockDim.x) {
         double sum = 0.0, product = 0.0;
 #pragma unroll 1
-        for (int sample = 0; sample < a.samples; sample++)
+        for (int sample = 0; sample < a.of.lanes.samples; sample++)
 #pragma unroll 4
             for (int row = 0; row < lasting; row++) {
                 const int at = (sample * a.at_once + row) * channels + c;
@@ -245,17 +247,17 @@ __device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &
 }
 
 template <typename T, int V, int M, int K>
-__device__ __forceinline__ void short_backward(const normfuse_cuda_arguments &all)
+__device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int S = K == 1 ? 1 : V;
-    const int part = divide((int)blockIdx.x, a.by_units);
-    const short_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_units.divisor);
+    const int part = divide((int)blockIdx.x, a.by_blocks_wide);
+    const lanes_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor);
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    const int samples_apart = a.parts * a.samples;
-    const int mean_type = type_of(a, COMPACT_MEAN);
+    const int samples_apart = a.parts * a.of.lanes.samples;
+    const int mean_type = type_of(a, COLUMNS_MEAN);
     const float *const rstds = reinterpret_cast<const float *>(a.rstd);
     uint4 asked_x[M][K], asked_dy[M][K];
     saved_statistic asked_mean[M]; /* of the first channel's group */
@@ -280,7 +282,7 @@ __device__ __forceinline__ void short_backward(const normfuse_cuda_arguments &al
 #pragma unroll
         for (int k = 0; k < K; k++)
             asked_x[m][k] = asked_dy[m][k] = make_uint4(0, 0, 0, 0);
-    ask(part * a.samples);
+    ask(part * a.of.lanes.samples);
     channel_parameters<V> parameters;
     parameters.ask_weights(a, place.left > 0 ? place.channel : 0);
     float weight[V], bias[V], plain[V] = {}, normalized[V] = {};
@@ -288,7 +290,7 @@ __device__ __forceinline__ void short_backward(const normfuse_cuda_arguments &al
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 
 #pragma unroll 1
-    for (int first = part * a.samples; first < a.n; first += M * samples_apart) {
+    for (int first = part * a.of.lanes.samples; first < a.n; first += M * samples_apart) {
         uint4 here_x[M][K], here_dy[M][K];
         double mean[M];
         float rstd[M][S];
@@ -393,11 +395,10 @@ __device__ __forceinline__ void short_backward(const normfuse_cuda_arguments &al
 /* Packs of each tensor that a thread has at a time. */
 constexpr int packs_forward = 4, packs_backward = 2;
 
-/* Two blocks of 256 threads on a processor. */
-#define SHORT(picture, direction, type, pack, kept)                                                                    \
-    extern "C" __global__ void __launch_bounds__(256, 2)                                                               \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    extern "C" __global__ void __launch_bounds__(threads, 65536 / (threads * registers))                               \
+        NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
     {                                                                                                                  \
-        short_##direction<type, pack, packs_##direction / kept, kept>(a);                                              \
+        lanes_##direction<type, elements, packs_##direction / vectors, vectors>(a);                                    \
     }
-NORMFUSE_CUDA_COLUMNS_SHORT(SHORT)
+NORMFUSE_KERNELS_COLUMNS_LANES(INSTANCE)

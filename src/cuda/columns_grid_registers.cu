@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_spread.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread over as
- * many blocks as have a processor: a block has whole rows, and its threads keep them in registers while all blocks tell
- * one another their sums. A cluster's blocks are narrow, which memory is slow at, and a ring that one thread fills
- * takes longer to begin. */
+ * columns_grid_registers.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread
+ * over as many blocks as have a processor: a block has whole rows, and its threads keep them in registers while all
+ * blocks tell one another their sums. A cluster's blocks are narrow, which memory is slow at, and a ring that one
+ * thread fills takes longer to begin. */
 #include "columns_grid.cuh"
 
-struct spread_place : grid_place {
+struct grid_registers_place : grid_place {
     int n, part;
     int left;      /* rows of the part from the thread's first on; not above 0: the thread has none */
     int64_t at;    /* bytes to the thread's first pack */
     unsigned step; /* from one row of the thread to the next */
 
-    __device__ __forceinline__ explicit spread_place(const normfuse_cuda_compact &a)
+    __device__ __forceinline__ explicit grid_registers_place(const normfuse_cuda_columns &a)
     {
         n = divide((int)blockIdx.x, a.by_parts);
         part = (int)blockIdx.x - n * a.parts;
@@ -28,7 +28,7 @@ struct spread_place : grid_place {
 __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all, const float4 *plain,
                                              const float4 *centred, const float2 *of_groups, int channels)
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const int quads = channels / 4;
     float4 *const to = reinterpret_cast<float4 *>(all.sums) + (int64_t)blockIdx.x * (channels / 2);
 #pragma unroll 1
@@ -55,25 +55,29 @@ template <typename Work> __device__ __forceinline__ void choose_derivative(int a
         work(constant<NORMFUSE_LEAKY_RELU>());
 }
 
-template <typename T, int V, int K> __device__ __forceinline__ void spread_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K>
+__device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
     const int threads = (int)blockDim.x, channels = a.width * V;
     const bool gives = all.sums != nullptr;
     /* Of each row and channel two sums, one after the other; two sums of each thread in a group; of each group what its
      * mean leaves out and rstd, and what dx takes of x - mean and what else. */
-    float *const of_plain = reinterpret_cast<float *>(dynamic);
-    float *const of_centred = of_plain + (gives ? a.at_once * channels : 0);
-    float2 *const entries = reinterpret_cast<float2 *>(of_centred + (gives ? a.at_once * channels : 0));
-    float2 *const of_groups = entries + (a.width + a.groups) * a.at_once, *const of_totals = of_groups + a.groups;
+    const normfuse_grid_layout at =
+        normfuse_lay_out_grid_backward(0, a.width, channels, a.groups, a.at_once, false, gives);
+    float *const of_plain = in_shared<float>(dynamic, at.plain), *const of_centred =
+                                                                     in_shared<float>(dynamic, at.centred);
+    float2 *const entries = in_shared<float2>(dynamic, at.entries), *const of_groups =
+                                                                        in_shared<float2>(dynamic, at.groups);
+    float2 *const of_totals = in_shared<float2>(dynamic, at.totals);
 
-    spread_place place(a);
+    grid_registers_place place(a);
     /* What is needed of the parameters comes first, so that packs are summed as they come. */
     place.find_groups<V>(a);
-    const int mean_type = type_of(a, COMPACT_MEAN), rstd_type = type_of(a, COMPACT_RSTD);
+    const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     saved_statistic asked_means[2], asked_rstds[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
@@ -195,11 +199,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void spread_backw
     }
 }
 
-/* One block of 320 threads on a processor. */
-#define SPREAD(picture, direction, type, pack, kept)                                                                   \
-    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((spread_##direction<type, pack, kept>(a)));                                                 \
+        NORMFUSE_RING_BODY((grid_registers_##direction<type, elements, vectors>(a)));                                  \
     }
-NORMFUSE_CUDA_COLUMNS_SPREAD(SPREAD)
+NORMFUSE_KERNELS_COLUMNS_GRID_REGISTERS(INSTANCE)

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_grid.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent rows of a
- * sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a ring in shared memory,
- * the others sum what arrives. All blocks of a sample tell one another their sums through memory, then write results
- * from what the ring still holds and, of samples larger than the chip, from tiles that are read again, the last first,
- * since those are in L2. Copies by one thread leave the others nothing but the work on values: by a load or a copy a
- * pack, sums were bound by the unit that takes these. The first tiles of the next sample are on their way while results
- * of this one are written. */
+ * columns_grid_pipeline.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent
+ * rows of a sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a ring in
+ * shared memory, the others sum what arrives. All blocks of a sample tell one another their sums through memory, then
+ * write results from what the ring still holds and, of samples larger than the chip, from tiles that are read again,
+ * the last first, since those are in L2. Copies by one thread leave the others nothing but the work on values: by a
+ * load or a copy a pack, sums were bound by the unit that takes these. The first tiles of the next sample are on their
+ * way while results of this one are written. */
 #include "columns_grid.cuh"
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* A value of each group that all blocks know: its first. */
-template <typename T> __device__ __forceinline__ raw<T, 1> ask_base(const normfuse_cuda_compact &a, int n, int group)
+template <typename T> __device__ __forceinline__ raw<T, 1> ask_base(const normfuse_cuda_columns &a, int n, int group)
 {
     return load_pack<T, 1>(a.x + n * a.batch_bytes, group * a.group);
 }
@@ -28,15 +28,15 @@ template <typename T> __device__ __forceinline__ float told_base(raw<T, 1> asked
 struct counts_of_parts {
     float first, other, lacking;
 
-    __device__ __forceinline__ explicit counts_of_parts(const normfuse_cuda_compact &a)
+    __device__ __forceinline__ explicit counts_of_parts(const normfuse_cuda_columns &a)
     {
         first = (float)a.part_rows * (float)a.group;
-        other = (float)a.small_part_rows * (float)a.group;
-        lacking = (float)a.lacking_rows * (float)a.group;
+        other = (float)a.of.grid.small_part_rows * (float)a.group;
+        lacking = (float)a.of.grid.lacking_rows * (float)a.group;
     }
-    __device__ __forceinline__ float of_part(const normfuse_cuda_compact &a, int part) const
+    __device__ __forceinline__ float of_part(const normfuse_cuda_columns &a, int part) const
     {
-        return (part < a.first_parts ? first : other) - (part == a.first_parts - 1 ? lacking : 0.0f);
+        return (part < a.of.grid.first_parts ? first : other) - (part == a.of.grid.first_parts - 1 ? lacking : 0.0f);
     }
 };
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
                                             int team, int part, int parity, const float4 *entries, float4 *of_groups,
                                             raw<T, 1> asked_base, int consumers)
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
@@ -98,7 +98,7 @@ template <typename T>
 __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of,
                                              int n, int team, int part, int parity, float4 *of_groups, int consumers)
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
@@ -106,11 +106,11 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
         /* Not from x, in whose place another block may have put results by now. */
         const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
         const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
-        const float2 last = __ldcg(of_parts + a.first_parts - 1);
+        const float2 last = __ldcg(of_parts + a.of.grid.first_parts - 1);
         moments<float> joined = {};
         const auto number = [&](int left, int k) {
             const int behind = left - k * lanes_of_group; /* parts from this one on */
-            return behind <= 0 ? 0.0f : behind > a.parts - a.first_parts ? counts_of.first : counts_of.other;
+            return behind <= 0 ? 0.0f : behind > a.parts - a.of.grid.first_parts ? counts_of.first : counts_of.other;
         };
 #pragma unroll 1
         for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
@@ -141,10 +141,10 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
             of_groups[join.group] = make_float4(rounded, rest, rstd, 0.0f);
             if (part == 0) {
                 if (a.mean)
-                    store_value<double>(a.mean, n * a.mean_batch + join.group, type_of(a, COMPACT_MEAN),
+                    store_value<double>(a.mean, n * a.mean_batch + join.group, type_of(a, COLUMNS_MEAN),
                                         (double)base + (double)mean);
                 if (a.rstd)
-                    store_value<float>(a.rstd, n * a.rstd_batch + join.group, type_of(a, COMPACT_RSTD), rstd);
+                    store_value<float>(a.rstd, n * a.rstd_batch + join.group, type_of(a, COLUMNS_RSTD), rstd);
             }
         }
     }
@@ -153,7 +153,7 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
 template <typename T, int V> __device__ __forceinline__ void grid_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
     __shared__ ring_barriers barriers;
@@ -167,16 +167,18 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     const grid_part own(a);
     /* After the ring: of each thread in a group a value that it sums about, its mean less that, squares about the mean,
      * and how many values these are; then what results need of each group. */
-    float4 *const entries = reinterpret_cast<float4 *>(dynamic + own.stages * own.tile_packs);
-    float4 *const of_groups = entries + (a.width + a.groups) * a.at_once;
+    const normfuse_grid_layout at = normfuse_lay_out_grid_forward(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs,
+                                                                  a.width, a.groups, a.at_once);
+    float4 *const entries = in_shared<float4>(dynamic, at.entries), *const of_groups =
+                                                                        in_shared<float4>(dynamic, at.groups);
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.soon);
+        tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
         open_ring(barriers, a, lane);
         if (lane == 0) {
 #pragma unroll 1
-            for (int n = own.team; n < a.n; n += a.teams) {
+            for (int n = own.team; n < a.n; n += a.of.grid.teams) {
                 producer.from[0] = a.x + n * a.batch_bytes;
                 producer.fill_all(own);
                 producer.fill_again(own);
@@ -189,7 +191,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     tile_consumer consumer(barriers);
     int parity = 0;
 #pragma unroll 1
-    for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
+    for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
         parameters.ask_modulation(a, n, place.column * V);
         const raw<T, 1> asked_base = ask_base<T>(a, n, joining_lane(a, 0).group);
         uint32_t before = 0;
@@ -221,7 +223,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
             }
             rows_here = 0;
         };
-        int until_fold = a.chunk_tiles;
+        int until_fold = a.of.grid.chunk_tiles;
         consumer.walk_sums(own, [&](int tile, int stage) {
             const uint4 *const from = dynamic + stage * own.tile_packs;
             const int packs = own.packs_of(tile);
@@ -245,7 +247,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
                 });
             if (--until_fold == 0 || tile + 1 == own.tiles) {
                 fold();
-                until_fold = a.chunk_tiles;
+                until_fold = a.of.grid.chunk_tiles;
             }
         });
         if (place.has_rows()) {
@@ -275,7 +277,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         }
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, true>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.teams >= a.n, [&](int tile, int stage) {
+            consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + stage * own.tile_packs;
                 const int packs = own.packs_of(tile);
                 char *const to_tile = to + own.place_of(tile);
@@ -303,7 +305,7 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
                                              const float4 *centred, const float2 *of_groups, int channels, int lane,
                                              bool adds)
 {
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const int quads = channels / 4;
     double2 *const to = reinterpret_cast<double2 *>(all.sums) + (int64_t)blockIdx.x * channels;
 #pragma unroll 1
@@ -344,7 +346,7 @@ __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all
 template <typename T, int V> __device__ __forceinline__ void grid_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
     __shared__ ring_barriers barriers;
@@ -360,22 +362,25 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     /* After the ring: of each row and channel two sums, one after the other; two sums of each thread in a group; of
      * each group what its mean leaves out and rstd, of this sample and of the one before, and what dx takes of x - mean
      * and what else. */
-    float *const of_plain = reinterpret_cast<float *>(dynamic + 2 * own.stages * own.tile_packs);
-    float *const of_centred = of_plain + (gives ? a.at_once * channels : 0);
-    float2 *const entries = reinterpret_cast<float2 *>(of_centred + (gives ? a.at_once * channels : 0));
-    float2 *const of_both = entries + (a.width + a.groups) * a.at_once, *const of_totals = of_both + 2 * a.groups;
+    const normfuse_grid_layout at = normfuse_lay_out_grid_backward(
+        2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs, a.width, channels, a.groups, a.at_once, true, gives);
+    float *const of_plain = in_shared<float>(dynamic, at.plain), *const of_centred =
+                                                                     in_shared<float>(dynamic, at.centred);
+    float2 *const entries = in_shared<float2>(dynamic, at.entries), *const of_both =
+                                                                        in_shared<float2>(dynamic, at.groups);
+    float2 *const of_totals = in_shared<float2>(dynamic, at.totals);
     int parity = 0;
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.soon);
-        uint32_t *const ticket = all.tickets + a.teams * ticket_stride;
+        tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
+        uint32_t *const ticket = all.tickets + a.of.grid.teams * ticket_stride;
         uint32_t before = 0;
         open_ring(barriers, a, lane);
         if (gives && lane == 0)
             before = look_at_ticket(ticket);
 #pragma unroll 1
-        for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
+        for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
             producer.from[0] = a.x + n * a.batch_bytes;
             producer.from[1] = a.dy + n * a.batch_bytes;
             if (lane == 0)
@@ -387,7 +392,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                              reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels, lane,
                              n != own.team);
                 __syncwarp();
-                if (n + a.teams < a.n)
+                if (n + a.of.grid.teams < a.n)
                     announce(CHANNELS_ARE_PUT, (int)blockDim.x);
             }
             if (lane == 0)
@@ -408,7 +413,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     }
 
     place.find_groups<V>(a);
-    const int mean_type = type_of(a, COMPACT_MEAN), rstd_type = type_of(a, COMPACT_RSTD);
+    const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     const bool are_wide = min(mean_type, rstd_type) >= 0 && mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
     saved_statistic asked_means[2], asked_rstds[2];
     const auto ask_statistics = [&](int n) {
@@ -421,7 +426,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     ask_statistics(own.team);
     tile_consumer consumer(barriers);
 #pragma unroll 1
-    for (int n = own.team; n < a.n; n += a.teams, parity ^= 1) {
+    for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
         float2 *const of_groups = of_both + parity * a.groups;
         float about[2], rests[2], rstds[2], slope[V], offset[V];
         uint32_t before = 0;
@@ -486,12 +491,12 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
-        if (n + a.teams < a.n)
-            ask_statistics(n + a.teams);
+        if (n + a.of.grid.teams < a.n)
+            ask_statistics(n + a.of.grid.teams);
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.teams >= a.n, [&](int tile, int stage) {
+            consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + 2 * stage * own.tile_packs;
                 const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
                 const int packs = own.packs_of(tile);
@@ -515,10 +520,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     }
 }
 
-#define GRID(picture, direction, type, pack, kept)                                                                     \
-    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((grid_##direction<type, pack>(a)));                                                         \
+        NORMFUSE_RING_BODY((grid_##direction<type, elements>(a)));                                                     \
     }
-NORMFUSE_CUDA_COLUMNS_GRID(GRID)
+NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE(INSTANCE)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * runs_forward.cu - statistics and results where positions are adjacent (NCHW). A block reads its part of a set once,
+ * rows_forward.cu - statistics and results where positions are adjacent (NCHW). A block reads its part of a set once,
  * sums while the data arrive, learns the sums of the other blocks of the set, and writes from what it holds. Packs are
  * dealt to threads in turn, whatever channel they are of: dealing whole rows of one channel to warps, as the backward
  * must, took twice the instructions. */
-#include "runs.cuh"
+#include "rows.cuh"
 
 /* z = (x - shift) * slope + offset */
 template <typename R> struct run_coefficient {
@@ -49,13 +49,16 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
     }
 }
 
-template <typename T, int V, int K, run_tile tile>
-__device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, plain = tile >= TILE_WHOLE;
-    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED, streams = tile == TILE_PASSING;
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
+    constexpr bool plain = !many && schedule != NORMFUSE_SCHEDULE_general;
+    constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
+                   ragged = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass;
     using tensor = run_tensor<T, V, plain, ragged>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
@@ -72,7 +75,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = tile == TILE_SHARED || tile == TILE_ANY || ragged;
+    const bool shares = schedule == NORMFUSE_SCHEDULE_split || schedule == NORMFUSE_SCHEDULE_general || ragged;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const bool backwards = !keeps && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -86,7 +89,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
 
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
      * one that does this, so after the results; a block that has its set alone would end later. */
-    constexpr bool late = tile == TILE_SHARED;
+    constexpr bool late = schedule == NORMFUSE_SCHEDULE_split;
     const auto tell = [&](const run_packs &packs, const set_statistics<R> &found) {
         if (many ? packs.index == 0 && packs.end > 0 : part == 0 && threadIdx.x == 0) {
             const int n = by_sample ? 0 : packs.n;
@@ -193,9 +196,9 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                                            coefficients, first);
             };
             /* Parameters come behind all packs. Where the block asks others for their sums, it asks for these then. */
-            const bool later = tile == TILE_SHARED && exchange != NORMFUSE_EXCHANGE_NONE;
+            const bool later = schedule == NORMFUSE_SCHEDULE_split && exchange != NORMFUSE_EXCHANGE_NONE;
             const auto prepare_later = [&] {
-                if constexpr (tile == TILE_SHARED)
+                if constexpr (schedule == NORMFUSE_SCHEDULE_split)
                     prepare(((int)threadIdx.x >= 32 ? 0 : (int)blockDim.x) + (int)threadIdx.x - 32);
             };
             if (applies && !later && (pass == 0 || !many))
@@ -218,7 +221,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                         raw<T, V> pack = own_shared[k * (int)blockDim.x];
                         if (work(pack, index))
                             own_shared[k * (int)blockDim.x] = pack;
-                        if constexpr (tile == TILE_SHARED) {
+                        if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                             tensor x(a, p.x, p.x, packs.n, packs.c);
                             x.data = const_cast<char *>(next);
                             if (next)
@@ -426,7 +429,7 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
                 const tensor other(a, added_view, plain ? p.x : added_view, packs.n, packs.c);
                 /* The set after this one, whose packs take the places of those that were read. */
                 const char *next = nullptr;
-                if constexpr (tile == TILE_SHARED) {
+                if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                     asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
                     if (asked) {
                         int n, c;
@@ -488,26 +491,11 @@ __device__ __forceinline__ void runs_forward(const normfuse_cuda_arguments &a)
     }
 }
 
-/* Blocks of 224 threads that hold a set of 25 KB: four on a processor at 72 registers. With 64 a pack went to memory as
- * soon as it was loaded, and the parameters were asked for only then. */
-__host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
-{
-    return tile == TILE_SHARED || bytes == 8 ? 128 : tile == TILE_WHOLE ? 72 : tile == TILE_PASSING ? 72 : 96;
-}
-__host__ __device__ constexpr run_tile tile_of(int kept)
-{
-    return kept == 4   ? TILE_MANY
-           : kept == 6 ? TILE_ANY
-           : kept == 7 ? TILE_WHOLE
-           : kept == 5 ? TILE_PASSING
-           : kept == 9 ? TILE_RAGGED
-                       : TILE_SHARED;
-}
-
-#define RUNS_FORWARD(picture, direction, type, pack, kept)                                                             \
-    extern "C" __global__ void __maxnreg__(most_registers(tile_of(kept), sizeof(type)))                                \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+/* Of the block schedule: blocks of 224 threads that hold a set of 25 KB, four on a multiprocessor at 72 registers. With
+ * 64 a vector went to memory as soon as it was loaded, and the parameters were requested only then. */
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        runs_forward<type, pack, kept, tile_of(kept)>(a);                                                              \
+        rows_forward<type, elements, vectors, NORMFUSE_SCHEDULE_##schedule>(a);                                        \
     }
-NORMFUSE_CUDA_RUNS_FORWARD(RUNS_FORWARD)
+NORMFUSE_KERNELS_ROWS_FORWARD(INSTANCE)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from rings as in
- * columns_grid.cu. Each channel is a set, so what the blocks found of all of them is too much for every block to join:
- * each joins that of its share of the channels, and the blocks meet a second time before they read what all found. */
+ * columns_grid_pipeline_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from rings as in
+ * columns_grid_pipeline.cu. Each channel is a set, so what the blocks found of all of them is too much for every block
+ * to join: each joins that of its share of the channels, and the blocks meet a second time before they read what all
+ * found. */
 #include "gradients.cuh"
 #include "ring.cuh"
 
@@ -11,7 +12,7 @@
 struct channel_join {
     int lanes, apart;
 
-    __device__ __forceinline__ explicit channel_join(const normfuse_cuda_compact &a)
+    __device__ __forceinline__ explicit channel_join(const normfuse_cuda_columns &a)
     {
         lanes = 1 << a.lane_bits;
         apart = a.at_once | 1;
@@ -32,7 +33,7 @@ struct channel_join {
 struct own_channels {
     int first, stop, owners;
 
-    __device__ __forceinline__ own_channels(const normfuse_cuda_compact &a, int channels)
+    __device__ __forceinline__ own_channels(const normfuse_cuda_columns &a, int channels)
     {
         const int own = (channels + a.parts - 1) / a.parts;
         first = (int)blockIdx.x * own;
@@ -72,7 +73,7 @@ enum { held_parts = 5 }; /* by each lane of a warp: 160 blocks at once */
 template <typename T, int V> __device__ __forceinline__ void batch_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const normfuse_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
@@ -83,7 +84,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     float4 *const of_channels = reinterpret_cast<float4 *>(of_parts + (int64_t)a.parts * channels);
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.soon);
+        tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
         open_ring(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;
@@ -121,15 +122,17 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     const channel_join join(a);
     /* After the ring: of each channel what results need; of each and a row of threads the mean, less the value that all
      * know, and squares about it; of each row how many rows of the tensor it has. */
-    float4 *const known_channels = reinterpret_cast<float4 *>(dynamic + own.stages * own.tile_packs);
-    float2 *const entries = reinterpret_cast<float2 *>(known_channels + channels);
-    float *const counts = reinterpret_cast<float *>(entries + channels * join.apart);
+    const normfuse_batch_layout at =
+        normfuse_lay_out_batch(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs, channels, a.at_once, false);
+    float4 *const known_channels = in_shared<float4>(dynamic, at.known);
+    float2 *const entries = in_shared<float2>(dynamic, at.entries);
+    float *const counts = in_shared<float>(dynamic, at.counts);
     tile_consumer consumer(barriers);
     meet(RING_IS_OPEN, (int)blockDim.x);
 
     /* ---- sums, about values of the thread's own ---- */
     float about[V] = {}, sum[V] = {}, square[V] = {}, found_mean[V] = {}, found_square[V] = {}, found_count = 0.0f;
-    int rows_here = 0, until_fold = a.chunk_tiles;
+    int rows_here = 0, until_fold = a.of.grid.chunk_tiles;
     consumer.walk_sums(own, [&](int tile, int stage) {
         const uint4 *const from = dynamic + stage * own.tile_packs;
         const int packs = own.packs_of(tile);
@@ -161,7 +164,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             }
             found_count = count;
             rows_here = 0;
-            until_fold = a.chunk_tiles;
+            until_fold = a.of.grid.chunk_tiles;
         }
     });
     if (place.has_rows()) {
@@ -178,10 +181,10 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
 
     /* ---- of the block: first means, then squares about them, which cannot cancel ---- */
     const float share = 1.0f / (float)a.rows;
-    const float of_first_parts = (float)a.part_rows, of_other_parts = (float)a.small_part_rows;
-    const float lacking = (float)a.lacking_rows;
-    const float count_part =
-        (own.part < a.first_parts ? of_first_parts : of_other_parts) - (own.part == a.first_parts - 1 ? lacking : 0.0f);
+    const float of_first_parts = (float)a.part_rows, of_other_parts = (float)a.of.grid.small_part_rows;
+    const float lacking = (float)a.of.grid.lacking_rows;
+    const float count_part = (own.part < a.of.grid.first_parts ? of_first_parts : of_other_parts) -
+                             (own.part == a.of.grid.first_parts - 1 ? lacking : 0.0f);
     join.walk(channels, consumers, [&](int c, int lane, bool is_needed) {
         const float2 *const of_channel = entries + c * join.apart;
         float mean = 0.0f, squares = 0.0f;
@@ -214,8 +217,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             const auto number = [&](int k) {
                 const int i = round + 32 * k;
                 return i >= a.parts ? 0.0f
-                                    : (i < a.first_parts ? of_first_parts : of_other_parts) -
-                                          (i == a.first_parts - 1 ? lacking : 0.0f);
+                                    : (i < a.of.grid.first_parts ? of_first_parts : of_other_parts) -
+                                          (i == a.of.grid.first_parts - 1 ? lacking : 0.0f);
             };
             moments<float> next = {};
 #pragma unroll
@@ -285,7 +288,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
 template <typename T, int V> __device__ __forceinline__ void batch_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
-    const normfuse_cuda_compact &a = all.compact;
+    const normfuse_cuda_columns &a = all.columns;
     const normfuse_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
@@ -297,7 +300,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     double2 *const of_parameters = reinterpret_cast<double2 *>(of_channels + channels);
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.soon);
+        tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
         open_ring(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;
@@ -321,7 +324,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     place.find_column(a);
     channel_parameters<V> parameters;
     parameters.ask_weights(a, place.column * V);
-    const int mean_type = type_of(a, COMPACT_MEAN);
+    const int mean_type = type_of(a, COLUMNS_MEAN);
     const channel_words<V> asked_means = ask_channels<V>(a.mean, place.column * V, mean_type);
     double asked_twice[V] = {};
     if (mean_type == NORMFUSE_F64) {
@@ -332,7 +335,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
             asked_twice[k + 1] = pair.y;
         }
     }
-    const channel_words<V> asked_rstds = ask_channels<V>(a.rstd, place.column * V, type_of(a, COMPACT_RSTD));
+    const channel_words<V> asked_rstds = ask_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
     uint32_t before = 0, owners_before = 0;
     uint32_t *const tickets = all.tickets;
     if (threadIdx.x == 0) {
@@ -340,8 +343,10 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         owners_before = look_at_ticket(tickets + ticket_stride);
     }
     const channel_join join(a);
-    float2 *const known_channels = reinterpret_cast<float2 *>(dynamic + 2 * own.stages * own.tile_packs);
-    float2 *const entries = known_channels + channels;
+    const normfuse_batch_layout at =
+        normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs, channels, a.at_once, true);
+    float2 *const known_channels = in_shared<float2>(dynamic, at.known);
+    float2 *const entries = in_shared<float2>(dynamic, at.entries);
     tile_consumer consumer(barriers);
     meet(RING_IS_OPEN, (int)blockDim.x);
 
@@ -349,7 +354,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     {
         float rstds[V];
         told_channels<V>(asked_means, mean_type, shift);
-        told_channels<V>(asked_rstds, type_of(a, COMPACT_RSTD), rstds);
+        told_channels<V>(asked_rstds, type_of(a, COLUMNS_RSTD), rstds);
         parameters.tell_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
@@ -426,12 +431,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         sum = sum_lanes(sum, 32);
         product = sum_lanes(product, 32);
         if (lane == 0) {
-            const float rstd = load_value<float>(a.rstd, c, type_of(a, COMPACT_RSTD));
+            const float rstd = load_value<float>(a.rstd, c, type_of(a, COLUMNS_RSTD));
             float rounded, rest;
-            split_mean<T>(load_value<double>(a.mean, c, type_of(a, COMPACT_MEAN)), rounded, rest);
+            split_mean<T>(load_value<double>(a.mean, c, type_of(a, COLUMNS_MEAN)), rounded, rest);
             product -= (double)rest * sum;
             const float slope_here =
-                (a.weight ? load_value<float>(a.weight, c, type_of(a, COMPACT_WEIGHT)) : 1.0f) * rstd;
+                (a.weight ? load_value<float>(a.weight, c, type_of(a, COLUMNS_WEIGHT)) : 1.0f) * rstd;
             const float centred = -(slope_here * (float)product * rstd) * (rstd * a.share);
             __stcg(of_channels + c, make_float2(centred, -(slope_here * (float)sum) * a.share - centred * rest));
             __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
@@ -468,10 +473,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     });
 }
 
-#define BATCH(picture, direction, type, pack, kept)                                                                    \
-    extern "C" __global__ void __maxnreg__(most_registers)                                                             \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((batch_##direction<type, pack>(a)));                                                        \
+        NORMFUSE_RING_BODY((batch_##direction<type, elements>(a)));                                                    \
     }
-NORMFUSE_CUDA_COLUMNS_BATCH(BATCH)
+NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE_BATCH(INSTANCE)

@@ -1,21 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * runs.cuh - how threads walk the tile of a block when positions are adjacent; kernels.h has the picture. Forward and
+ * rows.cuh - how threads walk the tile of a block when positions are adjacent; kernels.h has the picture. Forward and
  * backward share it. */
-#ifndef NORMFUSE_CUDA_RUNS_CUH
-#define NORMFUSE_CUDA_RUNS_CUH
+#ifndef NORMFUSE_CUDA_ROWS_CUH
+#define NORMFUSE_CUDA_ROWS_CUH
 
 #include "join.cuh"
-
-/* The kernels of a type, in the order of the lists in kernels.h. */
-enum run_tile {
-    TILE_MANY,    /* sets so small that each segment of a warp has one */
-    TILE_ANY,     /* every way, with everything that is added */
-    TILE_WHOLE,   /* a block has one set, and nothing to ask of others; here and below: plain */
-    TILE_PASSING, /* nothing is kept: sums alone, or results from statistics that are known */
-    TILE_SHARED,  /* the blocks of a set keep it and tell one another what they found */
-    TILE_RAGGED   /* every way but TILE_MANY's, of packs that stretches begin and end inside of */
-};
 
 /* Of a block: policy.h has none larger. */
 constexpr int most_run_warps = 16;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * runs_backward.cu - gradients where positions are adjacent (NCHW). A block reads x and dy of its part of a set once
+ * rows_backward.cu - gradients where positions are adjacent (NCHW). A block reads x and dy of its part of a set once
  * and keeps both; the sums of dy' and dy' * (x - mean) of each channel go to memory for the gradients of the
  * parameters, and their weighted totals over the set become dx.
  *
  *   dx = slope * dy' - (plain + rstd^2 * centred * (x - mean)) / values,   slope = rstd * weight * (1 + scale)
  *   plain = sum of slope * dy' over the set,  centred = sum of slope * dy' * (x - mean) */
 #include "gradients.cuh"
-#include "runs.cuh"
+#include "rows.cuh"
 
 /* z = (x - shift) * slope + offset; shift + rest is the mean. */
 template <typename R> struct run_gradient {
@@ -83,13 +83,15 @@ __device__ __forceinline__ run_gradient<R> make_gradient(const normfuse_problem 
     return {shift, rest, slope * factor, (offset - rest * slope) * factor};
 }
 
-template <typename T, int V, int K, run_tile tile>
-__device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr bool many = tile == TILE_MANY, whole = tile == TILE_WHOLE, simple = tile >= TILE_WHOLE;
-    constexpr bool keeps = whole || tile == TILE_SHARED, ragged = tile == TILE_RAGGED;
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
+    constexpr bool simple = !many && schedule != NORMFUSE_SCHEDULE_general;
+    constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
+                   ragged = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = run_tensor<T, V, simple, ragged>;
     /* Of plain tiles ragged ones alone have the rare derivatives, by a call in each pack. */
     constexpr bool fast = sizeof(T) == 2, all = !simple || ragged;
@@ -109,7 +111,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = tile == TILE_SHARED || tile == TILE_ANY || ragged;
+    const bool shares = schedule == NORMFUSE_SCHEDULE_split || schedule == NORMFUSE_SCHEDULE_general || ragged;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(!keeps && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
@@ -137,7 +139,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
 #pragma unroll 1
                 for (int k = 0; k < shared && index - lane < packs.end; k++) {
                     work(place_of_slot(k, 0), place_of_slot(k, 1), index);
-                    if constexpr (tile == TILE_SHARED) {
+                    if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                         if (next != 0 && index < packs.end) {
                             const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, p.x, packs.n, packs.c);
                             const int stretch = divide(index, g.by_spans);
@@ -463,7 +465,7 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
         const tensor du(a, du_view, du_view, packs.n, packs.c), dpost(a, dpost_view, dpost_view, packs.n, packs.c);
         /* The set after this one, whose packs take the places of those that were read, is so many bytes further on. */
         int64_t next = 0;
-        if constexpr (tile == TILE_SHARED) {
+        if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
             asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
             if (asked) {
                 int n, c;
@@ -519,24 +521,9 @@ __device__ __forceinline__ void runs_backward(const normfuse_cuda_arguments &a)
     }
 }
 
-__host__ __device__ constexpr int most_registers(run_tile tile, int bytes)
-{
-    return tile == TILE_SHARED || tile == TILE_RAGGED || bytes == 8 ? 128 : 96;
-}
-__host__ __device__ constexpr run_tile tile_of(int kept)
-{
-    return kept == 2   ? TILE_MANY
-           : kept == 3 ? TILE_ANY
-           : kept == 5 ? TILE_WHOLE
-           : kept == 4 ? TILE_PASSING
-           : kept == 6 ? TILE_RAGGED
-                       : TILE_SHARED;
-}
-
-#define RUNS_BACKWARD(picture, direction, type, pack, kept)                                                            \
-    extern "C" __global__ void __maxnreg__(most_registers(tile_of(kept), sizeof(type)))                                \
-        normfuse_##picture##_##direction##_##type##_##pack##x##kept(const __grid_constant__ normfuse_cuda_arguments a) \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        runs_backward<type, pack, kept, tile_of(kept)>(a);                                                             \
+        rows_backward<type, elements, vectors, NORMFUSE_SCHEDULE_##schedule>(a);                                       \
     }
-NORMFUSE_CUDA_RUNS_BACKWARD(RUNS_BACKWARD)
+NORMFUSE_KERNELS_ROWS_BACKWARD(INSTANCE)

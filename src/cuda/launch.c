@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * launch.c - a call on a CUDA device: arguments and launches. Nothing here waits, allocates or touches device memory.
+ */
+#include "launch.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan.h"
+
+/* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
+struct launched {
+    enum normfuse_cuda_kernel kernel;
+    uint32_t threads;
+    int64_t blocks;
+    uint32_t cluster;
+    int32_t phases, exchange, parts, passes, kept_shared;
+};
+static _Thread_local struct launched last_launched[MOST_STEPS];
+static _Thread_local int last_count;
+
+static void note(const struct step *step)
+{
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    last_launched[last_count++] =
+        (struct launched){step->kernel, step->threads, step->blocks, step->cluster, step->phases,
+                          g->exchange,  g->parts,      g->passes,    g->kept_shared};
+}
+
+const char *normfuse_last_kernels(void)
+{
+    static _Thread_local char text[512];
+    text[0] = '\0';
+    for (int i = 0; i < last_count; i++) {
+        const struct launched *const ran = &last_launched[i];
+        const size_t at = strlen(text), room = sizeof text - at;
+        const char *const joint = at == 0 ? "" : " + ";
+        if (room < 96)
+            break;
+        if (ran->phases == 0)
+            snprintf(text + at, room, "%s%s", joint,
+                     normfuse_cuda_kernel_table[ran->kernel].name + strlen("normfuse_"));
+        else
+            snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
+                     normfuse_cuda_kernel_table[ran->kernel].name + strlen("normfuse_"), ran->blocks, ran->threads,
+                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
+                     : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
+                                                                : " parts=",
+                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int32_t)ran->cluster : ran->parts, ran->passes,
+                     ran->kept_shared);
+    }
+    return text;
+}
+
+/* Whether NORMFUSE_VERBOSE has this word. The environment is searched once. */
+enum { DISPATCH = 1, PLAN = 2, ASKED = 4 };
+
+static bool verbose(int word)
+{
+    static _Atomic int known;
+    int said = atomic_load_explicit(&known, memory_order_relaxed);
+    if (said == 0) {
+        const char *const value = getenv("NORMFUSE_VERBOSE");
+        said = ASKED;
+        if (value != NULL)
+            said |= (strstr(value, "dispatch") != NULL ? DISPATCH : 0) | (strstr(value, "plan") != NULL ? PLAN : 0);
+        atomic_store_explicit(&known, said, memory_order_relaxed);
+    }
+    return (said & word) != 0;
+}
+
+static void describe_columns(const struct normfuse_problem *p, const struct step *step,
+                             struct normfuse_cuda_columns *columns)
+{
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
+    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale,
+                                                           &p->shift,  &p->mean, &p->rstd};
+    *columns = (struct normfuse_cuda_columns){
+        .x = p->x.data,
+        .dy = p->dy.data,
+        .out = p->dy.data != NULL ? p->dx.data : p->y.data,
+        .batch_bytes = p->x.batch * bytes,
+        .row_bytes = (uint32_t)(p->x.position * bytes),
+        .rows = g->rows,
+        .part_rows = g->part_rows,
+        .at_once = step->at_once,
+        .width = g->width,
+        .group = g->group,
+        .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
+        .lane_bits = g->lane_bits,
+        .parts = g->parts,
+        .by_blocks_wide = g->by_blocks_wide,
+        .by_width = g->by_width,
+        .by_group = g->by_group,
+        .by_parts = g->by_parts,
+        .weight = p->weight.data,
+        .bias = p->bias.data,
+        .scale = p->scale.data,
+        .shift = p->shift.data,
+        .scale_batch = p->scale.data != NULL ? p->scale.batch * (int64_t)normfuse_type_bytes(p->scale.type) : 0,
+        .shift_batch = p->shift.data != NULL ? p->shift.batch * (int64_t)normfuse_type_bytes(p->shift.type) : 0,
+        .mean = p->mean.data,
+        .rstd = p->rstd.data,
+        .mean_batch = p->mean.batch,
+        .rstd_batch = p->rstd.batch,
+        .activation = p->activation,
+        .act_param = (float)p->act_param,
+        .eps = (float)p->eps,
+        .share = 1.0f / (float)p->set_values,
+        .n = (int32_t)p->n,
+        .of = step->of,
+    };
+    for (int i = 0; i < 6; i++)
+        columns->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
+}
+
+static size_t scratch_of(const struct plan *plan)
+{
+    return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
+}
+
+/* What a step adds to the arguments of those before it; *abreast: rows that the strides in them are of. */
+static void describe_step(const struct step *step, struct normfuse_cuda_arguments *arguments, int32_t *abreast)
+{
+    if (step->source == NORMFUSE_SOURCE_SCRATCH && arguments->problem.u.data != NULL &&
+        (arguments->problem.phases & NORMFUSE_PHASE_STATISTICS) != 0) {
+        /* The sum was written, perhaps over what it is the sum of. */
+        arguments->problem.x = arguments->problem.u;
+        arguments->problem.pre_add.data = NULL;
+    }
+    if (step->of_dpost_add)
+        normfuse_cuda_go_on_from_dz(&arguments->problem);
+    if (step->geometry.abreast > 0 && step->geometry.abreast != *abreast) {
+        normfuse_cuda_walk_abreast(&arguments->problem, *abreast, step->geometry.abreast);
+        *abreast = step->geometry.abreast;
+    }
+    arguments->geometry = step->geometry;
+    if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) || spans_samples(step, arguments->problem.columns))
+        describe_columns(&arguments->problem, step, &arguments->columns);
+    arguments->phases = step->phases;
+    arguments->source = step->source;
+}
+
+normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    const struct normfuse_cuda_device *device;
+    normfuse_status status = normfuse_cuda_device(problem->name, problem->device.device_id, &device);
+    if (status != NORMFUSE_OK)
+        return status;
+    const bool has_tickets = exec != NULL && exec->sync != NULL;
+    struct normfuse_problem united = *problem;
+    normfuse_cuda_unite_samples(&united);
+    if (verbose(PLAN))
+        normfuse_cuda_explain(&united, device, has_tickets);
+    bool is_certain;
+    const struct plan *const plan = normfuse_cuda_plan_of(&united, device, has_tickets, &is_certain);
+    if (plan == NULL && !is_certain)
+        return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
+                               "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
+                               device->ordinal, device->name);
+    if (plan == NULL)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
+                               problem->name, device->name);
+
+    /* It may be another plan than the one that was asked about its scratch: see normfuse_cuda_plan_of. */
+    if (scratch_of(plan) > (exec != NULL && exec->scratch != NULL ? exec->scratch_bytes : 0))
+        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch is smaller than the %zu bytes that this call needs",
+                               problem->name, scratch_of(plan));
+
+    struct normfuse_cuda_arguments arguments;
+    char *scratch = exec != NULL ? exec->scratch : NULL;
+    arguments.problem = united;
+    arguments.partials = plan->partials ? (double *)(void *)scratch : NULL;
+    scratch += rounded(plan->partials);
+    arguments.statistics = plan->statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
+    scratch += rounded(plan->statistics);
+    arguments.sums = plan->sums ? (double *)(void *)scratch : NULL;
+    scratch += rounded(plan->sums);
+    arguments.totals = plan->totals ? (double *)(void *)scratch : NULL;
+    arguments.tickets = has_tickets ? exec->sync : NULL;
+
+    last_count = 0;
+    int32_t abreast = 1;
+    for (int i = 0; i < plan->count; i++) {
+        const struct step *const step = &plan->steps[i];
+        note(step);
+        if (step->blocks == 0)
+            continue;
+        if (step->blocks > INT32_MAX)
+            return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has",
+                                   problem->name, step->blocks);
+        describe_step(step, &arguments, &abreast);
+        const struct normfuse_cuda_launch launch = {
+            .kernel = step->kernel,
+            .grid = (uint32_t)step->blocks,
+            .threads = step->threads,
+            .cluster = step->cluster,
+            .shared = step->shared,
+            .cooperative = step->cooperative,
+            .dependent = i > 0 && device->capability >= 90,
+            .arguments = &arguments,
+        };
+        status = normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
+        if (status != NORMFUSE_OK)
+            return status;
+    }
+    if (verbose(DISPATCH))
+        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, normfuse_last_kernels());
+    return NORMFUSE_OK;
+}
+
+size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    const struct normfuse_cuda_device *device;
+    if (normfuse_cuda_device(problem->name, problem->device.device_id, &device) != NORMFUSE_OK)
+        return 0;
+    struct normfuse_problem united = *problem;
+    normfuse_cuda_unite_samples(&united);
+    size_t needed = 0;
+    bool is_certain;
+    const struct plan *plan = normfuse_cuda_plan_of(&united, device, true, &is_certain);
+    if (plan != NULL)
+        needed = scratch_of(plan);
+    if (exec == NULL || exec->sync == NULL) {
+        plan = normfuse_cuda_plan_of(&united, device, false, &is_certain);
+        if (plan != NULL && scratch_of(plan) > needed)
+            needed = scratch_of(plan);
+    }
+    return needed;
+}
+
+normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *out, int32_t width,
+                                    int32_t ordinal, const normfuse_exec *exec)
+{
+    const char *const call = width == 3 ? "stats_merge" : "sums_merge";
+    const struct normfuse_cuda_device *device;
+    const normfuse_status status = normfuse_cuda_device(call, ordinal, &device);
+    if (status != NORMFUSE_OK || out->elements == 0)
+        return status;
+    const struct normfuse_cuda_merge_arguments arguments = {(const double *)(const void *)in->data,
+                                                            (double *)(void *)out->data, in->elements / out->elements,
+                                                            out->elements, width};
+    const struct normfuse_cuda_launch launch = {.kernel = NORMFUSE_CUDA_merge,
+                                                .grid = (uint32_t)divide_up(out->elements / width, 128),
+                                                .threads = 128,
+                                                .arguments = &arguments};
+    return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, &launch);
+}

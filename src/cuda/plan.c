@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * plan.c - the steps of a call, each a kernel with its geometry: kernels that hold what they read on the chip where
+ * that is possible, else two passes, and the small kernels of finish.cu between and after them; and the memory of
+ * plans. */
+#include "plan.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One of finish.cu, over `items` sets or channels that have at most `parts` parts each to join. */
+static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
+                              enum normfuse_cuda_kernel kernel, int64_t items, int64_t parts)
+{
+    /* A warp each, several to a block; a block each where a warp would go round often. */
+    const bool many = parts > 256;
+    struct step *const step = &plan->steps[plan->count++];
+    *step = (struct step){.kernel = kernel, .threads = many ? 256 : 128, .blocks = many ? items : divide_up(items, 4)};
+    step->geometry = *geometry;
+    step->geometry.lanes = many ? 256 : 32;
+    step->geometry.totals_blocks = 0;
+    return step;
+}
+
+/* The totals of `sets` sets, the parameters' gradients, or both. */
+static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients)
+{
+    const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    const int64_t slots = most(1, g->sum_slots), samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t of_set = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups * slots : slots;
+    const int64_t parts = most(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
+    struct step *const step = add_small(plan, g, NORMFUSE_CUDA_gradients, sets, parts);
+    const int64_t a_block = (int64_t)step->threads / step->geometry.lanes;
+    step->geometry.totals_blocks = (int32_t)step->blocks;
+    if (wants_gradients)
+        step->blocks += divide_up(p->c, a_block);
+}
+
+/* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
+ * them, and a word of sync memory to count blocks in. Spares a kernel, 2 us on the device and 3 on the host. */
+static bool lets_last_block_finish(const struct shape *shape, struct step *step)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
+    const int64_t samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t most_parts = shape->policy->most_parts_of_last[p->columns];
+    const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
+    /* Where blocks go round, each set would be counted once more, and its writes waited for. */
+    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
+    if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
+        samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
+        (contributors > 1 && (!shape->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
+        return false;
+    g->contributors = (int32_t)contributors;
+    return true;
+}
+
+/* Once everything else is known. */
+static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
+{
+    g->by_parts = normfuse_cuda_divisor_of(g->parts);
+    g->by_groups = normfuse_cuda_divisor_of(p->groups);
+    g->by_spans = normfuse_cuda_divisor_of(g->spans);
+    g->by_outer = normfuse_cuda_divisor_of(g->outer);
+    g->by_width = normfuse_cuda_divisor_of(g->width);
+    g->by_blocks_wide = normfuse_cuda_divisor_of(g->blocks_wide);
+    g->by_group = normfuse_cuda_divisor_of(g->group);
+    g->by_parts_a_sample = normfuse_cuda_divisor_of(g->parts_a_sample);
+    const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
+    g->by_rows_at_once = normfuse_cuda_divisor_of(at_once);
+    g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
+}
+
+/* A kernel that does `phases`; `keeps`: of what it holds on the chip. */
+static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source, bool keeps)
+{
+    struct step *const step = &plan->steps[plan->count];
+    *step = (struct step){0};
+    const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
+    const bool sums = (phases & first) != 0;
+    bool found;
+    struct shape general = *shape;
+    if (keeps && shape->uneven) {
+        general = normfuse_cuda_narrowed(shape);
+        general.narrowed = true;
+        shape = &general;
+    } else if (keeps && shape->problem->columns && shape->direction == BACKWARD &&
+               is_rare(shape->problem->activation)) {
+        general.plain = general.compact = general.few_rows = general.batch = false;
+        shape = &general;
+    }
+    const bool sums_alone = sums && !(phases & ~first);
+    found = keeps                     ? normfuse_cuda_hold(shape, step)
+            : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
+                                      : normfuse_cuda_pass_rows(shape, step, sums_alone);
+    if (!found)
+        return false;
+    if (shape->explains)
+        fprintf(stderr, "normfuse: plan: %s: takes %s\n", shape->problem->name,
+                normfuse_cuda_kernel_table[step->kernel].name);
+    step->phases = phases;
+    step->source = source;
+    set_divisors(shape->problem, step->threads - step->without_packs, &step->geometry);
+    plan->count++;
+    return true;
+}
+
+static int64_t sets_of(const struct normfuse_problem *p)
+{
+    return p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
+}
+
+/* What the blocks of the whole grid tell one another, `word` bytes a part; twice, so that rounds do not meet. */
+static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
+{
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->pack / g->group : 1;
+    return step->needs_tickets ? (size_t)(2 * g->teams * groups * g->parts) * word : 0;
+}
+
+static bool plan_forward(const struct shape *shape, struct plan *plan)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t sets = sets_of(p);
+    const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
+    const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
+    const bool empty = p->n == 0 || p->s == 0, can_keep = !shape->added && normfuse_tune("KEEP", 1);
+    const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
+    const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, given, false);
+    bool kept = false;
+    if (statistics && applies && p->y.data != NULL && !empty)
+        kept = can_keep && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
+    if (!kept) {
+        const struct normfuse_cuda_geometry *summed = &nothing;
+        const struct shape of_x = shape->added ? normfuse_cuda_without_addition(shape, p) : *shape;
+        if (statistics && !empty) {
+            if (!add_step(&of_x, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
+                return false;
+            summed = &plan->steps[plan->count - 1].geometry;
+            const int64_t split = nothing.group / summed->group;
+            plan->partials = (size_t)(sets * split * summed->parts) * 24;
+        }
+        if (sets > 0)
+            add_small(plan, summed, NORMFUSE_CUDA_statistics, sets,
+                      statistics ? nothing.group / summed->group * summed->parts : 1);
+        if (applies && p->y.data != NULL && !empty) {
+            if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false))
+                return false;
+            plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+        }
+    } else if (plan->steps[0].needs_tickets) {
+        plan->partials = bytes_of_partials(shape, &plan->steps[0], 24);
+    }
+    if (instance && sets > 0) {
+        add_small(plan, &nothing, NORMFUSE_CUDA_running, p->c, p->n);
+        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+    }
+    return true;
+}
+
+static bool plan_backward(const struct shape *shape, struct plan *plan)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t sets = sets_of(p);
+    const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
+    const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
+    const bool empty = p->n == 0 || p->s == 0, can_keep = !shape->added && normfuse_tune("KEEP", 1);
+    const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool wants_dx =
+        (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
+    bool wants_gradients = shape->wants_gradients;
+    const bool centred = p->sets != NORMFUSE_SETS_NONE;
+    const int32_t source = centred ? NORMFUSE_SOURCE_SAVED : given;
+    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    plan->sums_geometry = nothing;
+    if (!empty) {
+        bool kept = false;
+        if (wants_dx && !centred && sums) {
+            /* dx needs no sums: one reading in any case. */
+            kept = add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false);
+            if (!kept)
+                return false;
+            plan->sums_geometry = plan->steps[0].geometry;
+        } else if (wants_dx && centred && sums) {
+            kept = can_keep && add_step(shape, plan, both, source, true);
+            if (kept) {
+                struct step *const step = &plan->steps[0];
+                plan->sums_geometry = step->geometry;
+                plan->partials = bytes_of_partials(shape, step, 16);
+                if (wants_gradients &&
+                    (finds_gradients(step) || holds_grid(step) || lets_last_block_finish(shape, step)))
+                    wants_gradients = false;
+            }
+        }
+        if (!kept) {
+            if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL)) {
+                if (!add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
+                    return false;
+                plan->sums_geometry = plan->steps[0].geometry;
+            }
+            if (wants_dx) {
+                if (centred) {
+                    add_gradients(plan, p, sets, wants_gradients);
+                    wants_gradients = false;
+                    plan->totals = (size_t)sets * 16;
+                }
+                struct normfuse_problem rest = *p;
+                struct shape of_dz = *shape;
+                if (shape->added && centred) {
+                    normfuse_cuda_go_on_from_dz(&rest);
+                    of_dz = normfuse_cuda_without_addition(shape, &rest);
+                }
+                if (!add_step(&of_dz, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
+                    return false;
+                plan->steps[plan->count - 1].of_dpost_add = shape->added && centred;
+            }
+        }
+        if (sums && (wants_gradients || plan->totals || plan->steps[0].geometry.contributors > 0))
+            plan->sums =
+                (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots) * 16;
+    } else if (sums && wants_gradients) {
+        plan->sums = 64; /* none are read: every channel has no parts */
+        plan->sums_geometry.sum_slots = 0;
+        plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    }
+    if (wants_gradients)
+        add_gradients(plan, p, 0, true);
+    return true;
+}
+
+static bool make_plan(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                      bool has_tickets, bool explains, struct plan *plan)
+{
+    struct shape shape;
+    *plan = (struct plan){.count = 0};
+    if (!normfuse_cuda_shape_of(problem, device, has_tickets, &shape))
+        return false;
+    shape.explains = explains;
+    return shape.direction == FORWARD ? plan_forward(&shape, plan) : plan_backward(&shape, plan);
+}
+
+void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                           bool has_tickets)
+{
+    struct plan plan;
+    (void)make_plan(problem, device, has_tickets, true, &plan);
+}
+
+/* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
+ * 20 us, which a network of more layers than are remembered pays at every layer. So all threads together remember the
+ * last plans, and each its own last one, which it need not lock. Of a pointer what the plan depends on is compared. */
+enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
+
+struct known_plan {
+    struct normfuse_problem key;
+    uint64_t device; /* its serial number; 0: nothing is known here */
+    bool has_tickets, found;
+    struct plan plan;
+};
+
+static struct {
+    pthread_mutex_t mutex;
+    struct known_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
+    unsigned next;                        /* of these, the one that is given up where all are taken */
+} remembered = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static struct normfuse_problem key_of(const struct normfuse_problem *problem)
+{
+    static const char places[17];
+    struct normfuse_problem key;
+    memset(&key, 0, sizeof key); /* padding is compared, too */
+    key.name = problem->name;
+    key.sets = problem->sets;
+    key.phases = problem->phases;
+    key.type = problem->type;
+    key.columns = problem->columns;
+    key.has_running_momentum = problem->has_running_momentum;
+    key.activation = problem->activation;
+    key.n = problem->n;
+    key.c = problem->c;
+    key.s = problem->s;
+    key.groups = problem->groups;
+    key.evaluate = problem->evaluate;
+    key.device = problem->device;
+    struct normfuse_problem of = *problem;
+    struct normfuse_view *from[VIEWS], *to[VIEWS];
+    normfuse_cuda_views(&of, from);
+    normfuse_cuda_views(&key, to);
+    for (int i = 0; i < VIEWS; i++)
+        if (from[i]->data != NULL)
+            *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
+                                            from[i]->batch, from[i]->channel, from[i]->position};
+    const struct normfuse_parameter *const given[] = {&problem->weight, &problem->bias,         &problem->scale,
+                                                      &problem->shift,  &problem->dweight,      &problem->dbias,
+                                                      &problem->dscale, &problem->dshift,       &problem->mean,
+                                                      &problem->rstd,   &problem->running_mean, &problem->running_var};
+    struct normfuse_parameter *const kept[] = {&key.weight,  &key.bias,  &key.scale,        &key.shift,
+                                               &key.dweight, &key.dbias, &key.dscale,       &key.dshift,
+                                               &key.mean,    &key.rstd,  &key.running_mean, &key.running_var};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        if (given[i]->data != NULL) {
+            kept[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
+            kept[i]->channel = given[i]->channel;
+            kept[i]->type = given[i]->type;
+        }
+        kept[i]->batch = given[i]->batch;
+    }
+    return key;
+}
+
+static uint64_t hash_of(const struct normfuse_problem *key)
+{
+    const char *const bytes = (const char *)key;
+    uint64_t hash = 0, word;
+    for (size_t i = 0; i + sizeof word <= sizeof *key; i += sizeof word) {
+        memcpy(&word, bytes + i, sizeof word);
+        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+static bool is_plan_of(const struct known_plan *known, const struct normfuse_problem *key, uint64_t device,
+                       bool has_tickets)
+{
+    return known->device == device && known->has_tickets == has_tickets && memcmp(&known->key, key, sizeof *key) == 0;
+}
+
+static bool recall(struct known_plan *known, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
+                   bool has_tickets)
+{
+    bool found = false;
+    pthread_mutex_lock(&remembered.mutex);
+    for (unsigned i = 0; i < PLACES_OF_A_PLAN && !found; i++) {
+        const struct known_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
+        found = here != NULL && is_plan_of(here, key, device, has_tickets);
+        if (found)
+            *known = *here;
+    }
+    pthread_mutex_unlock(&remembered.mutex);
+    return found;
+}
+
+/* Nothing is remembered where there is no memory. */
+static void remember(const struct known_plan *known, uint64_t hash)
+{
+    struct known_plan *mine = malloc(sizeof *mine);
+    if (mine == NULL)
+        return;
+    *mine = *known;
+    pthread_mutex_lock(&remembered.mutex);
+    struct known_plan **place = NULL;
+    for (unsigned i = 0; i < PLACES_OF_A_PLAN && place == NULL; i++)
+        if (remembered.plans[(hash + i) % PLANS_KEPT] == NULL)
+            place = &remembered.plans[(hash + i) % PLANS_KEPT];
+    if (place == NULL)
+        place = &remembered.plans[(hash + remembered.next++ % PLACES_OF_A_PLAN) % PLANS_KEPT];
+    struct known_plan *const before = *place;
+    *place = mine;
+    pthread_mutex_unlock(&remembered.mutex);
+    free(before);
+}
+
+void normfuse_cuda_plans_after_fork(void)
+{
+    pthread_mutex_init(&remembered.mutex, NULL);
+}
+
+const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
+                                         const struct normfuse_cuda_device *device, bool has_tickets, bool *is_certain)
+{
+    static _Thread_local struct known_plan last;
+    *is_certain = true;
+    const struct normfuse_problem key = key_of(problem);
+    if (!is_plan_of(&last, &key, device->serial, has_tickets)) {
+        const uint64_t hash = hash_of(&key);
+        if (!recall(&last, hash, &key, device->serial, has_tickets)) {
+            last.key = key;
+            last.device = device->serial;
+            last.has_tickets = has_tickets;
+            (void)normfuse_cuda_lacks_answers();
+            last.found = make_plan(problem, device, has_tickets, false, &last.plan);
+            *is_certain = !normfuse_cuda_lacks_answers();
+            if (*is_certain)
+                remember(&last, hash);
+            else
+                last.device = 0;
+        }
+    }
+    return last.found ? &last.plan : NULL;
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * schedules.h - what a launch is, and the schedules that a call may take. */
+#ifndef NORMFUSE_CUDA_SCHEDULES_H
+#define NORMFUSE_CUDA_SCHEDULES_H
+
+#include "shape.h"
+
+/* Teams: norm groups (columns: samples) that exchange through the grid at a time. Each has a ticket on a line of 16
+ * words. */
+enum { MOST_CLUSTER = 16, MOST_TEAMS = NORMFUSE_CUDA_TICKET_WORDS / 16 };
+
+/* One kernel of a call. */
+struct step {
+    enum normfuse_cuda_kernel kernel;
+    struct normfuse_cuda_geometry geometry;
+    int32_t phases, source;
+    uint32_t threads, cluster;
+    uint32_t without_packs; /* threads of the last warp, where that has other work */
+    int32_t at_once;        /* rows, and what else a schedule of columns has: kernels.h */
+    union normfuse_cuda_of_schedule of;
+    int64_t blocks;
+    size_t shared;
+    bool cooperative, needs_tickets;
+    bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
+};
+
+/* One way of holding norm groups on the chip. */
+struct schedule {
+    const char *name;
+    /* NULL: it may take this; else why it cannot. refuse and yield may be NULL. */
+    const char *(*refuse)(const struct shape *);
+    /* Why it leaves this to the best of those before it. */
+    const char *(*yield)(const struct shape *, const struct step *best);
+    int (*variants)(const struct shape *); /* sizes of blocks and clusters; NULL: one */
+    /* NULL: `step`, zeros but for what this sets; else why not. A schedule without this holds nothing: two passes. */
+    const char *(*configure)(const struct shape *, int variant, struct step *step);
+    double (*estimate)(const struct shape *, const struct step *); /* microseconds; NULL: taken before all after it */
+};
+extern const struct schedule *const normfuse_cuda_rows_schedules[],
+    *const normfuse_cuda_columns_schedules[]; /* to NULL */
+extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers;
+
+/* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
+bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
+/* Two passes: a kernel that only sums, or one that writes from given statistics. False: it does not fit. */
+bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
+
+struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
+/* Blocks of a step that run at the same time. */
+int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step);
+/* Columns: vectors of what is walked as a row; `width` of them a block, in which `group` channels are joined; vectors
+ * of a row that have channels of one group, at most. */
+int64_t normfuse_cuda_packs_of_row(const struct shape *shape);
+struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape *shape, int64_t width, int64_t group);
+int64_t normfuse_cuda_most_packs_of_group(const struct shape *shape, int64_t groups, int64_t group);
+
+static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->pack > 1);
+}
+
+/* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
+static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
+{
+    return normfuse_cuda_kernel_table[kernel_of(shape, schedule)].vectors;
+}
+
+static inline bool is_of(const struct step *step, enum normfuse_cuda_schedule schedule)
+{
+    return normfuse_cuda_kernel_table[step->kernel].schedule == schedule;
+}
+
+/* A cluster that has the blocks of all samples, and so the parameters' gradients. */
+static inline bool finds_gradients(const struct step *step)
+{
+    return is_of(step, NORMFUSE_SCHEDULE_cluster) && step->of.cluster.samples > 0;
+}
+
+/* One block a multiprocessor, which hold samples together; the kernel finds the parameters' gradients, too. */
+static inline bool holds_grid(const struct step *step)
+{
+    return is_of(step, NORMFUSE_SCHEDULE_grid_registers) || is_of(step, NORMFUSE_SCHEDULE_grid_pipeline) ||
+           is_of(step, NORMFUSE_SCHEDULE_grid_pipeline_batch);
+}
+
+/* Columns: blocks that go from sample to sample. */
+static inline bool spans_samples(const struct step *step, bool columns)
+{
+    return columns && (is_of(step, NORMFUSE_SCHEDULE_lanes) || is_of(step, NORMFUSE_SCHEDULE_lanes_rows));
+}
+
+/* Whether its blocks run at the same time all, as those that wait for one another must. */
+static inline bool is_resident(const struct shape *shape, const struct step *step)
+{
+    return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
+}
+
+/* All blocks of the grid wait for one another. */
+static inline void exchange_by_grid(struct step *step)
+{
+    step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
+    step->cooperative = step->needs_tickets = true;
+}
+
+#endif

@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * schedules_columns.c - the schedules of columns (NHWC) but for those of the whole grid, and their two passes. */
+#include "schedules.h"
+
+#include <math.h>
+
+/* Packs of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
+ * number, or of rows abreast all. */
+int64_t normfuse_cuda_packs_of_row(const struct shape *shape)
+{
+    return shape->problem->c * shape->abreast / shape->pack;
+}
+
+static int64_t packs_of_unit(const struct shape *shape, int64_t group)
+{
+    return shape->abreast > 1 ? normfuse_cuda_packs_of_row(shape)
+                              : normfuse_cuda_common_multiple(group, shape->pack) / shape->pack;
+}
+
+/* `width` packs a block; `group` channels are joined in it. */
+struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape *shape, int64_t width, int64_t group)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
+    g.width = (int32_t)width;
+    g.blocks_wide = (int32_t)divide_up(normfuse_cuda_packs_of_row(shape), width);
+    g.all_samples = normfuse_cuda_takes_all_samples(p);
+    g.abreast = shape->abreast;
+    g.row_channels = (int32_t)(p->c * shape->abreast);
+    g.row_values = (int32_t)(group * shape->abreast);
+    /* A sample begins up to all but one elements into its first pack. */
+    g.rows = (int32_t)(shape->uneven ? divide_up(p->s * p->c + shape->pack - 1, p->c * shape->abreast)
+                                     : p->s / shape->abreast);
+    g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
+    g.group = (int32_t)group;
+    g.sums_by_channel = g.all_samples;
+    return g;
+}
+
+/* A kernel that holds nothing: a thread walks any number of vectors. */
+static bool streams(enum normfuse_cuda_schedule kept)
+{
+    return kept == NORMFUSE_SCHEDULE_elementwise || kept == NORMFUSE_SCHEDULE_elementwise_residual ||
+           kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
+}
+
+/* `joins`: the kernel sums. */
+static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+                           int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    const int registers = vectors_of(shape, kept);
+    const int64_t at_once = (int64_t)threads / g->width;
+    step->kernel = kernel_of(shape, kept);
+    step->threads = threads;
+    g->passes = 1;
+    g->part_rows = (int32_t)part_rows;
+    g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
+    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
+    g->kept_shared = streams(kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
+    if (g->kept_shared > 0 && !shape->wide)
+        return false;
+    const int64_t channels = (int64_t)g->width * shape->pack;
+    int64_t groups = channels / g->group;
+    g->group_bits = g->channel_bits = g->piece_bits = 0;
+    while (g->group_bits < 5 && groups / g->abreast << (g->group_bits + 1) <= threads)
+        g->group_bits++;
+    while (g->channel_bits < 5 && channels / g->abreast << (g->channel_bits + 1) <= threads)
+        g->channel_bits++;
+    while (!shape->uneven && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->pack)
+        g->piece_bits++;
+    /* Once more, for rows that begin inside of packs. */
+    if (shape->uneven)
+        groups += groups / g->abreast;
+    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
+    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
+    g->sum_slots = g->parts;
+    step->blocks = (int64_t)g->sets * g->parts;
+    /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
+    const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
+    int64_t words, doubles = 0;
+    /* What passes goes through a ring of each thread. */
+    const bool rings = kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
+    size_t packs = (size_t)shape->tensors * 16 * (size_t)(rings ? registers : g->kept_shared) * threads;
+    if (shape->direction == BACKWARD) {
+        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
+    } else if (joins) {
+        const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
+        const size_t pieces = (size_t)(4 * at_once * (shape->pack >> g->piece_bits) * g->width) * shape->value_bytes;
+        /* Rings are done with when sums are joined. */
+        packs = rings ? (packs > pieces ? packs : pieces) : packs + pieces;
+        words = 4 * groups;
+        words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
+        doubles = groups + groups % 2;
+    } else {
+        words = 3 * stride;
+    }
+    step->shared = packs + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
+    return step->shared + 1024 <= shape->device->shared_per_block;
+}
+
+/* The packs of a row that have channels of one group, at most. */
+int64_t normfuse_cuda_most_packs_of_group(const struct shape *shape, int64_t groups, int64_t group)
+{
+    int64_t packs = 0;
+    for (int64_t i = 0; i < groups; i++)
+        packs = most(packs, ((i + 1) * group - 1) / shape->pack - i * group / shape->pack + 1);
+    return packs;
+}
+
+/* The same for a compact kernel, with threads for as few rows each as a block has room for, or as `few` as can be: more
+ * blocks then share a processor. False where it is not made for this. */
+static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts, bool few)
+{
+    enum { MOST_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t channels = (int64_t)g->width * shape->pack, groups = channels / g->group;
+    const int64_t part_rows = divide_up(g->rows, parts);
+    if (!shape->compact || groups > 32 || normfuse_cuda_packs_of_row(shape) % g->width != 0 ||
+        (parts - 1) * part_rows >= g->rows)
+        return false;
+    g->lane_bits = 5;
+    while (groups << g->lane_bits > 32)
+        g->lane_bits--;
+    const int64_t packs = normfuse_cuda_most_packs_of_group(shape, groups, g->group);
+    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
+    const int64_t most_threads = normfuse_tune("THREADS", shape->policy->column_threads) - (gives ? 32 : 0);
+    const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / packs);
+    if (at_most == 0)
+        return false;
+    const int64_t kept = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
+    if (slots > kept || (few && slots == kept))
+        return false;
+    const int64_t at_once = divide_up(part_rows, few ? kept : slots);
+    const uint32_t threads = whole_warps(g->width * at_once);
+    const int32_t lane_bits = g->lane_bits;
+    /* The blocks of all samples in one cluster, where that is small enough and nothing is asked for of each sample. */
+    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
+    const int64_t samples = gives && !is_modulated(p) && p->n * parts <= most_cluster ? p->n : 0;
+    const int64_t cluster = parts * most(1, samples);
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
+        g->kept_shared > 0)
+        return false;
+    g->lane_bits = lane_bits;
+    step->at_once = (int32_t)at_once;
+    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
+                                                      normfuse_cuda_divisor_of(at_once)};
+    const struct normfuse_cluster_layout layout =
+        shape->direction == FORWARD
+            ? normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, step->at_once, (int32_t)parts)
+            : normfuse_lay_out_cluster_backward(g->width, (int32_t)channels, (int32_t)groups, step->at_once,
+                                                (int32_t)parts, samples > 0 ? (int32_t)cluster : 0, gives);
+    step->shared = (size_t)layout.bytes;
+    /* The sums of channels are a warp's of their own. */
+    step->without_packs = gives ? 32 : 0;
+    step->threads += step->without_packs;
+    if (cluster > 1) {
+        step->cluster = (uint32_t)cluster;
+        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+    }
+    return step->shared + 1024 <= shape->device->shared_per_block;
+}
+
+/* Many samples of few rows, from one to the next. */
+static const char *configure_lanes(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    enum { MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    if (!shape->few_rows || p->n > INT32_MAX / 8)
+        return "it takes group norm of plain tensors, of groups of or in whole vectors";
+    const int64_t d = p->c / p->groups, packs = most(1, d / shape->pack);
+    const enum normfuse_cuda_schedule kept =
+        p->s == 1 && d >= shape->pack ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
+    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, kept)];
+    const int64_t most_rows = row->vectors;
+    const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / most_rows;
+    int lane_bits = 0, row_bits = 0;
+    while (INT64_C(1) << lane_bits < packs)
+        lane_bits++;
+    while (most_rows << row_bits < p->s && row_bits <= 5)
+        row_bits++;
+    /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 packs: 23.6 us, compact 20.5. */
+    if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
+        return "a part of a warp does not hold a group";
+    const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
+    const int64_t units = normfuse_cuda_packs_of_row(shape) / packs, blocks_wide = divide_up(units, segments);
+    const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
+    *g = normfuse_cuda_columns_geometry(shape, units_here * packs, d);
+    step->kernel = kernel_of(shape, kept);
+    step->threads = (uint32_t)row->threads;
+    step->at_once = 1 << row_bits;
+    step->of.lanes = (struct normfuse_cuda_lanes){
+        (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
+    const int64_t channels = units_here * packs * shape->pack;
+    step->shared = shape->direction == BACKWARD && shape->wants_gradients
+                       ? (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, (int32_t)channels).bytes
+                       : 0;
+    g->blocks_wide = (int32_t)blocks_wide;
+    g->lane_bits = lane_bits;
+    g->sets_a_block = (int32_t)samples;
+    const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
+    const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
+    const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
+    int64_t parts = most(1, normfuse_tune("WAVES", 1) * resident / blocks_wide);
+    if (step->shared > 0)
+        parts = most(parts, divide_up(p->n * rows_of_thread, samples * MOST_SUMMED));
+    parts = least(parts, rounds);
+    /* Few samples: forward each has a block of its own before all processors have one, backward one cluster has all. */
+    if (shape->direction == FORWARD ? rounds * blocks_wide < shape->device->processors : p->n <= MOST_CLUSTER)
+        return "samples are too few";
+    g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
+    g->sums_by_channel = 1;
+    g->by_pieces = g->by_set_channels = normfuse_cuda_divisor_of(d);
+    step->blocks = blocks_wide * parts;
+    return resident > 0 ? NULL : "no block is resident";
+}
+
+/* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,
+ * and what the blocks wait for one another. */
+static double estimate(const struct shape *shape, const struct step *step)
+{
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int32_t a_processor =
+        normfuse_cuda_blocks_per_processor(shape->device, step->kernel, step->threads, step->shared);
+    const int64_t slots = normfuse_cuda_resident_blocks(shape, step);
+    if (slots == 0)
+        return INFINITY;
+    const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
+    const double width_bytes = (double)g->width * (double)shape->pack_bytes;
+    double stretch = 1.0;
+    for (int i = 0; i < NORMFUSE_CUDA_WIDTHS; i++)
+        if (width_bytes < policy->widths[i].bytes && g->blocks_wide > 1) {
+            stretch = policy->widths[i].stretch;
+            break;
+        }
+    const double waves = ceil((double)step->blocks / (double)slots);
+    const double busy = (double)step->blocks / (waves * (double)slots);
+    /* Half of the processors draw most of the bandwidth. */
+    const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / shape->device->processors);
+    const double filled = waves < 4.0 ? fmax(busy, a_processor > 1 ? 0.8 : busy) : 1.0;
+    double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
+    if (!is_cluster && waves < 4.0)
+        time *= policy->columns_stretch[shape->direction];
+    if (a_processor == 1 && waves > 1.0)
+        time *= policy->alone;
+    /* A cluster starts where all of its blocks find room at once, so the others wait. */
+    if (step->cluster > 1 && waves > 1.0)
+        time *= 1.0 + policy->cluster_gap[shape->direction] * step->cluster;
+    /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
+    const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
+    if (shape->wants_gradients && !finds_gradients(step) &&
+        (is_cluster || parts_of_channel > policy->most_parts_of_last[1]))
+        time += policy->gradients_wait;
+    time += policy->columns_start[shape->direction];
+    if (is_cluster)
+        return time + (step->cluster > 1
+                           ? policy->compact_wait[0] + policy->compact_wait[1] * step->cluster * step->cluster +
+                                 policy->compact_wave * (waves - 1.0)
+                           : 0.0);
+    time += policy->not_compact[shape->direction];
+    if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
+        time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
+    if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
+        const double rounds = (double)divide_up(g->sets, g->teams);
+        const double groups = (double)g->width * shape->pack / g->row_values;
+        const double pair = 2.0 * (double)shape->value_bytes;
+        if (rounds > 1.0)
+            time *= policy->grid_rounds; /* all processors read, then all write */
+        time += policy->grid_wait[shape->direction] * rounds +
+                (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
+    }
+    return time * (shape->narrowed ? policy->narrow[shape->direction] : 1.0);
+}
+
+/* Packs of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
+ * that is a set of its own takes shared memory. */
+static int64_t widest_of(int64_t group)
+{
+    return group == 1 ? 64 : 256;
+}
+
+/* Reading twice, which holds nothing: what the others are compared with. */
+static double estimate_two_pass(const struct shape *shape, const struct step *step)
+{
+    (void)step;
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const int64_t packs = normfuse_cuda_packs_of_row(shape), d = group_of(shape->problem);
+    const double wide = d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
+    if (normfuse_tune("WIDTH", 0) || normfuse_tune("PARTS", 0) || normfuse_tune("EXCHANGE", -1) >= 0)
+        return INFINITY;
+    return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
+           policy->twice_wait[shape->direction];
+}
+
+/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
+ * all it holds; and the same with twice as many threads. */
+enum { WAYS = 16 };
+
+static int64_t units_of(int variant)
+{
+    return INT64_C(1) << variant / WAYS;
+}
+
+static int variants(const struct shape *shape)
+{
+    const int64_t packs = normfuse_cuda_packs_of_row(shape), unit = packs_of_unit(shape, group_of(shape->problem));
+    int count = 0;
+    while ((units_of(count) - 1) * unit < packs)
+        count += WAYS;
+    return count;
+}
+
+struct variant {
+    bool grid;
+    int64_t parts;   /* blocks a team */
+    int64_t at_most; /* rows at once */
+    bool twice;      /* as many threads */
+};
+
+/* Teams of as many blocks as share a multiprocessor's shared memory once, twice or four times; fewer teams of more
+ * blocks until a part fits. */
+static void choose_teams(const struct shape *shape, int bits, struct normfuse_cuda_geometry *g, int64_t *parts)
+{
+    const int64_t resident = (int64_t)shape->device->processors << bits,
+                  bytes = (int64_t)g->width * 16 * shape->tensors;
+    int64_t teams = least(g->sets, resident);
+    *parts = resident / teams;
+    while (teams > 1 && divide_up(g->rows, *parts) * bytes > (int64_t)shape->policy->resident_bytes >> bits) {
+        teams = (teams + 1) / 2;
+        *parts = resident / teams;
+    }
+    g->teams = (int32_t)teams;
+}
+
+static const char *begin_variant(const struct shape *shape, int number, struct step *step, struct variant *variant)
+{
+    static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
+    const int way = number % WAYS % 8;
+    const int64_t d = group_of(shape->problem), only_width = normfuse_tune("WIDTH", 0);
+    const int64_t only_parts = normfuse_tune("PARTS", 0), only_exchange = normfuse_tune("EXCHANGE", -1);
+    const int64_t width = least(units_of(number) * packs_of_unit(shape, d), normfuse_cuda_packs_of_row(shape));
+    if (width > 512 || (only_width && width != only_width))
+        return "rows are too wide for a block";
+    *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = number % WAYS >= 8};
+    const int64_t most_threads = normfuse_tune("THREADS", shape->policy->column_threads << variant->twice);
+    variant->at_most = least(most(1, most_threads / width), normfuse_cuda_most_at_once(shape, d));
+    /* Where the grid can work from rings it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, else 24.3.
+     */
+    if (variant->grid && (!shape->has_tickets || (shape->has_pipeline && !shape->batch)))
+        return shape->has_tickets ? "grid_pipeline does it better" : "there is no sync memory";
+    if (clusters[way] > 1 && !shape->device->clusters)
+        return "the device is older than 9.0";
+    if (only_exchange >= 0 && only_exchange != (variant->grid ? 2 : clusters[way] > 1 ? 1 : 0))
+        return "another exchange is wanted";
+    step->geometry = normfuse_cuda_columns_geometry(shape, width, d);
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (g->all_samples && shape->problem->n > 1)
+        return "samples of batch norm are apart";
+    if (variant->grid)
+        choose_teams(shape, way - 5, g, &variant->parts);
+    if (only_parts && variant->parts != only_parts)
+        return "other parts are wanted";
+    return variant->parts > g->rows || variant->parts < 1 ? "rows are fewer than blocks" : NULL;
+}
+
+/* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7. */
+static bool begin_cluster(const struct shape *shape, struct step *step, const struct variant *variant)
+{
+    return !variant->grid && settle_cluster(shape, step, variant->parts, variant->twice != (variant->parts > 1));
+}
+
+static const char *configure_cluster(const struct shape *shape, int number, struct step *step)
+{
+    struct variant variant;
+    const char *const reason = begin_variant(shape, number, step, &variant);
+    return reason != NULL ? reason : begin_cluster(shape, step, &variant) ? NULL : "registers do not hold whole groups";
+}
+
+static const char *configure_split(const struct shape *shape, int number, struct step *step)
+{
+    struct variant variant;
+    const char *const reason = begin_variant(shape, number, step, &variant);
+    if (reason != NULL)
+        return reason;
+    struct step other = *step;
+    if (begin_cluster(shape, &other, &variant))
+        return "cluster does it better";
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t parts = variant.parts;
+    /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
+    const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, variant.at_most);
+    const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : variant.at_most;
+    if (!settle_columns(shape, step, shape->plain ? NORMFUSE_SCHEDULE_split : NORMFUSE_SCHEDULE_general, part_rows,
+                        whole_warps(g->width * at_once), variant.grid ? 1 : (int32_t)parts, true))
+        return "shared memory does not hold it";
+    if (variant.grid) {
+        if (g->parts < 2 || g->teams > MOST_TEAMS)
+            return "blocks are too few, or teams too many";
+        exchange_by_grid(step);
+        step->blocks = (int64_t)g->teams * g->parts;
+        return is_resident(shape, step) ? NULL : "its blocks are not resident together";
+    }
+    if (g->parts != parts) {
+        g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
+        step->blocks = (int64_t)g->sets * parts;
+    }
+    if (parts > 1) {
+        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+        step->cluster = (uint32_t)parts;
+    }
+    return NULL;
+}
+
+static const char *refuse_cluster(const struct shape *shape)
+{
+    return shape->compact ? NULL : "it takes group norm of plain tensors with parameters that can be read in vectors";
+}
+
+static const struct schedule two_pass = {.name = "two_pass", .estimate = estimate_two_pass},
+                             lanes = {.name = "lanes", .configure = configure_lanes},
+                             cluster = {.name = "cluster",
+                                        .refuse = refuse_cluster,
+                                        .variants = variants,
+                                        .configure = configure_cluster,
+                                        .estimate = estimate},
+                             split = {.name = "split",
+                                      .variants = variants,
+                                      .configure = configure_split,
+                                      .estimate = estimate};
+
+const struct schedule *const normfuse_cuda_columns_schedules[] = {
+    &two_pass, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline, &normfuse_cuda_grid_registers, NULL};
+
+/* Blocks of `width` packs, whose sums are joined over `group` channels. */
+static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group,
+                       int64_t more)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const bool known = shape->known || shape->added;
+    const enum normfuse_cuda_schedule small = shape->known    ? NORMFUSE_SCHEDULE_elementwise
+                                              : shape->added  ? NORMFUSE_SCHEDULE_elementwise_residual
+                                              : shape->uneven ? NORMFUSE_SCHEDULE_unaligned
+                                              : shape->plain  ? NORMFUSE_SCHEDULE_two_pass
+                                                              : NORMFUSE_SCHEDULE_general;
+    const int64_t slots = vectors_of(shape, small) + (shape->plain || shape->added ? 0 : more);
+    step->geometry = normfuse_cuda_columns_geometry(shape, width, group);
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
+    /* Where rows are parted among blocks those are larger, if their rings find room. */
+    const bool parted = g->blocks_wide > 1 && shape->plain;
+    int64_t most_threads = normfuse_tune("PASSING", known          ? policy->known_threads[shape->direction]
+                                                    : shape->plain ? policy->passing_column_threads[parted]
+                                                                   : 256);
+    uint32_t threads;
+    for (;; most_threads = policy->passing_column_threads[0]) {
+        threads = whole_warps(width * least(most(1, most_threads / width), at_most));
+        if (settle_columns(shape, step, small, threads / width * slots, threads, 1, sums))
+            break;
+        if (most_threads <= policy->passing_column_threads[0])
+            return false;
+    }
+    const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
+    const int64_t resident = most(1, normfuse_cuda_resident_blocks(shape, step));
+    /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
+     * where all blocks are there at once, each takes the rows that come after those of the one before it. */
+    const int64_t waves =
+        normfuse_tune(sums ? "SUM_WAVES" : "WAVES", known && !sums    ? policy->known_waves[shape->direction]
+                                                    : parted && !sums ? policy->parted_waves
+                                                                      : policy->passing_waves[shape->direction][sums]);
+    int64_t passes = most(1, tiles * g->sets / (waves * resident));
+    /* A thread's sums grow no longer than docs/numerics.md says. */
+    passes = least(passes, sums           ? most(1, 128 / slots)
+                           : shape->added ? normfuse_tune("PASSES", policy->added_passes[shape->direction])
+                           : shape->known ? normfuse_tune("PASSES", policy->known_passes[shape->direction])
+                                          : normfuse_tune("PASSES", 4));
+    g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
+    if (sums && streams(small) && normfuse_tune("INTERLEAVE", 1)) {
+        const int64_t parts = most(divide_up(g->rows, 128 * at_once),
+                                   least(tiles, most(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
+        g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
+        passes = divide_up(g->part_rows, tile_rows);
+        g->interleaved = 1;
+    }
+    g->passes = (int32_t)passes;
+    g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
+    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
+    g->sum_slots = g->parts;
+    step->blocks = (int64_t)g->sets * g->parts;
+    g->backwards = !sums;
+    return true;
+}
+
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    /* Nothing is joined over a group where results or sums of single channels are all there is. */
+    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->added;
+    const int64_t packs = normfuse_cuda_packs_of_row(shape), d = of_groups ? p->c / p->groups : 1;
+    const int64_t unit = packs_of_unit(shape, d);
+    const int64_t more =
+        shape->wide ? normfuse_tune("SLOTS", shape->policy->passing_slots[1][shape->direction][sums]) : 0;
+    const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->added && (sums || shape->direction == BACKWARD);
+    const int64_t widest = widest_of(d);
+    int64_t width = least(packs, widest);
+    if (packs > widest && unit <= 512)
+        width = most(1, widest / unit) * unit;
+    if (unit <= 512 || packs <= widest) {
+        /* Of rows that begin inside of packs a lane would have too much of a large group: a later kernel joins it. */
+        const int64_t group = !joins ? width * shape->pack : normfuse_cuda_most_at_once(shape, d) > 0 ? d : 1;
+        if (pass_width(shape, step, sums, width, group, more) || pass_width(shape, step, sums, width, group, 0))
+            return true;
+    }
+    if (shape->abreast > 1) {
+        const struct shape narrow = normfuse_cuda_narrowed(shape);
+        return normfuse_cuda_pass_columns(&narrow, step, sums);
+    }
+    /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
+    for (width = least(packs, 64); width >= 1; width /= 2)
+        if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->pack, 0))
+            return true;
+    return false;
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * schedules_grid.c - columns: the whole grid holds samples, one block a multiprocessor. */
+#include "schedules.h"
+
+#include <math.h>
+
+/* Shared memory of a grid pipeline. */
+static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t stages,
+                             int64_t at_once, bool gives)
+{
+    const int32_t channels = g->width * shape->pack, groups = (int32_t)shape->problem->groups, rows = (int32_t)at_once;
+    const bool backward = shape->direction == BACKWARD;
+    return shape->batch ? normfuse_lay_out_batch((int32_t)stages, channels, rows, backward).bytes
+           : backward
+               ? normfuse_lay_out_grid_backward((int32_t)stages, g->width, channels, groups, rows, true, gives).bytes
+               : normfuse_lay_out_grid_forward((int32_t)stages, g->width, groups, rows).bytes;
+}
+
+static const char *refuse_grid(const struct shape *shape)
+{
+    return !shape->device->clusters ? "the device is older than 9.0"
+           : !shape->has_tickets    ? "there is no sync memory"
+                                    : NULL;
+}
+
+static const char *refuse_pipeline(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return !(shape->compact || shape->batch) ? "it takes plain tensors with parameters that can be read in vectors"
+           : p->x.position != p->c           ? "rows are not adjacent in memory"
+           : shape->direction == BACKWARD && is_modulated(p) ? "it has no gradient of scale and shift"
+                                                             : refuse_grid(shape);
+}
+
+/* Group norm by the whole grid, a block a processor, `rounds` samples one after the other, or batch norm. */
+static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
+{
+    /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
+     * what the kernels have in shared memory beside what is asked for. */
+    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 200, STATIC_BYTES = 1024 };
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
+    const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
+    const int64_t most_threads = normfuse_tune("GRID_THREADS", shape->policy->grid_threads);
+    if (teams >= MOST_TEAMS || shape->device->processors / teams < 2 || g->width > most_threads)
+        return false;
+    int64_t parts = shape->device->processors / teams, part_rows = divide_up(g->rows, parts);
+    const int64_t at_once = least(most_threads / g->width, part_rows);
+    const uint32_t consumers = whole_warps(at_once * g->width);
+    int64_t joined; /* of a group, by a lane */
+    const int64_t channels = (int64_t)g->width * shape->pack, row_bytes = g->width * 16;
+    if (shape->batch) {
+        g->lane_bits = 0;
+        while (g->lane_bits < 5 && channels << (g->lane_bits + 1) <= consumers)
+            g->lane_bits++;
+        joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
+    } else {
+        joined = divide_up(normfuse_cuda_most_packs_of_group(shape, groups, g->group) * at_once, LANES);
+    }
+    if (joined > MOST_ENTRIES)
+        return false;
+    const int64_t beside_ring = bytes_of_grid(shape, g, 0, at_once, gives);
+    const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_ring;
+    const int64_t slots =
+        least(normfuse_tune("TILE", shape->policy->grid_tile[shape->direction]), divide_up(part_rows, at_once));
+    const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
+    int64_t tiles = divide_up(part_rows, tile_rows);
+    const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
+    /* What a thread joins one after the other, in each tile and then of tiles, is bounded by docs/numerics.md. */
+    if (stages < least(tiles, 2) || tiles > (shape->direction == FORWARD ? 16 * (MOST_SUMMED / slots) : MOST_TILES))
+        return false;
+    struct normfuse_cuda_grid *const of = &step->of.grid;
+    of->interleaved = stages < tiles && teams == 1;
+    if (of->interleaved) {
+        const int64_t all = divide_up(g->rows, tile_rows);
+        tiles = divide_up(all, parts);
+        part_rows = tiles * tile_rows;
+        of->first_parts = (int32_t)(all - (tiles - 1) * parts);
+        of->lacking_rows = (int32_t)(all * tile_rows - g->rows);
+    } else {
+        parts = divide_up(g->rows, part_rows);
+        of->first_parts = (int32_t)parts;
+        of->lacking_rows = (int32_t)(parts * part_rows - g->rows);
+    }
+    step->kernel =
+        kernel_of(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
+    step->threads = consumers + 32;
+    step->without_packs = 32;
+    g->part_rows = (int32_t)part_rows;
+    g->parts = g->parts_a_sample = (int32_t)parts;
+    g->teams = (int32_t)teams;
+    step->at_once = (int32_t)at_once;
+    of->teams = (int32_t)teams;
+    of->small_part_rows = (int32_t)(part_rows - tile_rows);
+    of->stages = (int32_t)stages;
+    of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
+    /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
+    const int64_t turn_bytes = teams * parts * stage_bytes;
+    of->soon = (tiles - stages) * turn_bytes <= shape->policy->l2_again_bytes
+                   ? (int32_t)((normfuse_tune("SOON", 32) << 20) / turn_bytes)
+                   : 0;
+    g->by_pieces = normfuse_cuda_divisor_of(g->group);
+    g->by_set_channels = normfuse_cuda_divisor_of(shape->batch ? 1 : p->c / p->groups);
+    of->by_tile = normfuse_cuda_divisor_of(tile_rows);
+    of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
+    step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, gives);
+    step->blocks = teams * parts;
+    exchange_by_grid(step);
+    /* Batch norm joins what the gradients need anyway. */
+    g->sums_by_channel = gives || shape->batch;
+    g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
+    g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
+    return is_resident(shape, step);
+}
+
+/* The fewest rounds in which the ring holds the samples' parts; if none does, a sample at a time. */
+static const char *configure_pipeline(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t only_rounds = normfuse_tune("ROUNDS", 0);
+    const char *const refused = refuse_pipeline(shape);
+    if (refused != NULL)
+        return refused;
+    for (int64_t rounds = only_rounds ? only_rounds : 1; rounds <= p->n; rounds++) {
+        if (rounds > 1 && !only_rounds && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
+            continue;
+        *step = (struct step){
+            .geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_packs_of_row(shape), group_of(p))};
+        if (settle_grid(shape, step, rounds) &&
+            ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
+             step->geometry.teams == 1 || only_rounds))
+            return NULL;
+    }
+    return "no number of samples at a time fits the stages";
+}
+
+/* The memory's time, what is read again, and what blocks wait for one another. */
+static double estimate_pipeline(const struct shape *shape, const struct step *step)
+{
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const double rounds = (double)divide_up(shape->problem->n, g->teams);
+    const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
+    const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
+    /* Of what moves at least, the part that is read. */
+    const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
+    const double busy =
+        (double)step->blocks / shape->device->processors * (double)shape->problem->n / (rounds * g->teams);
+    const double channels = (double)g->width * shape->pack;
+    return shape->bytes *
+               (policy->grid_stretch[shape->direction] + reads * policy->grid_again[shape->direction] * again) /
+               (policy->bytes_a_microsecond * busy) +
+           policy->grid_meeting[shape->direction] + channels * policy->grid_channel[shape->direction] +
+           (shape->batch
+                ? policy->grid_batch[shape->direction] + channels * policy->grid_batch_channel[shape->direction]
+                : 0.0) +
+           policy->grid_round[shape->direction] * (rounds - 1.0) / g->teams;
+}
+
+static const char *refuse_registers(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return shape->direction == FORWARD || !shape->compact ? "it takes backwards of group norm on plain tensors"
+           : is_modulated(p)                              ? "it has no scale and shift"
+           : p->activation == NORMFUSE_HARDSWISH || p->activation == NORMFUSE_RELU6 ? "it lacks the activation"
+           : p->mean.type > NORMFUSE_F32 || p->rstd.type > NORMFUSE_F32             ? "statistics are of 16 bits"
+                                                                                    : refuse_grid(shape);
+}
+
+/* The backward of group norm of all samples at once, a block a processor, whose threads keep all packs in registers. */
+static const char *configure_registers(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    enum { MOST_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
+    const struct normfuse_problem *const p = shape->problem;
+    step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_packs_of_row(shape), group_of(p));
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const bool gives = shape->wants_gradients;
+    const int64_t most_threads = shape->policy->grid_threads;
+    const int64_t channels = (int64_t)g->width * shape->pack, groups = p->groups;
+    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->processors || g->width > most_threads)
+        return "samples are too many, or rows too wide";
+    const int64_t part_rows = divide_up(g->rows, shape->device->processors / p->n);
+    const int64_t slots = divide_up(part_rows, least(most_threads / g->width, part_rows));
+    const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
+    if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
+        divide_up(normfuse_cuda_most_packs_of_group(shape, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
+        return "its registers do not hold what a multiprocessor has of the samples";
+    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
+    step->threads = whole_warps(at_once * g->width);
+    step->shared = (size_t)normfuse_lay_out_grid_backward(0, g->width, (int32_t)channels, (int32_t)groups,
+                                                          (int32_t)at_once, false, gives)
+                       .bytes;
+    g->part_rows = (int32_t)part_rows;
+    g->parts = g->parts_a_sample = (int32_t)parts;
+    g->teams = (int32_t)p->n;
+    step->at_once = (int32_t)at_once;
+    step->of.grid.teams = (int32_t)p->n;
+    g->by_pieces = g->by_set_channels = normfuse_cuda_divisor_of(g->group);
+    step->blocks = p->n * parts;
+    exchange_by_grid(step);
+    g->sums_by_channel = gives;
+    g->sum_slots = (int32_t)step->blocks;
+    g->contributors = gives ? (int32_t)step->blocks : 0;
+    return is_resident(shape, step) ? NULL : "its blocks are not resident together";
+}
+
+static double estimate_registers(const struct shape *shape, const struct step *step)
+{
+    (void)step;
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    return shape->bytes * policy->spread_stretch / policy->bytes_a_microsecond + policy->spread_meeting;
+}
+
+/* What clusters do at once, with the gradients, waits less than the whole grid: 1x256x64x64 f16 backward 7.9 us, the
+ * grid 9.1; 2x2560x8x8 5.2 and 8.0; in two waves 2x640x32x32 12.1 and 9.4. */
+static const char *yield_to_cluster(const struct shape *shape, const struct step *best)
+{
+    return shape->direction == BACKWARD && best->threads > 0 && is_of(best, NORMFUSE_SCHEDULE_cluster) &&
+                   is_resident(shape, best) && (!shape->wants_gradients || finds_gradients(best))
+               ? "clusters do it at once"
+               : NULL;
+}
+
+const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
+                                                     .refuse = refuse_pipeline,
+                                                     .yield = yield_to_cluster,
+                                                     .configure = configure_pipeline,
+                                                     .estimate = estimate_pipeline};
+const struct schedule normfuse_cuda_grid_registers = {.name = "grid_registers",
+                                                      .refuse = refuse_registers,
+                                                      .yield = yield_to_cluster,
+                                                      .configure = configure_registers,
+                                                      .estimate = estimate_registers};

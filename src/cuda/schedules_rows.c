@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * schedules_rows.c - the schedules of rows (NCHW), in order of preference, and their two passes. */
+#include "schedules.h"
+
+#include <math.h>
+
+static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
+    g.spans = (int32_t)(shape->ragged ? normfuse_cuda_ragged_spans(p, shape->pack) : p->s / shape->pack);
+    g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
+                        : p->sets == NORMFUSE_SETS_BATCH ? p->n
+                                                         : p->c);
+    g.sets = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->n * p->groups
+                       : p->sets == NORMFUSE_SETS_BATCH ? p->c
+                                                        : p->n);
+    const int64_t rows = (int64_t)g.outer * g.spans;
+    g.rows = is_countable(rows) ? (int32_t)rows : 0;
+    g.part_rows = g.rows;
+    g.group = p->sets == NORMFUSE_SETS_GROUP ? g.outer : 1;
+    g.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    return g;
+}
+
+/* A kernel that holds nothing: a thread walks any number of vectors. */
+static bool streams(const struct shape *shape, enum normfuse_cuda_schedule kept)
+{
+    return kept == NORMFUSE_SCHEDULE_two_pass && shape->direction == FORWARD;
+}
+
+/* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
+static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+                        int64_t part_rows, uint32_t threads)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    const int registers = vectors_of(shape, kept);
+    const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
+    const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
+
+    step->kernel = kernel_of(shape, kept);
+    step->threads = threads;
+    g->passes = 1;
+    g->part_rows = (int32_t)part_rows;
+    g->parts = (int32_t)divide_up(g->rows, part_rows);
+    g->segment_rows = (int32_t)(shape->direction == FORWARD ? each : 32 * each);
+    g->kept_shared = streams(shape, kept) ? 0 : (int32_t)most(0, each - registers);
+    if (g->kept_shared > 0 && shape->pack == 1)
+        return false;
+    const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
+    g->coefficients = (int32_t)touched;
+    g->channels_a_segment = shape->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
+    g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
+    step->blocks = (int64_t)g->sets * g->parts;
+    const int64_t numbers = shape->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
+    step->shared =
+        (size_t)shape->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * shape->value_bytes;
+    return step->shared + 2048 <= shape->device->shared_per_block;
+}
+
+/* Sets so small that each segment of a warp holds one: of at most 128 elements, where packs are ragged, so a warp that
+ * has one to itself would gain nothing by packs. */
+static bool settle_lanes(const struct shape *shape, struct step *step)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (shape->ragged || (shape->wide && shape->problem->type == NORMFUSE_F64)) {
+        struct shape general = normfuse_cuda_narrowed(shape);
+        /* Ragged for their derivative alone. */
+        general.wide = shape->ragged && normfuse_cuda_rows_abreast(shape->problem, shape->pack, false) == 1;
+        if (general.wide) {
+            general.pack = shape->pack;
+            general.pack_bytes = shape->pack_bytes;
+        }
+        const struct normfuse_cuda_geometry given = *g;
+        *g = rows_geometry(&general);
+        if (g->rows > 0 && normfuse_tune("RAGGED", 1) == 1 && settle_lanes(&general, step))
+            return true;
+        *g = given;
+        return false;
+    }
+    const struct normfuse_problem *const p = shape->problem;
+    const int least_packs = vectors_of(shape, NORMFUSE_SCHEDULE_lanes);
+    int32_t lane_bits = 0;
+    while (INT64_C(1) << lane_bits < divide_up(g->rows, least_packs))
+        lane_bits++;
+    if (lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * shape->device->processors)
+        return false;
+    g->lane_bits = lane_bits;
+    const uint32_t threads = 128;
+    const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
+    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lanes);
+    step->threads = threads;
+    g->sets_a_block = (int32_t)(threads >> g->lane_bits);
+    g->segment_rows = (int32_t)g->rows;
+    g->coefficients = g->sets_a_block * (by_sample ? 1 : (int32_t)g->outer);
+    g->channels_a_segment = by_sample ? 1 : (int32_t)g->outer;
+    g->sum_slots = 1;
+    step->blocks = divide_up(g->sets, g->sets_a_block);
+    step->shared =
+        (size_t)(shape->direction == FORWARD ? 4 * g->coefficients
+                                             : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
+        shape->value_bytes;
+    return true;
+}
+
+/* What all blocks of the grid read or write in a round, in microseconds a tensor. */
+static double microseconds_a_round(const struct shape *shape, const struct step *step)
+{
+    return (double)step->blocks * (double)step->geometry.part_rows * (double)shape->pack_bytes /
+           shape->policy->bytes_a_microsecond;
+}
+
+/* `teams` sets at a time, with all blocks of the grid resident, two a processor. */
+static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+                        uint32_t threads, int64_t teams)
+{
+    const struct normfuse_cuda_device *const device = shape->device;
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    struct step trial = {.geometry = rows_geometry(shape)};
+    const int64_t blocks = 2 * (int64_t)device->processors / teams;
+    if (!shape->has_tickets || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
+        !settle_rows(shape, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
+        trial.shared > policy->shared_a_block)
+        return false;
+    trial.blocks = teams * trial.geometry.parts;
+    /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
+     * rows allow no packs: 2375 us against 700). */
+    const bool rounds = teams < trial.geometry.sets;
+    if (rounds && (double)trial.geometry.part_rows * (double)shape->pack_bytes < policy->least_round_bytes)
+        return false;
+    if (!is_resident(shape, &trial))
+        return false;
+    trial.geometry.teams = (int32_t)teams;
+    exchange_by_grid(&trial);
+    trial.geometry.late_blocks = device->processors;
+    if (rounds)
+        trial.geometry.late_cycles = (int32_t)normfuse_tune(
+            "LATE", (int64_t)(microseconds_a_round(shape, &trial) * shape->tensors * policy->cycles_a_microsecond));
+    *step = trial;
+    return true;
+}
+
+/* Of norm groups that one block cannot hold, or that are too few. */
+struct split {
+    enum normfuse_cuda_schedule kept;
+    int64_t parts;    /* blocks a norm group; 1: it may be one block's */
+    uint32_t threads; /* of each */
+    int64_t cluster; /* and of the blocks of a cluster: the backward has more to do between reading and writing, so more
+                        and smaller blocks side by side */
+    uint32_t cluster_threads;
+};
+
+static int64_t most_cluster_of(const struct shape *shape)
+{
+    const int64_t tuned = normfuse_tune("CLUSTER", shape->policy->most_cluster[shape->direction]);
+    return shape->device->clusters ? least(NORMFUSE_CUDA_RUN_CLUSTER, tuned) : 1;
+}
+
+static struct split split_of(const struct shape *shape, const struct normfuse_cuda_geometry *g)
+{
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->pack_bytes * shape->tensors));
+    const int64_t blocks_wanted = 2 * shape->device->processors, only = normfuse_tune("PARTS", 0);
+    int64_t parts = divide_up(set_bytes, policy->part_bytes[shape->direction]);
+    if (g->sets * parts < blocks_wanted)
+        parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
+    parts = most(1, only != 0 ? only : parts);
+    struct split split = {.kept = shape->ragged  ? NORMFUSE_SCHEDULE_unaligned
+                                  : shape->plain ? NORMFUSE_SCHEDULE_split
+                                                 : NORMFUSE_SCHEDULE_general,
+                          .parts = parts};
+    int64_t threads = normfuse_tune("THREADS", policy->many_threads[shape->direction]);
+    /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
+     * sets are small. */
+    if (parts == 1 && shape->plain)
+        threads = least(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.kept))));
+    if (set_bytes <= policy->small_set_bytes)
+        threads = least(threads, 128);
+    split.threads = split.cluster_threads = (uint32_t)threads;
+    split.cluster = parts;
+    const int64_t small_bytes = policy->small_part_bytes[shape->direction];
+    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= most_cluster_of(shape) && only == 0) {
+        split.cluster = most(parts, divide_up(set_bytes, small_bytes));
+        split.cluster_threads = (uint32_t)normfuse_tune("THREADS", 128);
+    }
+    return split;
+}
+
+static const char *refuse(const struct shape *shape)
+{
+    return rows_geometry(shape).rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
+}
+
+static const char *configure_lanes(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    step->geometry = rows_geometry(shape);
+    return settle_lanes(shape, step) ? NULL : "norm groups are too large, or too few";
+}
+
+/* The schedule of blocks that hold few vectors a thread. */
+static enum normfuse_cuda_schedule small_schedule(const struct shape *shape)
+{
+    return shape->ragged  ? NORMFUSE_SCHEDULE_unaligned
+           : shape->plain ? NORMFUSE_SCHEDULE_two_pass
+                          : NORMFUSE_SCHEDULE_general;
+}
+
+/* Of few sizes the one with most sets on a multiprocessor at once, where its last wave is no emptier; of as many, the
+ * largest. */
+static bool settle_whole(const struct shape *shape, struct step *step)
+{
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const struct normfuse_cuda_device *const device = shape->device;
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const enum normfuse_cuda_schedule whole = shape->ragged ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
+    const int64_t each = vectors_of(shape, whole);
+    const int32_t *const sizes = policy->whole_threads[shape->direction];
+    const int64_t widest = normfuse_tune("WHOLE", sizes[0]);
+    int64_t most_blocks = 0;
+    double best = 0.0;
+    struct step fit = {0};
+    for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
+        const int64_t size = i == 0 ? widest : sizes[i];
+        const int64_t threads = least(size, whole_warps(divide_up(g->rows, each)));
+        struct step trial = *step;
+        if (size > widest || !settle_rows(shape, &trial, whole, g->rows, (uint32_t)threads) ||
+            trial.shared > (size_t)normfuse_tune("WHOLE_SHARED", (int64_t)policy->shared_a_block))
+            continue;
+        const int64_t blocks = normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared);
+        const double waves = blocks > 0 ? (double)trial.blocks / (double)(blocks * device->processors) : INFINITY;
+        const double filled = waves / ceil(waves);
+        if (blocks > most_blocks && filled >= 0.9 * best) {
+            most_blocks = blocks;
+            best = filled;
+            fit = trial;
+        }
+    }
+    *step = fit;
+    return fit.threads > 0;
+}
+
+static const char *configure_block(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    step->geometry = rows_geometry(shape);
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (split_of(shape, g).parts > 1)
+        return "a norm group is too large for a block, or norm groups are too few";
+    if (shape->plain)
+        return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
+    /* As few threads as the registers of the small kernel allow, or twice as many where blocks are few. */
+    const enum normfuse_cuda_schedule small = small_schedule(shape);
+    const int32_t few = vectors_of(shape, small);
+    const int64_t wanted = g->sets < 4 * shape->device->processors ? most(1, few / 2) : few;
+    const int64_t most_threads = normfuse_tune("FEW", shape->policy->few_threads[shape->direction]);
+    const int64_t threads = whole_warps(divide_up(g->rows, wanted)), fewer = whole_warps(divide_up(g->rows, few));
+    if (threads <= most_threads && settle_rows(shape, step, small, g->rows, (uint32_t)threads) && g->kept_shared == 0)
+        return NULL;
+    return fewer <= most_threads && settle_rows(shape, step, small, g->rows, (uint32_t)fewer)
+               ? NULL
+               : "a norm group needs more threads than pay";
+}
+
+static const char *configure_grid(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    const struct normfuse_cuda_geometry g = rows_geometry(shape);
+    const struct split split = split_of(shape, &g);
+    return split.parts < 4                                               ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.kept, split.threads, g.sets) ? NULL
+                                                                         : "its blocks are not resident together";
+}
+
+/* A block, or a cluster of few, with vectors in shared memory, too. */
+static const char *configure_cluster(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const struct normfuse_cuda_device *const device = shape->device;
+    step->geometry = rows_geometry(shape);
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct split split = split_of(shape, g);
+    const int64_t most_cluster = most_cluster_of(shape);
+    struct step fit = {0};
+    int64_t least_time = INT64_MAX;
+    for (int64_t cluster = split.cluster; cluster <= most_cluster && cluster <= g->rows; cluster++) {
+        struct step trial = *step;
+        if (!settle_rows(shape, &trial, split.kept, divide_up(g->rows, cluster), split.cluster_threads))
+            continue;
+        if (trial.shared > policy->shared_a_block && cluster < most_cluster)
+            continue;
+        if (cluster > 1) {
+            /* Parts that round away would leave blocks of the cluster without rows. */
+            trial.geometry.parts = (int32_t)cluster;
+            if (shape->problem->sets == NORMFUSE_SETS_BATCH)
+                trial.geometry.sum_slots = trial.geometry.parts;
+            trial.blocks = (int64_t)g->sets * cluster;
+            trial.cluster = (uint32_t)cluster;
+            trial.geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
+            if (normfuse_cuda_resident_blocks(shape, &trial) == 0)
+                continue;
+        }
+        /* Few waves of blocks: the last one should not be half empty. */
+        const int64_t resident =
+            most(1, (int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared) *
+                        device->processors);
+        const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
+        if (time < least_time) {
+            least_time = time;
+            fit = trial;
+        }
+        if (waves > 3 || cluster == 1 || normfuse_tune("PARTS", 0) != 0)
+            break;
+    }
+    *step = fit;
+    return least_time < INT64_MAX ? NULL : "no cluster has room for a norm group";
+}
+
+/* As many sets at a time as take the least time in all. */
+static const char *configure_rounds(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    const struct normfuse_cuda_geometry g = rows_geometry(shape);
+    const struct split split = split_of(shape, &g);
+    const int64_t sets = g.sets, only = normfuse_tune("TEAMS", 0);
+    double least_time = INFINITY;
+    for (int64_t teams = least(sets, 2 * shape->device->processors); teams >= 1; teams--) {
+        struct step trial;
+        if ((only != 0 && teams != only) || !settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
+            continue;
+        const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + shape->policy->round_wait;
+        const double time = (double)divide_up(sets, teams) * round;
+        if (time < least_time) {
+            least_time = time;
+            *step = trial;
+        }
+    }
+    return least_time < INFINITY ? NULL : "the grid does not hold one";
+}
+
+/* Tiles that only sum, or that only write from statistics that are known. */
+bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
+{
+    step->geometry = rows_geometry(shape);
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    if (g->rows == 0)
+        return false;
+    if (!sums && settle_lanes(shape, step))
+        return true;
+    const enum normfuse_cuda_schedule small = small_schedule(shape);
+    const bool stream = streams(shape, small);
+    /* Packs in shared memory are asked for with the others: more in flight for each wait. */
+    const int64_t more = shape->pack > 1 && !stream
+                             ? normfuse_tune("SLOTS", shape->policy->passing_slots[0][shape->direction][sums])
+                             : 0;
+    const int64_t slots = vectors_of(shape, small) + more;
+    const int64_t threads = least(normfuse_tune("PASSING", shape->policy->passing_threads[stream && !sums]),
+                                  whole_warps(divide_up(g->rows, slots)));
+    const int64_t tile_rows = threads * slots;
+    const int64_t tiles = divide_up(g->rows, tile_rows);
+    /* Forward sums go on in registers from tile to tile. */
+    int64_t passes = 1;
+    if (stream) {
+        const int64_t waves = normfuse_tune(sums ? "SUM_WAVES" : "WAVES", shape->policy->passing_waves[0][sums]);
+        const int64_t resident = (int64_t)normfuse_cuda_blocks_per_processor(shape->device, kernel_of(shape, small),
+                                                                             (uint32_t)threads, 1024) *
+                                 shape->device->processors;
+        passes = tiles * g->sets / (waves * most(1, resident));
+        passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_tune("PASSES", 2)));
+    } else if (sums && shape->direction == FORWARD) {
+        passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)shape->device->processors)));
+    }
+    /* Sums have no coefficients to keep, whatever the number of channels. */
+    while (!settle_rows(shape, step, small, stream && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
+        if (sums || passes == 1)
+            return false;
+        passes /= 2;
+    }
+    g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
+    g->segment_rows = (int32_t)(shape->direction == FORWARD ? slots : 32 * slots);
+    g->passes = (int32_t)passes;
+    g->parts = (int32_t)divide_up(g->rows, g->part_rows);
+    if (shape->problem->sets == NORMFUSE_SETS_BATCH)
+        g->sum_slots = g->parts;
+    step->blocks = (int64_t)g->sets * g->parts;
+    g->backwards = !sums;
+    return true;
+}
+
+static const struct schedule lanes = {.name = "lanes", .refuse = refuse, .configure = configure_lanes},
+                             block = {.name = "block", .refuse = refuse, .configure = configure_block},
+                             grid = {.name = "grid", .refuse = refuse, .configure = configure_grid},
+                             cluster = {.name = "cluster", .refuse = refuse, .configure = configure_cluster},
+                             rounds = {.name = "grid in rounds", .refuse = refuse, .configure = configure_rounds};
+
+const struct schedule *const normfuse_cuda_rows_schedules[] = {&lanes, &block, &grid, &cluster, &rounds, NULL};

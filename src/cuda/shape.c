@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * shape.c - see shape.h. */
+#include "shape.h"
+
+#include <math.h>
+
+void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
+{
+    struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                              &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    for (int i = 0; i < VIEWS; i++)
+        views[i] = all[i];
+}
+
+static int present_views(const struct normfuse_problem *p, const struct normfuse_view *views[VIEWS])
+{
+    const struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                                    &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    int count = 0;
+    for (int i = 0; i < VIEWS; i++)
+        if (all[i]->data != NULL)
+            views[count++] = all[i];
+    return count;
+}
+
+int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y != 0) {
+        const int64_t t = x % y;
+        x = y;
+        y = t;
+    }
+    return a / x * b;
+}
+
+/* How many rows have to be walked as one so that every tensor can be read and written in packs of 16 bytes: one, or
+ * under columns the fewest adjacent ones that are whole packs; 0 where that is impossible. `uneven`: though samples
+ * begin and end inside of packs. */
+int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *p, int pack, bool uneven)
+{
+    enum { MOST_PACKS = 512 }; /* of rows abreast, which a block has whole */
+    int64_t abreast = 1;
+    if (p->columns && p->c % pack != 0) {
+        abreast = normfuse_cuda_common_multiple(p->c, pack) / p->c;
+        if ((p->s % abreast != 0 && !uneven) || p->c * abreast / pack > MOST_PACKS)
+            return 0;
+    } else if (uneven || (!p->columns && p->s % pack != 0)) {
+        return 0;
+    }
+    const struct normfuse_view *views[VIEWS];
+    const int count = present_views(p, views);
+    for (int i = 0; i < count; i++) {
+        const struct normfuse_view *const view = views[i];
+        if ((uintptr_t)view->data % 16 != 0 || (view->batch % pack != 0 && !uneven) ||
+            (!p->columns    ? view->position != 1 || view->channel % pack != 0
+             : abreast == 1 ? view->channel != 1 || view->position % pack != 0
+                            : view->channel != 1 || view->position != p->c))
+            return 0;
+    }
+    return (int32_t)abreast;
+}
+
+/* Of rows abreast at once, so that a lane that joins what threads found has no more of it one after the other than
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each pack holds pieces of several,
+ * and single channels where rows begin inside of packs. */
+int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group)
+{
+    const bool forward = shape->direction == FORWARD;
+    if (shape->abreast <= 1)
+        return INT64_MAX;
+    const int64_t in_lane = forward ? 16 + least(group, 16) : 16;
+    const int64_t pieces = !forward        ? 1
+                           : shape->uneven ? group
+                                           : normfuse_cuda_common_multiple(group, shape->pack) / shape->pack;
+    return in_lane / shape->abreast * 32 / pieces;
+}
+
+/* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
+ * under columns a sample, or all samples that one reads through. */
+static bool are_alike(const struct normfuse_problem *p, bool all_samples)
+{
+    const struct normfuse_view *views[VIEWS];
+    const int count = present_views(p, views);
+    for (int i = 1; i < count; i++)
+        if (views[i]->batch != views[0]->batch || views[i]->channel != views[0]->channel ||
+            views[i]->position != views[0]->position)
+            return false;
+    if (count == 0) /* empty ones may have no memory */
+        return true;
+    const struct normfuse_view *const x = views[0];
+    if (x->batch < 0 || x->channel < 0 || x->position < 0)
+        return false;
+    const bool by_batch = p->columns ? all_samples : p->sets == NORMFUSE_SETS_BATCH;
+    const double most_channels = p->columns                       ? (double)p->c
+                                 : p->sets == NORMFUSE_SETS_GROUP ? (double)(p->c / p->groups)
+                                 : p->sets == NORMFUSE_SETS_BATCH ? 1.0
+                                                                  : (double)p->c;
+    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + most_channels * (double)x->channel +
+                            (double)p->s * (double)x->position;
+    return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
+}
+
+/* Of `pack` elements: how many packs that are aligned in memory a row can touch. Where in its first pack it begins is a
+ * multiple of what divides the strides and the pack. */
+int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *p, int pack)
+{
+    const int64_t places = p->x.batch | p->x.channel | pack;
+    return divide_up(p->s + pack - (places & -places), pack);
+}
+
+/* Whether such packs are possible (the tensors are alike), and carry more than one element each. */
+static bool allows_ragged_packs(const struct normfuse_problem *p, int pack)
+{
+    const struct normfuse_view *views[VIEWS];
+    const int count = present_views(p, views);
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)views[i]->data % 16 != 0 || views[i]->position != 1)
+            return false;
+    return !p->columns && 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, pack);
+}
+
+/* Whether a thread can read a parameter of its pack's channels at once. */
+static bool is_packed(const struct normfuse_parameter *of, int pack)
+{
+    const int64_t bytes = of->data != NULL ? (int64_t)normfuse_type_bytes(of->type) : 0;
+    const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
+    return of->data == NULL || (of->type != NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
+                                of->batch * bytes % aligned == 0);
+}
+
+static bool is_packed_or_double(const struct normfuse_parameter *of, int pack)
+{
+    return is_packed(of, pack) || (of->type == NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % 16 == 0);
+}
+
+/* Whether the `count` values of a sample are adjacent. */
+static bool is_contiguous(const struct normfuse_parameter *of, int64_t count)
+{
+    return of->data == NULL || of->channel == 1 || count == 1;
+}
+
+/* Whether a thread can read the running statistics of its vector's channels at once, where there are any. */
+static bool reads_running(const struct normfuse_problem *p, int pack)
+{
+    return !p->evaluate || (is_packed(&p->running_mean, pack) && is_packed(&p->running_var, pack));
+}
+
+/* Whether no pack has channels of more than two groups. */
+static bool has_at_most_two_groups_a_pack(int64_t group, int pack)
+{
+    for (int64_t first = 0; first % group != 0 || first == 0; first += pack)
+        if ((first + pack - 1) / group - first / group > 1)
+            return false;
+    return true;
+}
+
+bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
+{
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0 &&
+               p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL;
+    return p->sets == NORMFUSE_SETS_BATCH;
+}
+
+/* Columns whose samples all count together, and whose rows are one stride apart from one sample to the next as well,
+ * become one sample of more positions. */
+void normfuse_cuda_unite_samples(struct normfuse_problem *p)
+{
+    if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9)
+        return;
+    struct normfuse_view *views[VIEWS];
+    normfuse_cuda_views(p, views);
+    for (int i = 0; i < VIEWS; i++)
+        if (views[i]->data != NULL && p->s > 1 && views[i]->batch != views[i]->position * p->s)
+            return;
+    for (int i = 0; i < VIEWS; i++) {
+        if (p->s == 1)
+            views[i]->position = views[i]->batch;
+        views[i]->batch = 0;
+    }
+    p->s *= p->n;
+    p->n = 1;
+}
+
+/* Strides of one row are those of `from` rows abreast and become those of `to`. */
+void normfuse_cuda_walk_abreast(struct normfuse_problem *p, int32_t from, int32_t to)
+{
+    struct normfuse_view *views[VIEWS];
+    normfuse_cuda_views(p, views);
+    for (int i = 0; i < VIEWS; i++)
+        views[i]->position = views[i]->position / from * to;
+}
+
+/* Whether elementwise_residual takes what is added before the activation, and is the faster way: nothing else is
+ * added, the tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
+static bool takes_addition(const struct normfuse_problem *p, const struct shape *shape)
+{
+    const int32_t *const from = shape->policy->added_bytes[shape->direction];
+    const double least_bytes = (double)normfuse_tune("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
+    if (!p->columns || p->type == NORMFUSE_F64 || shape->abreast != 1 || p->post_add.data == NULL ||
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
+        !are_alike(p, normfuse_cuda_takes_all_samples(p)) || !is_packed(&p->weight, shape->pack) ||
+        !is_packed(&p->bias, shape->pack) || !is_packed(&p->scale, shape->pack) || !is_packed(&p->shift, shape->pack) ||
+        !reads_running(p, shape->pack))
+        return false;
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return true;
+    if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < least_bytes)
+        return false;
+    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    const bool exact = p->type == NORMFUSE_F32 || p->activation == NORMFUSE_IDENTITY ||
+                       p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6;
+    return shape->direction == FORWARD
+               ? p->y.data != NULL
+               : (p->phases & both) == both && p->dx.data != NULL && p->dpost_add.data != NULL && exact;
+}
+
+/* The same shape element by element. */
+struct shape normfuse_cuda_narrowed(const struct shape *shape)
+{
+    struct shape narrow = *shape;
+    narrow.wide = narrow.ragged = narrow.plain = narrow.uneven = false;
+    narrow.pack = narrow.abreast = 1;
+    narrow.pack_bytes = normfuse_type_bytes(shape->problem->type);
+    return narrow;
+}
+
+/* x alone, or x and dz, are left to walk: with nothing added. */
+struct shape normfuse_cuda_without_addition(const struct shape *shape, const struct normfuse_problem *rest)
+{
+    struct shape plain = *shape;
+    plain.problem = rest;
+    plain.plain = true;
+    plain.added = false;
+    return plain;
+}
+
+void normfuse_cuda_go_on_from_dz(struct normfuse_problem *p)
+{
+    p->dy = p->dpost_add;
+    p->post_add.data = p->dpost_add.data = NULL;
+    p->activation = NORMFUSE_IDENTITY;
+}
+
+bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normfuse_cuda_device *device,
+                            bool has_tickets, struct shape *shape)
+{
+    *shape = (struct shape){
+        .problem = p, .device = device, .policy = normfuse_cuda_policy(device->capability), .has_tickets = has_tickets};
+    const int32_t backward = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    shape->direction = (p->phases & backward) != 0 ? BACKWARD : FORWARD;
+    shape->tensors = shape->direction == FORWARD ? 1 : 2;
+    shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
+    shape->pack = (int)(16 / normfuse_type_bytes(p->type));
+    /* Doubles have kernels with packs of one element only under columns. */
+    shape->plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL &&
+                   p->du.data == NULL && p->dpost_add.data == NULL && are_alike(p, normfuse_cuda_takes_all_samples(p));
+    shape->abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_abreast(p, shape->pack, false);
+    const int64_t d = group_of(p);
+    if (shape->abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
+        shape->abreast = 0;
+    if (shape->abreast == 0 && shape->plain && normfuse_tune("UNEVEN", 1)) {
+        shape->abreast = normfuse_cuda_rows_abreast(p, shape->pack, true);
+        shape->uneven = shape->abreast > 0;
+    }
+    shape->wide = shape->abreast > 0;
+    /* Under runs the plain kernels of whole packs lack derivatives that those of ragged ones have. */
+    const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
+    shape->ragged = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
+                    allows_ragged_packs(p, shape->pack) && normfuse_tune("RAGGED", 1) != 0;
+    shape->wide = shape->wide && !shape->ragged;
+    shape->plain = shape->plain && (shape->ragged || (shape->wide && !lacks_derivative));
+    if (!shape->wide)
+        shape->abreast = 1;
+    if (!shape->wide && !shape->ragged)
+        shape->pack = 1;
+    /* Columns of whole vectors, with weights that threads read in vectors. */
+    const bool vectors = p->columns && shape->wide && shape->plain && shape->abreast == 1 &&
+                         is_packed(&p->weight, shape->pack) && is_packed(&p->bias, shape->pack);
+    const bool modulation = is_packed(&p->scale, shape->pack) && is_packed(&p->shift, shape->pack);
+    const bool groups = vectors && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
+                        is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
+    const bool forward = shape->direction == FORWARD;
+    shape->compact = groups && modulation && has_at_most_two_groups_a_pack(d, shape->pack);
+    shape->few_rows =
+        groups && d > 0 && (d % shape->pack == 0 || shape->pack % d == 0) && !is_modulated(p) &&
+        (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
+        !is_rare(p->activation);
+    shape->batch = vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
+                   p->shift.data == NULL &&
+                   (forward || (is_packed_or_double(&p->mean, shape->pack) && is_packed(&p->rstd, shape->pack)));
+    shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->pack) &&
+                   !is_rare(p->activation) && normfuse_tune("KNOWN", 1);
+    shape->pack_bytes = (size_t)shape->pack * normfuse_type_bytes(p->type);
+    shape->added = shape->wide && !shape->plain && takes_addition(p, shape);
+    if (!is_countable(p->n) || !is_countable(p->c) ||
+        !is_countable(p->s / shape->pack * (p->columns ? shape->pack : 1)) ||
+        !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
+        return false;
+    shape->bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) *
+                   (shape->direction == FORWARD ? 2.0 : 3.0);
+    shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
+                                          p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL);
+    return true;
+}

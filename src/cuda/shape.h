@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * shape.h - what a call is, for the planner: bytes, alignment, what is wanted, and which kinds of kernels can take it.
+ */
+#ifndef NORMFUSE_CUDA_SHAPE_H
+#define NORMFUSE_CUDA_SHAPE_H
+
+#include "loader.h"
+#include "policy.h"
+
+enum { FORWARD = 0, BACKWARD = 1 };
+
+struct shape {
+    const struct normfuse_problem *problem;
+    const struct normfuse_cuda_device *device;
+    const struct normfuse_cuda_policy *policy;
+    bool has_tickets;
+    bool explains; /* NORMFUSE_VERBOSE=plan */
+    int direction;
+    bool wide;            /* vectors of 16 bytes, whole ones */
+    bool ragged;          /* vectors that rows begin and end inside of: where the tensors allow no others */
+    int pack;             /* elements of a vector */
+    int32_t abreast;      /* columns: rows that are walked as one, so that they are whole vectors */
+    bool uneven;          /* these and samples do not end together, which two passes can bear */
+    bool narrowed;        /* element by element, where two passes go by vectors */
+    size_t value_bytes;   /* of what is computed in */
+    bool plain;           /* vectors of singles or halves, nothing is added, the tensors are alike */
+    bool compact;         /* cluster and grid of group norm: plain, parameters that can be read in vectors */
+    bool few_rows;        /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
+    bool batch;           /* grid_pipeline_batch: batch norm, the same */
+    bool known;           /* elementwise: evaluation and affine, the same */
+    bool added;           /* elementwise_residual: what has an addition before the activation */
+    bool has_pipeline;    /* grid_pipeline can take it */
+    bool wants_gradients; /* the parameters' */
+    int tensors;          /* that a kernel holds: x, or x and dy */
+    size_t pack_bytes;
+    double bytes; /* that must move at least */
+};
+
+static inline int64_t divide_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static inline int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline uint32_t whole_warps(int64_t threads)
+{
+    return (uint32_t)(divide_up(most(threads, 1), 32) * 32);
+}
+
+/* What the kernels count in 32 bits. */
+static inline bool is_countable(int64_t value)
+{
+    return value < INT32_MAX - (1 << 24);
+}
+
+/* What few networks have: plain kernels that hold vectors lack the derivatives, which cost too many registers, and
+ * elementwise and lanes of columns both directions. */
+static inline bool is_rare(int32_t activation)
+{
+    return activation == NORMFUSE_GELU || activation == NORMFUSE_GELU_TANH || activation == NORMFUSE_ELU ||
+           activation == NORMFUSE_MISH;
+}
+
+/* Channels of a norm group; 1 where it is no group's. */
+static inline int64_t group_of(const struct normfuse_problem *p)
+{
+    return p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+}
+
+static inline bool is_modulated(const struct normfuse_problem *p)
+{
+    return p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
+}
+
+/* The nine tensors that a problem may have. */
+enum { VIEWS = 9 };
+void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
+
+int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
+int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *problem, int pack, bool uneven);
+int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group);
+int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *problem, int pack);
+bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
+void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
+void normfuse_cuda_walk_abreast(struct normfuse_problem *problem, int32_t from, int32_t to);
+void normfuse_cuda_go_on_from_dz(struct normfuse_problem *problem);
+
+/* False: more than the kernels count. */
+bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                            bool has_tickets, struct shape *shape);
+/* The same element by element; and with nothing added: x alone, or x and dz, are left to walk. */
+struct shape normfuse_cuda_narrowed(const struct shape *shape);
+struct shape normfuse_cuda_without_addition(const struct shape *shape, const struct normfuse_problem *rest);
+
+#endif
