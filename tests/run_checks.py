@@ -293,6 +293,36 @@ def examples():
         check(f"example: {name}", [BUILD / "release" / name], timeout=60)
 
 
+C_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+
+
+def shards():
+    """The examples in C over processes and over GPUs."""
+    if not shutil.which("mpicc") or not shutil.which("mpirun"):
+        skip("example: mpi_group_norm.c", "mpicc and mpirun are not installed (Debian: libopenmpi-dev, openmpi-bin)")
+    else:
+        program = BUILD / "mpi_group_norm"
+        if check("example: mpi_group_norm.c, build", ["mpicc", *C_FLAGS, ROOT / "examples/mpi_group_norm.c",
+                                                      *link_words(), "-o", program]):
+            # Open MPI refuses root and more ranks than cores unless told so; other MPIs do not know the words.
+            version = run("mpirun", ["mpirun", "--version"], 20)[1]
+            words = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
+            for ranks in (2, 4):
+                check(f"example: mpi_group_norm.c, {ranks} ranks", ["mpirun", *words, "-n", str(ranks), program],
+                      timeout=60, env={"NORMFUSE_NUM_THREADS": "1"},
+                      expect=f"{ranks} ranks: statistics, sums and parameter gradients have the same bits")
+    source = BUILD / "nccl.c"
+    source.write_text("#include <cuda_runtime_api.h>\n#include <nccl.h>\n")
+    folders = [os.path.join(home, "include") for home in (os.environ.get("NCCL_HOME"), os.environ.get("CUDA_HOME"),
+                                                          "/usr/local/cuda") if home]
+    words = [word for folder in folders for word in ("-isystem", folder)]
+    if run("nccl.h", [compiler(), "-fsyntax-only", *words, source], 20)[0] != 0:
+        skip("example: nccl_batch_norm.c", "nccl.h and cuda_runtime_api.h are not both found (NCCL_HOME, CUDA_HOME)")
+    else:
+        check("example: nccl_batch_norm.c, compiled only", [compiler(), *C_FLAGS, "-fsyntax-only", *words,
+                                                            f"-I{ROOT / 'include'}", ROOT / "examples/nccl_batch_norm.c"])
+
+
 def second_compiler():
     """The other of gcc and clang: no warnings, and the same bits from its tables."""
     code, output, _ = run("compiler", [compiler(), "--version"], 20)
@@ -449,6 +479,7 @@ def check_all():
     header_alone()
     cxx()
     examples()
+    shards()
     installed()
     python_package()
     second_compiler()
