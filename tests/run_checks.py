@@ -444,6 +444,7 @@ def python_package():
     cmake = {"CMAKE_EXECUTABLE": shutil.which(args.cmake), "JOBS": args.jobs}
     # Those that are named after PyTorch and JAX run below, where these are installed.
     pytest("python: test_arrays.py", [tests / "test_arrays.py", "-k", "not torch and not jax"])
+    pytest("python: test_tiles.py", [tests / "test_tiles.py", "-k", "not torch"])
     pytest("python: test_wheel.py", [tests / "test_wheel.py"], 600, cmake)
 
     venv = BUILD / "venv-torch"
@@ -459,7 +460,9 @@ def python_package():
     pytest("python: test_arrays.py with PyTorch and JAX", [tests / "test_arrays.py", "-k", "torch or jax"],
            python=python)
     for program in sorted(tests.glob("test_*.py")):
-        if program.name not in ("test_arrays.py", "test_wheel.py"):
+        if program.name == "test_tiles.py":
+            pytest("python: test_tiles.py with PyTorch", [program, "-k", "torch"], python=python)
+        elif program.name not in ("test_arrays.py", "test_wheel.py"):
             pytest(f"python: {program.name}", [program], 600, python=python)
 
 
