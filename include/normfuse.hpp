@@ -13,7 +13,7 @@
 //     normfuse::group_norm_forward(options, tensors);
 //
 // Memory. The header allocates none: a tensor is a view of the caller's memory and holds its sizes and strides, a call
-// needs 6 KiB of stack beside the C library's. Scratch memory is the caller's (execution::scratch, with the size that
+// needs a few KiB of stack beside the C library's. Scratch memory is the caller's (execution::scratch, with the size that
 // ..._scratch_bytes says); without it the C library allocates it for CPU tensors and refuses CUDA tensors.
 //
 // Errors. A status other than NORMFUSE_OK is thrown as normfuse::error, which holds the status and the library's text. With
