@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 #
-# What `cmake --install` puts where: libraries, header, pkg-config file, CMake package, program, man page, completion.
+# What `cmake --install` puts where: libraries, headers, pkg-config file, CMake package, program, man page, completion.
 include(CMakePackageConfigHelpers)
 
 set(NORMFUSE_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/normfuse)
@@ -12,7 +12,8 @@ endif()
 install(TARGETS ${NORMFUSE_INSTALLED} EXPORT normfuse-targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/include/normfuse.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/include/normfuse.h ${PROJECT_SOURCE_DIR}/include/normfuse.hpp
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 install(EXPORT normfuse-targets NAMESPACE normfuse:: DESTINATION ${NORMFUSE_CMAKE_DIR})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/normfuse-config.cmake.in

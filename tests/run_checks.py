@@ -168,6 +168,43 @@ def cxx_compiler():
 
 # ---- make check -----------------------------------------------------------------------------------------------------
 
+# Exceptions, results, and a compiler without exceptions, which gives results.
+CXX_MODES = {"": [], "results": ["-DNORMFUSE_NO_EXCEPTIONS"], "-fno-exceptions": ["-fno-exceptions"]}
+CXX_FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wold-style-cast",
+             "-Wzero-as-null-pointer-constant", "-Werror"]
+
+
+def link_words():
+    """What a program that links the static library needs."""
+    return [f"-I{ROOT / 'include'}", BUILD / "release/libnormfuse.a", "-lpthread", "-ldl", "-lm"]
+
+
+def cxx():
+    """normfuse.hpp: alone, its test with exceptions and without, and its example."""
+    header = BUILD / "header.cpp"
+    header.write_text("#include <normfuse.hpp>\n")
+    program = BUILD / "test_cpp"
+    for command in ("g++", "clang++"):
+        if not shutil.which(command):
+            skip(f"normfuse.hpp, {command}", f"{command} is not installed")
+            continue
+        for mode, flags in CXX_MODES.items():
+            check(f"normfuse.hpp alone, {command} {mode}".rstrip(),
+                  [command, *CXX_FLAGS, *flags, "-fsyntax-only", f"-I{ROOT / 'include'}", header])
+        # Each compiler in one of the two ways.
+        flags = CXX_MODES["" if command == "g++" else "-fno-exceptions"]
+        title = f"test_cpp, {command} {' '.join(flags)}".rstrip()
+        if check(f"{title}, build", [command, *CXX_FLAGS, *flags, f"-I{ROOT / 'tests'}", ROOT / "tests/test_cpp.cpp",
+                                     *link_words(), "-o", program]):
+            test_program(title, [program])
+    if not cxx_compiler():
+        return
+    example = BUILD / "example_strips"
+    if check("example: strips.cpp, build", [cxx_compiler(), *CXX_FLAGS, ROOT / "examples/strips.cpp", *link_words(),
+                                            "-o", example]):
+        check("example: strips.cpp", [example], timeout=60, expect="largest difference")
+
+
 def header_alone(compilers=("gcc", "clang")):
     """The header as the first and only thing that a file includes."""
     source = BUILD / "header.c"
@@ -196,7 +233,7 @@ def installed():
         shutil.rmtree(BUILD / folder, ignore_errors=True)
     if not check("install", [args.cmake, "--install", BUILD / "release", "--prefix", BUILD / "stage"]):
         return
-    wanted = ["include/normfuse.h", "bin/normfuse", "*/libnormfuse.so", "*/libnormfuse.a", "*/pkgconfig/normfuse.pc",
+    wanted = ["include/normfuse.h", "include/normfuse.hpp", "bin/normfuse", "*/libnormfuse.so", "*/libnormfuse.a", "*/pkgconfig/normfuse.pc",
               "*/cmake/normfuse/normfuse-config.cmake", "share/man/man1/normfuse.1",
               "share/bash-completion/completions/normfuse", "share/zsh/site-functions/_normfuse"]
     files = [str(path.relative_to(BUILD / "stage")) for path in (BUILD / "stage").rglob("*")]
@@ -218,12 +255,12 @@ def installed():
             args.cmake, "-S", ROOT / "tests/consumers/find_package", "-B", out / "find_package",
             f"-DCMAKE_PREFIX_PATH={stage}", f"-DCONSUMER_CXX={'ON' if cxx_compiler() else 'OFF'}"]) and \
        check("consumer: find_package, build", [args.cmake, "--build", out / "find_package", "-j", args.jobs]):
-        for name in ("consumer_c", "consumer_static") + (("consumer_cxx",) if cxx_compiler() else ()):
+        for name in ("consumer_c", "consumer_static") + (("consumer_cxx", "consumer_hpp") if cxx_compiler() else ()):
             check(f"consumer: find_package, {name}", [out / "find_package" / name], expect=version)
         check("consumer: find_package, unloaded and loaded again", [out / "find_package/unload", *sorted(
             (out / "find_package").glob("libplugin_*.so"))], timeout=20, expect="unloaded")
     if not cxx_compiler():
-        skip("consumer: find_package, consumer_cxx", "no C++ compiler is installed")
+        skip("consumer: find_package, consumer_cxx and consumer_hpp", "no C++ compiler is installed")
 
     check("consumer: add_subdirectory, configure", [args.cmake, "-S", ROOT / "tests/consumers/add_subdirectory",
                                                     "-B", out / "add_subdirectory", f"-DNORMFUSE_SOURCE={ROOT}"])
@@ -235,6 +272,10 @@ def installed():
         if check("consumer: pkg-config, build", [compiler(), "-std=c11", source, "-o", out / "pkg_config", *words,
                                                  f"-Wl,-rpath,{libdir}"]):
             check("consumer: pkg-config, run", [out / "pkg_config"], expect=version)
+        if cxx_compiler() and check("consumer: pkg-config, normfuse.hpp, build", [
+                cxx_compiler(), "-std=c++17", source.with_suffix(".cpp"), "-o", out / "pkg_config_hpp", *words,
+                f"-Wl,-rpath,{libdir}"]):
+            check("consumer: pkg-config, normfuse.hpp, run", [out / "pkg_config_hpp"], expect=version)
         words = subprocess.run(["pkg-config", "--static", "--cflags", "--libs", "normfuse"], env={**os.environ, **env},
                                stdout=subprocess.PIPE, text=True).stdout.split()
         words = ["-l:libnormfuse.a" if word == "-lnormfuse" else word for word in words]
@@ -250,6 +291,36 @@ def installed():
 def examples():
     for name in ("example_group_norm",):
         check(f"example: {name}", [BUILD / "release" / name], timeout=60)
+
+
+C_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+
+
+def shards():
+    """The examples in C over processes and over GPUs."""
+    if not shutil.which("mpicc") or not shutil.which("mpirun"):
+        skip("example: mpi_group_norm.c", "mpicc and mpirun are not installed (Debian: libopenmpi-dev, openmpi-bin)")
+    else:
+        program = BUILD / "mpi_group_norm"
+        if check("example: mpi_group_norm.c, build", ["mpicc", *C_FLAGS, ROOT / "examples/mpi_group_norm.c",
+                                                      *link_words(), "-o", program]):
+            # Open MPI refuses root and more ranks than cores unless told so; other MPIs do not know the words.
+            version = run("mpirun", ["mpirun", "--version"], 20)[1]
+            words = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
+            for ranks in (2, 4):
+                check(f"example: mpi_group_norm.c, {ranks} ranks", ["mpirun", *words, "-n", str(ranks), program],
+                      timeout=60, env={"NORMFUSE_NUM_THREADS": "1"},
+                      expect=f"{ranks} ranks: statistics, sums and parameter gradients have the same bits")
+    source = BUILD / "nccl.c"
+    source.write_text("#include <cuda_runtime_api.h>\n#include <nccl.h>\n")
+    folders = [os.path.join(home, "include") for home in (os.environ.get("NCCL_HOME"), os.environ.get("CUDA_HOME"),
+                                                          "/usr/local/cuda") if home]
+    words = [word for folder in folders for word in ("-isystem", folder)]
+    if run("nccl.h", [compiler(), "-fsyntax-only", *words, source], 20)[0] != 0:
+        skip("example: nccl_batch_norm.c", "nccl.h and cuda_runtime_api.h are not both found (NCCL_HOME, CUDA_HOME)")
+    else:
+        check("example: nccl_batch_norm.c, compiled only", [compiler(), *C_FLAGS, "-fsyntax-only", *words,
+                                                            f"-I{ROOT / 'include'}", ROOT / "examples/nccl_batch_norm.c"])
 
 
 def second_compiler():
@@ -373,6 +444,7 @@ def python_package():
     cmake = {"CMAKE_EXECUTABLE": shutil.which(args.cmake), "JOBS": args.jobs}
     # Those that are named after PyTorch and JAX run below, where these are installed.
     pytest("python: test_arrays.py", [tests / "test_arrays.py", "-k", "not torch and not jax"])
+    pytest("python: test_tiles.py", [tests / "test_tiles.py", "-k", "not torch"])
     pytest("python: test_wheel.py", [tests / "test_wheel.py"], 600, cmake)
 
     venv = BUILD / "venv-torch"
@@ -388,7 +460,9 @@ def python_package():
     pytest("python: test_arrays.py with PyTorch and JAX", [tests / "test_arrays.py", "-k", "torch or jax"],
            python=python)
     for program in sorted(tests.glob("test_*.py")):
-        if program.name not in ("test_arrays.py", "test_wheel.py"):
+        if program.name == "test_tiles.py":
+            pytest("python: test_tiles.py with PyTorch", [program, "-k", "torch"], python=python)
+        elif program.name not in ("test_arrays.py", "test_wheel.py"):
             pytest(f"python: {program.name}", [program], 600, python=python)
 
 
@@ -406,7 +480,9 @@ def check_all():
     test_program("check_abi.py", [sys.executable, ROOT / "tests/check_abi.py", BUILD / "release/libnormfuse.so"])
     test_program("planted bugs apply", [sys.executable, ROOT / "tests/mutants/run.py", "--verify"])
     header_alone()
+    cxx()
     examples()
+    shards()
     installed()
     python_package()
     second_compiler()

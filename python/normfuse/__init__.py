@@ -38,16 +38,18 @@ Numbers. Results are within the bounds of docs/numerics.md, on the CPU the same 
 """
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._arrays import Call as _Call
 from ._arrays import dtype_of as _dtype_of
+from ._arrays import stack as _stack
 from ._library import (ACTIVATIONS, CUMULATIVE, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions,
                        GroupNormOptions, library)
 from ._library import integer as _integer
 
 __all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "group_norm",
-           "group_norm_backward", "instance_norm", "instance_norm_backward"]
+           "group_norm_apply", "group_norm_backward", "group_norm_stats", "instance_norm", "instance_norm_backward",
+           "stats_merge"]
 
 __version__: str = library.normfuse_version().decode()
 
@@ -95,7 +97,7 @@ def _with_running(fields: Dict[str, Any], evaluate: bool, momentum: Optional[flo
 
 def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_sum: bool, return_statistics: bool,
                  out: Optional[Array], out_sum: Optional[Array], out_mean: Optional[Array],
-                 out_rstd: Optional[Array]) -> Any:
+                 out_rstd: Optional[Array], phase: str = "forward") -> Any:
     """Takes the outputs, runs, and returns y alone or (y[, u][, mean, rstd])."""
     call.take("y", out)
     names = ["y"]
@@ -107,7 +109,7 @@ def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_
         call.take_parameter("mean", out_mean, statistics, "float64")
         call.take_parameter("rstd", out_rstd, statistics, "float64" if wide else "float32")
         names += ["mean", "rstd"]
-    call.run("forward", options)
+    call.run(phase, options)
     if len(names) == 1:
         return call.output("y")
     return tuple(call.output(name) for name in names)
@@ -193,6 +195,82 @@ def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_group
                     dx, dpost_add, post_add is not None or y is not None)
     call.run("backward", GroupNormOptions(groups=groups, eps=1e-5, **_activation(activation, act_param)))
     return Gradients(*map(call.output, Gradients._fields))
+
+
+# ---- group norm of an image in parts ---------------------------------------------------------------------------------
+
+
+def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = None, return_sum: bool = False,
+                     layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None) -> Any:
+    """The statistics of a part of an image, a tile or a strip: what `stats_merge` joins and `group_norm_apply` takes.
+
+    x               [N, C, ...] (layout="nhwc": [N, ..., C]), the same part of N images; a part may have no position
+    num_groups      divides C
+    pre_add         like x; added before the statistics. return_sum: also return u = x + pre_add
+    out             [N, num_groups, 3] of float64, where the statistics are written; out_sum as in `group_norm`
+
+    Returns float64 [N, num_groups, 3]: the number of values of each group, their mean, and the sum of their squared
+    differences to it; or the tuple (statistics, u).
+    Raises ValueError where num_groups does not divide C; see the module for the rest."""
+    groups = _integer("num_groups", num_groups)
+    call = _Call("group_norm", x, layout, {**_FORWARD_NAMES, "stats": "out"})
+    call.give(pre_add=pre_add)
+    is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
+    call.take_parameter("stats", out, (call.samples, groups if is_possible else 0, 3), "float64")
+    if return_sum or out_sum is not None:
+        call.take("u", out_sum)
+        call.run("stats", GroupNormOptions(groups=groups, eps=1e-5))
+        return call.output("stats"), call.output("u")
+    call.run("stats", GroupNormOptions(groups=groups, eps=1e-5))
+    return call.output("stats")
+
+
+def stats_merge(stats: Union[Array, Sequence[Array]], *, out: Optional[Array] = None) -> Array:
+    """The statistics of a whole from those of its parts (Chan et al. 1979). The same parts in the same order have the same
+    bits in every process.
+
+    stats           float64 [parts, ..., 3], or a list or tuple of arrays [..., 3], which are copied into one; at least
+                    one part. A count of 0 is legal
+    out             float64 [..., 3], where the result is written; it may be stats[0]
+
+    Returns float64 [..., 3].
+    Raises ValueError: no parts, or a last axis that is not 3. TypeError: another dtype."""
+    if isinstance(stats, (list, tuple)):
+        if not stats:
+            raise ValueError("stats is empty, expected the statistics of one part or more")
+        stats = _stack(stats)
+    if getattr(stats, "ndim", 2) < 2:
+        raise ValueError(f"stats has {stats.ndim} axis, expected [parts, ..., 3]")
+    call = _Call("stats", stats, "nchw", {"x": "stats"})
+    shape = call.shape_of("x")
+    if shape[-1] != 3 or shape[0] == 0:
+        raise ValueError(f"stats has the shape {shape}, expected [parts, ..., 3] with one part or more")
+    if _dtype_of(call.x) != "float64":
+        raise TypeError(f"stats has dtype {_dtype_of(call.x)}, expected float64")
+    return call.merge(out)
+
+
+def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[Array] = None,
+                     bias: Optional[Array] = None, eps: float = 1e-5, *, activation: Optional[str] = None,
+                     act_param: Optional[float] = None, pre_add: Optional[Array] = None,
+                     post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
+                     return_statistics: bool = False, layout: str = "nchw", out: Optional[Array] = None,
+                     out_mean: Optional[Array] = None, out_rstd: Optional[Array] = None) -> Any:
+    """`group_norm` of a part of an image with the statistics of the whole.
+
+    x               [N, C, ...] (layout="nhwc": [N, ..., C]), a part
+    stats           float64 [N, num_groups, 3], of the whole: what `stats_merge` returned
+
+    The other arguments, and what is returned, are as in `group_norm`; mean and rstd are those of the whole. With pre_add
+    u is not written: `group_norm_stats` returns it."""
+    groups = _integer("num_groups", num_groups)
+    call = _Call("group_norm", x, layout, _FORWARD_NAMES)
+    call.give(pre_add=pre_add, post_add=post_add)
+    call.give_parameters(stats=stats, weight=weight, bias=bias, scale=scale, shift=shift)
+    options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
+    is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
+    return _run_forward(call, options, (call.samples, groups if is_possible else 0), False, return_statistics, out, None,
+                        out_mean, out_rstd, "apply")
 
 
 # ---- instance norm --------------------------------------------------------------------------------------------------

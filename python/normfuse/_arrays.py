@@ -231,7 +231,16 @@ def _result(array: Array, like: Array) -> Any:
     return array.source
 
 
+def stack(arrays: Sequence[Any]) -> Any:
+    """One array of them all, in the library of the first; [arrays, ...]."""
+    library_of = sys.modules[{"torch": "torch", "cupy": "cupy"}.get(_family(type(arrays[0])), "numpy")]
+    return library_of.stack(list(arrays))
+
+
 # ---- one call -------------------------------------------------------------------------------------------------------
+
+
+_WHOLE = {"stats": "forward", "apply": "forward"}
 
 
 class Call:
@@ -324,7 +333,16 @@ class Call:
         made = _empty(self.x, [sizes[0], *sizes[2:], sizes[1]], dtype)
         return made if self._channels_last_axes else _move_axis(made, -1, 1)
 
+    def merge(self, out: Any) -> Any:
+        """x, the statistics of shards, [shards, ..., 3], joined in order; into `out`, or into a new array."""
+        shape = self.shape_of("x")
+        self.take_parameter("out", out, shape[1:], "float64")
+        execution = Exec(stream=self._stream or None)
+        call(library.normfuse_stats_merge(self.x.tensor, self._arrays["out"].tensor, execution), self._names)
+        return self.output("out")
+
     def run(self, direction: str, options: Any) -> None:
+        """`direction`: forward or backward, or a phase of the forward, whose scratch memory is the forward's."""
         tensors = Tensors(**{name: ctypes.pointer(array.tensor) for name, array in self._arrays.items()})
         function = f"normfuse_{self._operator}_{direction}"
         if self.x.tensor.device.device_type != CUDA:
@@ -334,7 +352,8 @@ class Call:
         # Calls that overlap are in different streams or graphs, each of which has sync memory of its own.
         execution.sync = library.normfuse_stream_sync(device, execution.stream, bytes_)
         execution.sync_bytes = bytes_.value
-        call(getattr(library, function + "_scratch_bytes")(options, tensors, execution, bytes_), self._names)
+        whole = f"normfuse_{self._operator}_{_WHOLE.get(direction, direction)}"
+        call(getattr(library, whole + "_scratch_bytes")(options, tensors, execution, bytes_), self._names)
         # Freed before the kernels have run, but in the order of the stream that it was allocated on.
         execution.scratch_bytes = bytes_.value
         if bytes_.value and self.x.family in _ALLOCATING:
