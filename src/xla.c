@@ -7,7 +7,7 @@
  * (version 0.1 and later) that is used here, declared by ourselves: each begins with its own size, and a struct of XLA
  * that is smaller than ours is refused.
  *
- * Attributes, integers of 64 bits unless said:
+ * Attributes, all of them, integers of 64 bits unless said:
  *   call             an `enum call`
  *   inputs, outputs  a bit for each tensor of normfuse_tensors, x the lowest; buffers come in that order
  *   channels_last    1: big tensors have the axes N, spatial, C
@@ -15,14 +15,16 @@
  *
  * f64 buffers of a program that runs without f64 are u32 with a last axis of 2. Running statistics that are an input
  * and an output share a buffer. CUDA: a result behind `outputs` is scratch memory. */
+#define _DEFAULT_SOURCE /* madvise */
 #include "xla.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "torch.h"
 
@@ -34,6 +36,7 @@ enum { BUFFER = 1, ATTRIBUTE_SCALAR = 3 };
 enum { ERROR_INVALID_ARGUMENT = 3, ERROR_RESOURCE_EXHAUSTED = 8, ERROR_UNIMPLEMENTED = 12, ERROR_INTERNAL = 13 };
 enum { COMMAND_BUFFER_COMPATIBLE = 1 };
 enum { STAGE_EXECUTE = 3 };
+
 
 struct xla_extension {
     size_t struct_size;
@@ -178,6 +181,8 @@ _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS
 _Static_assert(offsetof(normfuse_tensors, sums) == offsetof(normfuse_tensors, x) + SUMS * sizeof(void *),
                "slots are in the order of normfuse_tensors");
 
+enum { MOST_ON_ONE_THREAD = 16384 }; /* elements, which the library gives to one thread however many there are */
+
 #define BIT(slot) (INT64_C(1) << (slot))
 static const int64_t big = BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD) | BIT(Y) | BIT(U) | BIT(DY) | BIT(DU) | BIT(DX) |
                            BIT(DPOST_ADD);
@@ -228,20 +233,43 @@ static void *error_of(const struct xla_api *api, normfuse_status status)
     return error(api, code, text);
 }
 
-/* A scalar attribute of 8 bytes; false where there is none of that name and type. */
-static bool attribute(const struct xla_attributes *attributes, const char *name, int dtype, void *value)
+/* What the attributes say. */
+struct attributes {
+    double act_param;
+    int64_t activation, call, channels_last;
+    double eps;
+    int64_t flags, groups, inputs;
+    double momentum;
+    int64_t outputs, set_values;
+};
+
+/* XLA sorts attributes by their names, and so are the fields above: each is looked for where it must be. */
+static bool read_attributes(const struct xla_attributes *from, struct attributes *to)
 {
-    const size_t length = strlen(name);
-    for (int64_t i = 0; i < attributes->size; i++) {
-        if (attributes->names[i]->length != length || memcmp(attributes->names[i]->text, name, length) != 0)
-            continue;
-        const struct xla_scalar *const scalar = attributes->values[i];
-        if (attributes->types[i] != ATTRIBUTE_SCALAR || scalar->dtype != dtype)
+    static const struct {
+        const char *name;
+        size_t length;
+        int dtype;
+    } expected[] = {
+#define FIELD(name, dtype) {#name, sizeof #name - 1, dtype}
+        FIELD(act_param, TYPE_F64), FIELD(activation, TYPE_S64), FIELD(call, TYPE_S64), FIELD(channels_last, TYPE_S64),
+        FIELD(eps, TYPE_F64), FIELD(flags, TYPE_S64), FIELD(groups, TYPE_S64), FIELD(inputs, TYPE_S64),
+        FIELD(momentum, TYPE_F64), FIELD(outputs, TYPE_S64), FIELD(set_values, TYPE_S64)
+#undef FIELD
+    };
+    enum { FIELDS = sizeof expected / sizeof expected[0] };
+    _Static_assert(sizeof *to == FIELDS * 8, "a field for each name");
+    if (from->size != FIELDS)
+        return false;
+    for (int i = 0; i < FIELDS; i++) {
+        const struct xla_scalar *const scalar = from->values[i];
+        if (from->types[i] != ATTRIBUTE_SCALAR || from->names[i]->length != expected[i].length ||
+            memcmp(from->names[i]->text, expected[i].name, expected[i].length) != 0 ||
+            scalar->dtype != expected[i].dtype)
             return false;
-        memcpy(value, scalar->value, 8);
-        return true;
+        memcpy((char *)to + (size_t)i * 8, scalar->value, 8);
     }
-    return false;
+    return to->call >= 0 && to->call < CALLS;
 }
 
 /* The buffer as a tensor. False: a dtype or a number of axes that no operator takes. */
@@ -406,6 +434,31 @@ static void use_threads(const struct xla_frame *frame, struct pool *pool, normfu
     exec->threads = pool->threads > 1024 ? 1024 : (int32_t)pool->threads;
 }
 
+/* A large result is fresh memory of the system as a rule, and to have it in pages of 4 KiB takes longer than to compute
+ * what goes there. All of it will be written. Where the system has no large pages nothing changes. */
+static void use_huge_pages(const normfuse_tensor *tensor)
+{
+    const uintptr_t page = (uintptr_t)1 << 21;
+    size_t bytes = tensor->dtype.bits / 8;
+    for (int32_t a = 0; a < tensor->ndim; a++)
+        bytes *= (size_t)tensor->shape[a];
+    const uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1),
+                    end = ((uintptr_t)tensor->data + bytes) & ~(page - 1);
+    if (bytes >= 2 * page && begin < end) {
+        const int kept = errno;
+        (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+        errno = kept;
+    }
+}
+
+static int64_t elements_of(const struct xla_buffer *buffer)
+{
+    int64_t elements = 1;
+    for (int64_t a = 0; a < buffer->rank; a++)
+        elements *= buffer->sizes[a];
+    return elements;
+}
+
 /* ---- handlers -------------------------------------------------------------------------------------------------- */
 
 /* Where the operation runs on CUDA: XLA's stream, the device, scratch memory and sync memory. NULL, or an error. */
@@ -442,29 +495,21 @@ static void use_scratch(const struct xla_buffers *results, int64_t outputs, norm
         exec->scratch_bytes *= (size_t)scratch->sizes[a];
 }
 
-static normfuse_status enqueue(int64_t call, const struct xla_attributes *attributes, const normfuse_tensors *tensors,
-                               const normfuse_exec *exec, bool *is_complete)
+static normfuse_status enqueue(const struct attributes *given, const normfuse_tensors *tensors,
+                               const normfuse_exec *exec)
 {
-    int64_t groups, flags, activation, set_values;
-    double eps, momentum, act_param;
-    *is_complete = attribute(attributes, "groups", TYPE_S64, &groups) &&
-                   attribute(attributes, "flags", TYPE_S64, &flags) &&
-                   attribute(attributes, "activation", TYPE_S64, &activation) &&
-                   attribute(attributes, "set_values", TYPE_S64, &set_values) &&
-                   attribute(attributes, "eps", TYPE_F64, &eps) &&
-                   attribute(attributes, "momentum", TYPE_F64, &momentum) &&
-                   attribute(attributes, "act_param", TYPE_F64, &act_param);
-    if (!*is_complete)
-        return NORMFUSE_BAD_ARGUMENT;
+    const uint32_t flags = (uint32_t)given->flags;
+    const int32_t activation = (int32_t)given->activation;
     const normfuse_group_norm_options group_norm = {
-        .struct_bytes = sizeof group_norm, .flags = (uint32_t)flags, .groups = groups, .eps = eps,
-        .activation = (int32_t)activation, .act_param = act_param, .momentum = momentum, .set_values = set_values};
+        .struct_bytes = sizeof group_norm, .flags = flags, .groups = given->groups, .eps = given->eps,
+        .activation = activation, .act_param = given->act_param, .momentum = given->momentum,
+        .set_values = given->set_values};
     const normfuse_batch_norm_options batch_norm = {
-        .struct_bytes = sizeof batch_norm, .flags = (uint32_t)flags, .eps = eps, .activation = (int32_t)activation,
-        .act_param = act_param, .momentum = momentum, .set_values = set_values};
-    const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .flags = (uint32_t)flags,
-                                            .activation = (int32_t)activation, .act_param = act_param};
-    switch (call) {
+        .struct_bytes = sizeof batch_norm, .flags = flags, .eps = given->eps, .activation = activation,
+        .act_param = given->act_param, .momentum = given->momentum, .set_values = given->set_values};
+    const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .flags = flags, .activation = activation,
+                                            .act_param = given->act_param};
+    switch (given->call) {
     case GROUP_NORM_FORWARD: return normfuse_group_norm_forward(&group_norm, tensors, exec);
     case GROUP_NORM_BACKWARD: return normfuse_group_norm_backward(&group_norm, tensors, exec);
     case BATCH_NORM_FORWARD: return normfuse_batch_norm_forward(&batch_norm, tensors, exec);
@@ -498,28 +543,33 @@ static bool share_running(const struct described *inputs, const struct described
 static void *run(const struct xla_frame *frame, normfuse_device device)
 {
     const struct xla_api *const api = frame->api;
-    int64_t call, inputs, outputs, channels_last;
-    if (!attribute(&frame->attributes, "call", TYPE_S64, &call) || call < 0 || call >= CALLS ||
-        !attribute(&frame->attributes, "inputs", TYPE_S64, &inputs) ||
-        !attribute(&frame->attributes, "outputs", TYPE_S64, &outputs) ||
-        !attribute(&frame->attributes, "channels_last", TYPE_S64, &channels_last))
-        return error(api, ERROR_INVALID_ARGUMENT, "normfuse: an attribute is missing");
+    struct attributes attributes;
+    if (!read_attributes(&frame->attributes, &attributes))
+        return error(api, ERROR_INVALID_ARGUMENT, "normfuse: attributes are not those of this version");
+    const int64_t call = attributes.call, inputs = attributes.inputs, outputs = attributes.outputs;
     normfuse_exec exec = {.struct_bytes = sizeof exec};
-    struct pool pool;
     if (device.device_type == NORMFUSE_CUDA) {
         void *const failure = use_stream(frame, &device, &exec);
         if (failure != NULL)
             return failure;
         use_scratch(&frame->results, outputs, &exec);
-    } else
-        use_threads(frame, &pool, &exec);
-
+    }
     struct described given[SLOTS], made[SLOTS];
-    const char *problem = take(&frame->arguments, inputs, channels_last != 0, device, given);
+    const char *problem = take(&frame->arguments, inputs, attributes.channels_last != 0, device, given);
     if (problem == NULL)
-        problem = take(&frame->results, outputs, channels_last != 0, device, made);
+        problem = take(&frame->results, outputs, attributes.channels_last != 0, device, made);
     if (problem != NULL)
         return error(api, ERROR_INVALID_ARGUMENT, problem);
+    struct pool pool;
+    if (device.device_type == NORMFUSE_CPU) {
+        if (elements_of(frame->arguments.buffers[0]) > MOST_ON_ONE_THREAD)
+            use_threads(frame, &pool, &exec);
+        else
+            exec.threads = 1;
+        for (int slot = 0; slot < SLOTS; slot++)
+            if ((outputs & big & BIT(slot)) != 0)
+                use_huge_pages(&made[slot].tensor);
+    }
 
     normfuse_status status;
     if (call == STATS_MERGE || call == SUMS_MERGE) {
@@ -538,10 +588,7 @@ static void *run(const struct xla_frame *frame, normfuse_device device)
         slots[slot] = (outputs & BIT(slot)) != 0 ? &made[slot].tensor
                       : (inputs & BIT(slot)) != 0 ? &given[slot].tensor
                                                   : NULL;
-    bool is_complete;
-    status = enqueue(call, &frame->attributes, &tensors, &exec, &is_complete);
-    if (!is_complete)
-        return error(api, ERROR_INVALID_ARGUMENT, "normfuse: an attribute is missing");
+    status = enqueue(&attributes, &tensors, &exec);
     return status == NORMFUSE_OK ? NULL : error_of(api, status);
 }
 
