@@ -6,6 +6,9 @@ standard output.
 
 Both run in this process, call by call in turn; a row has the medians and their ratio.
 
+Results above 32 MiB are fresh memory of the system in every call, for both; MALLOC_MMAP_THRESHOLD_=1073741824
+MALLOC_TRIM_THRESHOLD_=4294967296 in the environment leaves that time out, and rows say so.
+
     build/venv-torch/bin/python bench/jax_operators.py >bench/results/DATE-MACHINE-jax-operators.jsonl
 """
 import argparse
@@ -52,7 +55,7 @@ def machine():
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=pathlib.Path(__file__).parent).stdout.strip()
     return {"cpu": cpu, "threads": len(os.sched_getaffinity(0)), "jax": jax.__version__, "flax": flax.__version__,
-            "commit": commit}
+            "commit": commit, "mmap_threshold": os.environ.get("MALLOC_MMAP_THRESHOLD_")}
 
 
 def problems(rounds):

@@ -15,16 +15,13 @@
  *
  * f64 buffers of a program that runs without f64 are u32 with a last axis of 2. Running statistics that are an input
  * and an output share a buffer. CUDA: a result behind `outputs` is scratch memory. */
-#define _DEFAULT_SOURCE /* madvise */
 #include "xla.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "torch.h"
 
@@ -434,23 +431,6 @@ static void use_threads(const struct xla_frame *frame, struct pool *pool, normfu
     exec->threads = pool->threads > 1024 ? 1024 : (int32_t)pool->threads;
 }
 
-/* A large result is fresh memory of the system as a rule, and to have it in pages of 4 KiB takes longer than to compute
- * what goes there. All of it will be written. Where the system has no large pages nothing changes. */
-static void use_huge_pages(const normfuse_tensor *tensor)
-{
-    const uintptr_t page = (uintptr_t)1 << 21;
-    size_t bytes = tensor->dtype.bits / 8;
-    for (int32_t a = 0; a < tensor->ndim; a++)
-        bytes *= (size_t)tensor->shape[a];
-    const uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1),
-                    end = ((uintptr_t)tensor->data + bytes) & ~(page - 1);
-    if (bytes >= 2 * page && begin < end) {
-        const int kept = errno;
-        (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-        errno = kept;
-    }
-}
-
 static int64_t elements_of(const struct xla_buffer *buffer)
 {
     int64_t elements = 1;
@@ -566,9 +546,6 @@ static void *run(const struct xla_frame *frame, normfuse_device device)
             use_threads(frame, &pool, &exec);
         else
             exec.threads = 1;
-        for (int slot = 0; slot < SLOTS; slot++)
-            if ((outputs & big & BIT(slot)) != 0)
-                use_huge_pages(&made[slot].tensor);
     }
 
     normfuse_status status;

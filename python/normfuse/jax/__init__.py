@@ -48,13 +48,21 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
         for name in ("x", "pre_add", "post_add"):
             if name in given and given[name].shape == shape:
                 given[name] = given[name].reshape(folded)
+    channels = shape[-1 if channels_last else 1] if x.ndim > 1 else 0
+    # What the library refuses in a call and not while tracing, in its words. A device's part may be of one value.
+    if channels and not evaluate and axis_name is None:
+        if operator == "batch_norm" and x.size == channels:
+            raise ValueError("batch_norm forward: x: expected more than 1 value per channel when training")
+        if operator == "instance_norm" and "running_mean" in given and x.size == channels * shape[0]:
+            raise ValueError("instance_norm forward: running_var takes the unbiased variance, which needs more than 1 "
+                             "value per channel")
     if "running_mean" in given and not evaluate:
         given.update((name, jax.lax.stop_gradient(given[name])) for name in ("running_mean", "running_var")
                      if name in given)
     fields = _activation(activation, act_param)
     flags = fields["flags"] | (_library.EVALUATE if evaluate else 0)
     if operator == "instance_norm":
-        operator, groups = "group_norm", shape[-1 if channels_last else 1] if x.ndim > 1 else 1
+        operator, groups = "group_norm", channels
     made = apply(Settings(operator, channels_last, _library.integer("num_groups", groups), float(eps), float(momentum),
                           flags, fields["activation"], float(fields["act_param"]), return_sum, axis_name), given)
     results = [made[name].reshape(shape) for name in ("y", "u") if name in made]
