@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include/normfuse.h"
 # What the Python package calls beside it.
-TORCH_HEADER = ROOT / "src/torch.h"
+HANDLERS = [ROOT / "src/torch.h", ROOT / "src/xla.h"]
 # libc's own parts: older glibc keeps threads and the dynamic linker's entry points in libraries of their own.
 LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|libdl\.so|ld-linux[-a-z0-9]*\.so)")
 # A library neither ends its caller's process nor writes to its standard output.
@@ -38,7 +38,7 @@ def symbols(library, *options):
 
 shared, static = sys.argv[1:]
 declared = set(re.findall(r"\b(normfuse_\w+)\(", "".join(
-    re.findall(r"^NORMFUSE_API[^;]*;", HEADER.read_text() + TORCH_HEADER.read_text(), re.M))))
+    re.findall(r"^NORMFUSE_API[^;]*;", "".join(path.read_text() for path in (HEADER, *HANDLERS)), re.M))))
 dynamic = symbols(shared, "-D")
 exported = {name for kind, name in dynamic if kind not in "Uwv"}
 undefined = {name for kind, name in dynamic if kind in "Uwv"}

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Times normfuse.jax beside flax.linen on the CPU: group norm with SiLU, channels last, under jit, forward and value and
+gradients; and the host time of a jitted call on a tiny array beside a jitted identity's. Rows, JSON a line, go to
+standard output.
+
+Both run in this process, call by call in turn; a row has the medians and their ratio.
+
+Results above 32 MiB are fresh memory of the system in every call, for both; MALLOC_MMAP_THRESHOLD_=1073741824
+MALLOC_TRIM_THRESHOLD_=4294967296 in the environment leaves that time out, and rows say so.
+
+    build/venv-torch/bin/python bench/jax_operators.py >bench/results/DATE-MACHINE-jax-operators.jsonl
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import flax  # noqa: E402
+import flax.linen  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+
+import normfuse.jax  # noqa: E402
+
+GROUPS = 32
+
+
+def in_turn(functions, rounds, calls=1):
+    """Seconds of each round and function."""
+    times = [[] for _ in functions]
+    for function in functions:
+        jax.block_until_ready(function())
+    for _ in range(rounds):
+        for function, seconds in zip(functions, times):
+            start = time.perf_counter()
+            for _ in range(calls):
+                result = function()
+            jax.block_until_ready(result)
+            seconds.append((time.perf_counter() - start) / calls)
+    return [statistics.median(seconds) for seconds in times]
+
+
+def machine():
+    with open("/proc/cpuinfo") as text:
+        cpu = next((line.split(":")[1].strip() for line in text if line.startswith("model name")), platform.machine())
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                            cwd=pathlib.Path(__file__).parent).stdout.strip()
+    return {"cpu": cpu, "threads": len(os.sched_getaffinity(0)), "jax": jax.__version__, "flax": flax.__version__,
+            "commit": commit, "mmap_threshold": os.environ.get("MALLOC_MMAP_THRESHOLD_")}
+
+
+def problems(rounds):
+    shape = (8, 64, 64, 320)
+    stock = flax.linen.GroupNorm(GROUPS, epsilon=1e-5, dtype=None)
+    for dtype in ("float32", "bfloat16"):
+        x, dy = (jax.random.normal(jax.random.key(i), shape, dtype) for i in range(2))
+        weight, bias = jnp.ones(shape[-1], dtype), jnp.zeros(shape[-1], dtype)
+
+        def theirs(x, weight, bias):
+            return jax.nn.silu(stock.apply({"params": {"scale": weight, "bias": bias}}, x))
+
+        def ours(x, weight, bias):
+            return normfuse.jax.group_norm(x, GROUPS, weight, bias, activation="silu")
+
+        def gradients(function):
+            def loss(x, weight, bias):
+                return jnp.sum(function(x, weight, bias).astype(jnp.float32) * dy)
+            return jax.value_and_grad(loss, (0, 1, 2))
+        for direction, wrap in (("forward", lambda function: function), ("value_and_grad", gradients)):
+            mine, others = (jax.jit(wrap(function)) for function in (ours, theirs))
+            a, b = in_turn([lambda: mine(x, weight, bias), lambda: others(x, weight, bias)], rounds)
+            yield {"problem": f"group_norm 8x320x64x64 groups=32 layout=nhwc act=silu dtype={dtype}",
+                   "direction": direction, "normfuse_ms": round(a * 1e3, 3), "flax_ms": round(b * 1e3, 3),
+                   "ratio": round(a / b, 3)}
+
+
+def host(rounds):
+    x = jnp.ones((2, 4, 4, 8))
+    weight, bias = jnp.ones(8), jnp.zeros(8)
+    identity = jax.jit(lambda x, weight, bias: x + 0)
+    ours = jax.jit(lambda x, weight, bias: normfuse.jax.group_norm(x, 4, weight, bias, activation="silu"))
+    a, b = in_turn([lambda: ours(x, weight, bias), lambda: identity(x, weight, bias)], rounds, 200)
+    yield {"problem": "host time of a jitted call, group_norm 2x8x4x4 groups=4 layout=nhwc act=silu",
+           "normfuse_us": round(a * 1e6, 2), "identity_us": round(b * 1e6, 2), "ratio": round(a / b, 3)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    where = machine()
+    for rows in (problems(rounds), host(20 * rounds)):
+        for row in rows:
+            print(json.dumps({**row, **where}), flush=True)

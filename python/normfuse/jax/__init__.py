@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""normfuse's operators as JAX functions, on the CPU and on CUDA, through XLA's foreign function interface.
+
+    import normfuse.jax as nfj
+    y = nfj.group_norm(x, 32, weight, bias, activation="silu")      # x: [N, H, W, C]
+
+They work under jit, grad (to any order), vmap and jit over several devices, and have a fused backward. docs/jax.md says
+what is supported. normfuse.jax.linen and normfuse.jax.nnx have layers in the place of Flax's.
+
+Shapes. x has the axes N, spatial ones, C; with layout="nchw" N, C, spatial ones. [C] parameters are shared by the
+samples. dtypes: bfloat16, float16, float32, and float64 with jax_enable_x64; parameters are of any of these, whatever x
+is. Results have x's shape and dtype, gradients those of their argument.
+
+Errors. While tracing: ValueError where shapes or options contradict each other, TypeError for a dtype that there is no
+kernel for, with the library's own words.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError("normfuse.jax needs JAX: pip install normfuse[jax]") from error
+
+from .. import _activation, _library
+from ._gradients import Settings, apply
+
+__all__ = ["batch_norm", "channel_affine", "group_norm", "instance_norm"]
+
+Array = Any
+_LAYOUTS = {"nhwc": True, "nchw": False}
+
+
+def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act_param: Optional[float],
+         return_sum: bool, groups: int = 0, eps: float = 1e-5, momentum: float = 0.0, evaluate: bool = False,
+         axis_name: Any = None) -> Any:
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, expected one of {', '.join(_LAYOUTS)}")
+    if return_sum and arrays.get("pre_add") is None:
+        raise ValueError("return_sum needs pre_add")
+    channels_last = _LAYOUTS[layout]
+    given = {name: jax.numpy.asarray(value) for name, value in arrays.items() if value is not None}
+    x = given["x"]
+    shape = x.shape
+    if x.ndim > 5:  # the library has three spatial axes; more are as one
+        folded = (shape[0], -1, shape[-1]) if channels_last else (*shape[:2], -1)
+        for name in ("x", "pre_add", "post_add"):
+            if name in given and given[name].shape == shape:
+                given[name] = given[name].reshape(folded)
+    channels = shape[-1 if channels_last else 1] if x.ndim > 1 else 0
+    # What the library refuses in a call and not while tracing, in its words. A device's part may be of one value.
+    if channels and not evaluate and axis_name is None:
+        if operator == "batch_norm" and x.size == channels:
+            raise ValueError("batch_norm forward: x: expected more than 1 value per channel when training")
+        if operator == "instance_norm" and "running_mean" in given and x.size == channels * shape[0]:
+            raise ValueError("instance_norm forward: running_var takes the unbiased variance, which needs more than 1 "
+                             "value per channel")
+    if "running_mean" in given and not evaluate:
+        given.update((name, jax.lax.stop_gradient(given[name])) for name in ("running_mean", "running_var")
+                     if name in given)
+    fields = _activation(activation, act_param)
+    flags = fields["flags"] | (_library.EVALUATE if evaluate else 0)
+    if operator == "instance_norm":
+        operator, groups = "group_norm", channels
+    made = apply(Settings(operator, channels_last, _library.integer("num_groups", groups), float(eps), float(momentum),
+                          flags, fields["activation"], float(fields["act_param"]), return_sum, axis_name), given)
+    results = [made[name].reshape(shape) for name in ("y", "u") if name in made]
+    results += [jax.lax.stop_gradient(made[name]) for name in ("running_mean", "running_var") if name in made]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: Optional[Array] = None,
+               eps: float = 1e-5, *, activation: Optional[str] = None, act_param: Optional[float] = None,
+               pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
+               scale: Optional[Array] = None, shift: Optional[Array] = None, layout: str = "nhwc") -> Any:
+    """act((norm(x + pre_add) * weight + bias) * (1 + scale) + shift + post_add), normalized over the channels of each
+    group and all positions of one sample.
+
+    x                   [N, ..., C] (layout="nchw": [N, C, ...])
+    num_groups          divides C
+    weight, bias        [C]; None: 1 and 0
+    eps                 is added to the biased variance
+    activation          None, relu, leaky_relu, silu, gelu, gelu_tanh, hardswish, elu, mish, relu6; act_param: the slope
+                        of leaky_relu (0.01), the alpha of elu (1)
+    pre_add, post_add   like x. return_sum: also return x + pre_add
+    scale, shift        [N, C]; None: 0
+
+    Returns y, or (y, u) with return_sum. Raises ValueError and TypeError while tracing; see the module."""
+    arrays = dict(x=x, weight=weight, bias=bias, pre_add=pre_add, post_add=post_add, scale=scale, shift=shift)
+    return _run("group_norm", arrays, layout, activation, act_param, return_sum, num_groups, eps)
+
+
+def instance_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array] = None, eps: float = 1e-5, *,
+                  running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
+                  use_input_stats: bool = True, momentum: float = 0.1, activation: Optional[str] = None,
+                  act_param: Optional[float] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
+                  post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
+                  layout: str = "nhwc") -> Any:
+    """group_norm with a group for each channel.
+
+    running_mean, running_var   [C]; with use_input_stats their updates are returned behind y (and u):
+                        (1 - momentum) * running + momentum * new, where new is the mean over the batch of means and of
+                        unbiased variances; without, they are what x is normalized with
+
+    The other arguments are group_norm's."""
+    arrays = dict(x=x, weight=weight, bias=bias, pre_add=pre_add, post_add=post_add, scale=scale, shift=shift,
+                  running_mean=running_mean, running_var=running_var)
+    return _run("instance_norm", arrays, layout, activation, act_param, return_sum, 0, eps, momentum,
+                not use_input_stats)
+
+
+def batch_norm(x: Array, running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
+               weight: Optional[Array] = None, bias: Optional[Array] = None, training: bool = False,
+               momentum: float = 0.1, eps: float = 1e-5, *, activation: Optional[str] = None,
+               act_param: Optional[float] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
+               post_add: Optional[Array] = None, axis_name: Any = None, layout: str = "nhwc") -> Any:
+    """act(norm(x + pre_add) * weight + bias + post_add), normalized over all samples and positions of one channel.
+
+    training            normalize with the statistics of x, and return the updates of running_mean and running_var, if
+                        given, behind y (and u): (1 - momentum) * running + momentum * new, of the unbiased variance.
+                        Otherwise running_mean and running_var are what x is normalized with; they have no gradient
+    axis_name           in training, under shard_map or pmap: the axes whose devices share the statistics. Under jit
+                        with a sharded batch nothing is needed
+
+    The other arguments are group_norm's."""
+    arrays = dict(x=x, weight=weight, bias=bias, pre_add=pre_add, post_add=post_add, running_mean=running_mean,
+                  running_var=running_var)
+    return _run("batch_norm", arrays, layout, activation, act_param, return_sum, 0, eps, momentum, not training,
+                axis_name if training else None)
+
+
+def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,
+                   activation: Optional[str] = None, act_param: Optional[float] = None,
+                   pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
+                   layout: str = "nhwc") -> Any:
+    """act(scale * (x + pre_add) + bias + post_add): no statistics.
+
+    scale, bias         [C] for all samples or [N, C] for each, both alike; None: 1 and 0
+
+    The other arguments are group_norm's."""
+    arrays = dict(x=x, weight=scale, bias=bias, pre_add=pre_add, post_add=post_add)
+    return _run("affine", arrays, layout, activation, act_param, return_sum)

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: MIT
+"""One call of the library in JAX: its shapes and checks, its lowering to the handlers of src/xla.c, how it is split over
+devices, and its rule of vmap. Gradients are in _gradients.py.
+
+Programs are traced to custom_vmap of custom_partitioning of `handler_p`, the primitive that is lowered to XLA's custom
+call: vmap sees the call before it is split over devices, and each device's part is a call again.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import jax
+import jax.custom_batching
+import numpy
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .. import _library
+from .._library import library
+
+# `enum call` of src/xla.c.
+OPERATIONS = ("group_norm_forward", "group_norm_backward", "batch_norm_forward", "batch_norm_backward",
+              "affine_forward", "affine_backward", "batch_norm_stats", "batch_norm_apply", "batch_norm_backward_sums",
+              "batch_norm_backward_apply", "stats_merge", "sums_merge")
+SLOTS = _library.TENSOR_FIELDS
+BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
+PARAMETER_OF = {"dweight": "weight", "dbias": "bias", "dscale": "scale", "dshift": "shift"}
+# float64 whatever jax_enable_x64 is: uint32 with a last axis of 2.
+WIDE = {"mean", "stats", "sums"}
+TARGET = "normfuse"
+
+
+class Call(NamedTuple):
+    """What is static of a call. inputs and outputs are names of normfuse_tensors, in its order."""
+    operation: str
+    inputs: Tuple[str, ...]
+    outputs: Tuple[str, ...]
+    channels_last: bool
+    groups: int = 0
+    eps: float = 1e-5
+    momentum: float = 0.0
+    flags: int = 0
+    activation: int = 0
+    act_param: float = 0.0
+    set_values: int = 0                 # values a channel has over all devices; 0: those of x
+    has_wide_gradients: bool = False    # dweight and dbias in float32 at least, to be summed over devices
+
+    @property
+    def operator(self) -> str:
+        return next(name for name in ("group_norm", "batch_norm", "affine", "") if self.operation.startswith(name))
+
+    @property
+    def is_backward(self) -> bool:
+        return "backward" in self.operation
+
+    @property
+    def evaluates(self) -> bool:
+        return bool(self.flags & _library.EVALUATE)
+
+
+def run(call: Call, arrays: Dict[str, Any]) -> Dict[str, Any]:
+    """Makes the call; arrays has an array for each of its inputs."""
+    return dict(zip(call.outputs, _bound(call)(*(arrays[name] for name in call.inputs))))
+
+
+def ordered(names: Any) -> Tuple[str, ...]:
+    return tuple(name for name in SLOTS if name in names)
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def _shapes(call: Call, avals: Sequence[Any]) -> List[Tuple[Tuple[int, ...], Any]]:
+    """(shape, dtype) of each output."""
+    given = dict(zip(call.inputs, avals))
+    if call.operation.endswith("_merge"):
+        return [(avals[0].shape[1:], avals[0].dtype)]
+    x = given["x"]
+    channels = x.shape[-1 if call.channels_last else 1] if x.ndim > 1 else 0
+    sets = (x.shape[0], call.groups) if call.operator == "group_norm" and x.ndim else (channels,)
+    single = numpy.dtype("float64" if x.dtype == numpy.float64 else "float32")
+
+    def one(name: str) -> Tuple[Tuple[int, ...], Any]:
+        if name in BIG:
+            return x.shape, x.dtype
+        if name in PARAMETER_OF:
+            parameter = given[PARAMETER_OF[name]]
+            is_wide = call.has_wide_gradients and parameter.dtype.itemsize < 4
+            return parameter.shape, numpy.dtype("float32") if is_wide else parameter.dtype
+        return {"mean": ((*sets, 2), numpy.dtype("uint32")), "rstd": (sets, single),
+                "stats": ((channels, 3, 2), numpy.dtype("uint32")), "sums": ((channels, 2, 2), numpy.dtype("uint32"))
+                }[name] if name not in given else (given[name].shape, given[name].dtype)
+    return [one(name) for name in call.outputs]
+
+
+def _describe(call: Call, avals: Sequence[Any], device_type: int) -> Tuple[_library.Tensors, List[Any]]:
+    """Tensors of these shapes at addresses that nothing reads, and what keeps their memory alive."""
+    names = list(zip(call.inputs, ((a.shape, a.dtype) for a in avals))) + list(zip(call.outputs, _shapes(call, avals)))
+    tensors, alive, address, fields = _library.Tensors(), [], 1 << 20, {}
+    for name, (shape, dtype) in names:
+        if name in fields:  # running statistics, updated where they are
+            continue
+        bits = dtype.itemsize * 8
+        if name in WIDE and dtype == numpy.uint32:
+            shape, bits, code = shape[:-1], 64, 2
+        elif dtype.name == "bfloat16":
+            code = 4
+        else:
+            code = {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}.get(dtype.kind, 3)
+        strides = [int(numpy.prod(shape[a + 1:], dtype=object)) for a in range(len(shape))]
+        if name in BIG and call.channels_last and len(shape) > 1:
+            shape, strides = ([v[0], v[-1], *v[1:-1]] for v in (list(shape), strides))
+        fields[name] = _library.make_tensor(address, code, bits, shape, strides, device_type, 0)
+        alive.append(fields[name])
+        setattr(tensors, name, ctypes.pointer(fields[name]))
+        address += (int(numpy.prod(shape, dtype=object)) * bits // 8 | 4095) + 1
+    return tensors, alive
+
+
+def _options(call: Call) -> Any:
+    common = {"flags": call.flags, "activation": call.activation, "act_param": call.act_param}
+    if call.operator == "affine":
+        return _library.AffineOptions(**common)
+    common.update(eps=call.eps, momentum=call.momentum, set_values=call.set_values)
+    if call.operator == "batch_norm":
+        return _library.BatchNormOptions(**common)
+    return _library.GroupNormOptions(groups=call.groups, **common)
+
+
+_NAMES = {"groups": "num_groups"}
+
+
+def _scratch_bytes(call: Call, avals: Sequence[Any], device_type: int) -> int:
+    """Asks the library, which checks every argument on the way, and raises what it refuses."""
+    tensors, alive = _describe(call, avals, device_type)
+    function = getattr(library, f"normfuse_{call.operator}_{'backward' if call.is_backward else 'forward'}_scratch_bytes")
+    most = 0
+    for sync in ((None, 0), (4096, 65536))[:1 + (device_type == _library.CUDA)]:
+        size = ctypes.c_size_t()
+        where = _library.Exec(sync=sync[0], sync_bytes=sync[1])
+        status = function(_options(call), ctypes.byref(tensors), ctypes.byref(where), ctypes.byref(size))
+        try:
+            _library.call(status, _NAMES)
+        except Exception as error:  # the question is of the arguments, not of scratch
+            raise type(error)(str(error).replace("_scratch_bytes", "")) from None
+        most = max(most, size.value)
+    del alive
+    return most
+
+
+def _abstract(*avals: Any, call: Call) -> List[Any]:
+    if call.operation.endswith(("forward", "backward")):
+        _scratch_bytes(call, avals, _library.CPU)
+    varying = frozenset().union(*(getattr(aval, "vma", frozenset()) for aval in avals))
+    made = [jax.core.ShapedArray(shape, dtype) for shape, dtype in _shapes(call, avals)]
+    return [aval.update(vma=varying) for aval in made] if varying else made
+
+
+# ---- lowering -------------------------------------------------------------------------------------------------------
+
+
+def _mask(names: Sequence[str]) -> numpy.int64:
+    return numpy.int64(sum(1 << SLOTS.index(name) for name in names))
+
+
+def _whole(call: Call) -> Call:
+    """The forward or backward that a part of a sharded one has the scratch of."""
+    if call.operation.endswith(("forward", "backward")):
+        return call
+    if call.is_backward:
+        wanted = set(call.outputs) - {"sums"} | {"dx"}
+        return call._replace(operation="batch_norm_backward", outputs=ordered(wanted),
+                             inputs=ordered(set(call.inputs) - {"sums"}))
+    return call._replace(operation="batch_norm_forward", outputs=ordered(set(call.outputs) - {"stats"} | {"y", "mean", "rstd"}),
+                         inputs=ordered(set(call.inputs) - {"stats"}))
+
+
+def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
+    attributes = {"call": numpy.int64(OPERATIONS.index(call.operation)), "inputs": _mask(call.inputs),
+                  "outputs": _mask(call.outputs), "channels_last": numpy.int64(call.channels_last),
+                  "groups": numpy.int64(call.groups), "flags": numpy.int64(call.flags),
+                  "activation": numpy.int64(call.activation), "set_values": numpy.int64(call.set_values),
+                  "eps": numpy.float64(call.eps), "momentum": numpy.float64(call.momentum),
+                  "act_param": numpy.float64(call.act_param)}
+    shared = {i: call.outputs.index(name) for i, name in enumerate(call.inputs) if name in call.outputs} \
+        if not call.operation.endswith("_merge") else {}
+    avals = list(ctx.avals_out)
+    if is_cuda and not call.operation.endswith("_merge"):
+        whole = _whole(call)
+        given = dict(zip(call.inputs, ctx.avals_in))
+        size = _scratch_bytes(whole, [given[name] for name in whole.inputs], _library.CUDA)
+        avals.append(jax.core.ShapedArray((size,), numpy.dtype("uint8")))
+    rule = jax.ffi.ffi_lowering(TARGET, operand_output_aliases=shared)
+    return rule(ctx.replace(avals_out=avals), *operands, **attributes)[:len(call.outputs)]
+
+
+handler_p = Primitive("normfuse_handler")
+handler_p.multiple_results = True
+handler_p.def_abstract_eval(_abstract)
+mlir.register_lowering(handler_p, functools.partial(_lower, is_cuda=False), platform="cpu")
+mlir.register_lowering(handler_p, functools.partial(_lower, is_cuda=True), platform="cuda")
+
+for _platform, _handler in (("cpu", library.normfuse_xla_cpu), ("CUDA", library.normfuse_xla_cuda)):
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handler), platform=_platform)
+
+
+# ---- several devices ------------------------------------------------------------------------------------------------
+
+
+def _axes(call: Call, name: str, rank: int) -> Tuple[str, ...]:
+    """What each axis of an array is: "n", the samples; "c"; a spatial one; or others."""
+    if name in BIG:
+        spatial = tuple(f"s{a}" for a in range(rank - 2))
+        return ("n", *spatial, "c") if call.channels_last else ("n", "c", *spatial)
+    if name in ("mean", "rstd") and call.operator == "group_norm":
+        return ("n", "g", "two")[:rank]
+    if name in ("mean", "rstd"):
+        return ("c", "two")[:rank]
+    return ("n", "c") if rank == 2 else ("c",)
+
+
+def synchronized(call: Call, arrays: Dict[str, Any], axes: Any) -> Dict[str, Any]:
+    """A batch norm in training over the samples of all devices along these mesh axes: each computes the statistics of
+    its part, and three (backward: two) numbers a channel are gathered."""
+    devices = jax.lax.psum(1, axes)
+    first, merge, second = (("batch_norm_backward_sums", "sums_merge", "batch_norm_backward_apply") if call.is_backward
+                            else ("batch_norm_stats", "stats_merge", "batch_norm_apply"))
+    part = "sums" if call.is_backward else "stats"
+    early = {"dpost_add"} if call.is_backward else {"u"}
+    needed = set(call.inputs) - {"du"} if call.is_backward else {"x", "pre_add"} & set(call.inputs)
+    one = call._replace(operation=first, inputs=ordered(needed), outputs=ordered({part} | early & set(call.outputs)))
+    outputs = run(one, arrays)
+    gathered = jax.lax.all_gather(outputs.pop(part), axes)
+    join = Call(merge, (part,), (part,), False)
+    rest = dict(arrays, **run(join, {part: gathered}))
+    late = ordered(set(call.outputs) - early)
+    x = arrays["x"]
+    values = x.size // max(x.shape[-1 if call.channels_last else 1], 1) * devices
+    two = call._replace(operation=second, inputs=ordered(set(call.inputs) | {part}), outputs=late,
+                        set_values=values if call.is_backward else 0, has_wide_gradients=False)
+    outputs.update(run(two, rest))
+    return outputs
+
+
+@functools.lru_cache(maxsize=None)
+def _partitioned(call: Call, ranks: Tuple[Tuple[int, ...], Tuple[int, ...]]) -> Any:
+    """The call as a function that XLA's partitioner may split along the samples, and along nothing else."""
+    inputs = [_axes(call, name, rank) for name, rank in zip(call.inputs, ranks[0])]
+    outputs = [_axes(call, name, rank) for name, rank in zip(call.outputs, ranks[1])]
+    trains = call.operator == "batch_norm" and not call.evaluates
+    # Running statistics of instance norm are means over the batch.
+    is_whole = call.operation not in OPERATIONS[:6] or (call.operator == "group_norm" and "running_mean" in call.outputs)
+    factors = dict.fromkeys(factor for axes in (*inputs, *outputs) for factor in axes)  # in order, as Shardy wants them
+
+    @custom_partitioning
+    def function(*arrays: Any) -> Any:
+        return tuple(handler_p.bind(*arrays, call=call))
+
+    def partition(mesh: Any, arguments: Any, results: Any) -> Any:
+        sharding = arguments[call.inputs.index("x" if "x" in call.inputs else call.inputs[0])].sharding
+        if not isinstance(sharding, NamedSharding):
+            raise NotImplementedError(f"normfuse.jax: a sharding without a mesh, {sharding}")
+        samples = sharding.spec[0] if len(sharding.spec) and not is_whole else None
+        names = () if samples is None else samples if isinstance(samples, tuple) else (samples,)
+
+        def placed(axes: Tuple[str, ...]) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*(samples if axis == "n" else None for axis in axes)))
+
+        def part(*arrays: Any) -> Any:
+            if not names:
+                return tuple(handler_p.bind(*arrays, call=call))
+            if trains:
+                # Parameters' gradients come of the merged sums.
+                made = synchronized(call, dict(zip(call.inputs, arrays)), names)
+                return tuple(made[name] for name in call.outputs)
+            results = handler_p.bind(*arrays, call=call._replace(has_wide_gradients=True))
+            return tuple(
+                jax.lax.psum(result, names).astype(want[1]) if name in PARAMETER_OF and "n" not in axes else result
+                for name, axes, result, want in zip(call.outputs, outputs, results, _shapes(call, arrays)))
+        return mesh, part, tuple(map(placed, outputs)), tuple(map(placed, inputs))
+
+    rule = ", ".join(map(" ".join, inputs)) + " -> " + ", ".join(map(" ".join, outputs))
+    function.def_partition(partition, sharding_rule=rule,
+                           need_replication_factors=tuple(f for f in factors if is_whole or f != "n"))
+    return function
+
+
+# ---- vmap -----------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=None)
+def _bound(call: Call) -> Any:
+    """The call as a function of arrays. Batches become samples where samples do not share what is mapped over, and run
+    one after the other elsewhere."""
+
+    @jax.custom_batching.custom_vmap
+    def function(*arrays: Any) -> Any:
+        if call.operation not in OPERATIONS[:6]:
+            return tuple(handler_p.bind(*arrays, call=call))  # a part, of one device
+        ranks = (tuple(a.ndim for a in arrays), tuple(len(shape) for shape, _ in _shapes(call, arrays)))
+        return _partitioned(call, ranks)(*arrays)
+
+    @function.def_vmap
+    def rule(size: int, is_mapped: Sequence[bool], *arrays: Any) -> Any:
+        axes = [_axes(call, name, a.ndim - mapped) for name, a, mapped in zip(call.inputs, arrays, is_mapped)]
+        if _are_samples(call, axes, is_mapped):
+            at = call.inputs.index("x")
+            samples = arrays[at].shape[int(is_mapped[at])]
+
+            def fold(array: Any, mapped: bool, labels: Tuple[str, ...]) -> Any:
+                if "n" not in labels:
+                    return array
+                if not mapped:
+                    array = jax.numpy.broadcast_to(array, (size, *array.shape))
+                return array.reshape(size * samples, *array.shape[2:])
+            results = function(*map(fold, arrays, is_mapped, axes))
+            results = tuple(r.reshape(size, samples, *r.shape[1:]) for r in results)
+        else:
+            def one(values: Any) -> Any:
+                left = iter(values)
+                return function(*(next(left) if mapped else a for a, mapped in zip(arrays, is_mapped)))
+            results = jax.lax.map(one, tuple(a for a, mapped in zip(arrays, is_mapped) if mapped))
+        return results, (True,) * len(results)
+
+    return function
+
+
+def _are_samples(call: Call, axes: Sequence[Tuple[str, ...]], is_mapped: Sequence[bool]) -> bool:
+    """Whether the samples of one call give what a call for each element of the batch gives."""
+    if call.operation not in OPERATIONS[:6] or (call.operator == "batch_norm" and not call.evaluates):
+        return False
+    sums = [name for name in call.outputs if name.startswith("running") or (
+        name in ("dweight", "dbias") and "n" not in axes[call.inputs.index(PARAMETER_OF[name])])]
+    return not sums and all("n" in labels for labels, mapped in zip(axes, is_mapped) if mapped)
+
+
+# ---- without jit ----------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(call: Call) -> Any:
+    return jax.jit(functools.partial(handler_p.bind, call=call))
+
+
+def _now(*arrays: Any, call: Call) -> Any:
+    with jax.disable_jit(False):
+        return _compiled(call)(*arrays)
+
+
+handler_p.def_impl(_now)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: MIT
+"""The operators as differentiable functions of a dict of arrays: forward and backward are calls of the library, the
+backward of the backward is JAX's, of the formula in jax.numpy."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from .. import _library
+from ._call import PARAMETER_OF, Call, ordered, run, synchronized
+
+Arrays = Dict[str, Any]
+
+
+class Settings(NamedTuple):
+    """What is static of an operator's call."""
+    operator: str  # of _call.Call
+    channels_last: bool
+    groups: int
+    eps: float
+    momentum: float
+    flags: int
+    activation: int
+    act_param: float
+    return_sum: bool
+    axis_name: Any  # batch norm: mesh axes that share the statistics, or None
+
+
+def _call(settings: Settings, direction: str, arrays: Arrays, outputs: Any) -> Arrays:
+    call = Call(f"{settings.operator}_{direction}", ordered(arrays), ordered(outputs), settings.channels_last,
+                settings.groups, settings.eps, settings.momentum, settings.flags, settings.activation,
+                settings.act_param)
+    if settings.axis_name is not None:
+        return synchronized(call, arrays, settings.axis_name)
+    return run(call, arrays)
+
+
+def _trains(settings: Settings) -> bool:
+    return settings.operator != "affine" and not settings.flags & _library.EVALUATE
+
+
+def _forward(settings: Settings, arrays: Arrays, saves: bool) -> Arrays:
+    outputs = {"y"}
+    if settings.return_sum:
+        outputs.add("u")
+    if _trains(settings):
+        outputs |= {"running_mean", "running_var"} & set(arrays)
+        if saves or settings.axis_name is not None:
+            outputs |= {"mean", "rstd"}
+    return _call(settings, "forward", arrays, outputs)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def apply(settings: Settings, arrays: Arrays) -> Arrays:
+    """y, u if settings.return_sum, and running statistics where they are updated. Those have no gradient."""
+    made = _forward(settings, arrays, False)
+    return {name: made[name] for name in made if name not in ("mean", "rstd")}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _apply_and_save(settings: Settings, arrays: Arrays) -> Arrays:
+    """The same with mean and rstd, for the backward. A function of its own, since it is differentiated again where
+    gradients of gradients are; `backward` then knows how mean and rstd depend on x."""
+    return _forward(settings, arrays, True)
+
+
+def _apply_forward(settings: Settings, given: Any) -> Any:
+    arrays = {name: primal.value for name, primal in given.items()}
+    made = _apply_and_save(settings, arrays)
+    saved = {name: made[name] for name in ("mean", "rstd") if name in made}
+    kept = {name: value for name, value in arrays.items()
+            if not name.startswith("running") or not _trains(settings)}
+    if settings.return_sum:
+        kept["x"] = made["u"]
+        kept.pop("pre_add")
+    # Keys of dicts are static.
+    wanted = {name: () for name, primal in given.items() if primal.perturbed and not name.startswith("running")}
+    made = {name: made[name] for name in made if name not in saved}
+    return made, (kept, saved, wanted, dict.fromkeys(arrays, ()))
+
+
+def _save_forward(settings: Settings, given: Any) -> Any:
+    made, residuals = _apply_forward(settings, given)
+    return {**made, **residuals[1]}, residuals
+
+
+def _apply_backward(settings: Settings, residuals: Any, cotangents: Arrays) -> Any:
+    kept, saved, wanted, names = residuals
+    given = {"d" + name: cotangents[name] for name in ("y", "u")
+             if name in cotangents and not isinstance(cotangents[name], SymbolicZero)}
+    if "dy" not in given:
+        given["dy"] = jnp.zeros(kept["x"].shape, kept["x"].dtype)
+    outputs = {"d" + name for name in wanted if name not in ("x", "pre_add")}
+    if "x" in wanted or "pre_add" in wanted:
+        outputs.add("dx")
+    else:
+        given.pop("du", None)
+    made = backward(settings, ordered(outputs), kept, saved, given) if outputs else {}
+    if "dx" in made:
+        made["dpre_add"] = made["dx"]
+    return ({name: made["d" + name] if name in wanted else None for name in names},)
+
+
+apply.defvjp(_apply_forward, _apply_backward, symbolic_zeros=True)
+_apply_and_save.defvjp(_save_forward, _apply_backward, symbolic_zeros=True)
+
+
+# ---- the backward, which is differentiable itself --------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def backward(settings: Settings, outputs: Any, kept: Arrays, saved: Arrays, given: Arrays) -> Arrays:
+    """The outputs (dx, dweight, ...) of the forward's arrays, what it saved, and dy and du."""
+    made = _call(settings, "backward", {**kept, **saved, **given}, outputs)
+    # Under shard_map a parameter that all devices share has the sum of their gradients.
+    return {name: _sum_over(value, kept[PARAMETER_OF[name]]) if name in PARAMETER_OF else value
+            for name, value in made.items()}
+
+
+def _sum_over(gradient: Any, parameter: Any) -> Any:
+    axes = getattr(jax.typeof(gradient), "vma", frozenset()) - getattr(jax.typeof(parameter), "vma", frozenset())
+    return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
+
+
+def _backward_forward(settings: Settings, outputs: Any, kept: Arrays, saved: Arrays, given: Arrays) -> Any:
+    return backward(settings, outputs, kept, saved, given), (kept, saved, given)
+
+
+def _backward_backward(settings: Settings, outputs: Any, residuals: Any, cotangents: Arrays) -> Any:
+    kept, saved, given = residuals
+    differentiable = {name: value for name, value in kept.items() if not name.startswith("running")}
+    running = {name: value for name, value in kept.items() if name.startswith("running")}
+
+    def composite(arrays: Arrays, upstream: Arrays) -> Arrays:
+        targets = {"x" if name == "dx" else name[1:] for name in outputs}
+        fixed = {name: value for name, value in {**arrays, **running}.items() if name not in targets}
+        made, pull = jax.vjp(lambda chosen: formula(settings, {**fixed, **chosen}),
+                             {name: arrays[name] for name in targets})
+        zeros = jax.tree.map(jnp.zeros_like, made)
+        gradients, = pull({name: upstream.get("d" + name, zeros[name]) for name in made})
+        return {"dx" if name == "x" else "d" + name: value for name, value in gradients.items()}
+
+    _, pull = jax.vjp(composite, differentiable, given)
+    of_arrays, of_given = pull(cotangents)
+    return ({name: of_arrays.get(name, None) for name in kept}, dict.fromkeys(saved), of_given)
+
+
+backward.defvjp(_backward_forward, _backward_backward)
+
+_ACTIVATIONS = {
+    "identity": lambda z, p: z, "relu": lambda z, p: jax.nn.relu(z), "silu": lambda z, p: jax.nn.silu(z),
+    "leaky_relu": lambda z, p: jnp.where(z > 0, z, p * z), "gelu": lambda z, p: jax.nn.gelu(z, approximate=False),
+    "gelu_tanh": lambda z, p: jax.nn.gelu(z, approximate=True), "hardswish": lambda z, p: jax.nn.hard_swish(z),
+    "elu": lambda z, p: jnp.where(z > 0, z, p * jnp.expm1(jnp.minimum(z, 0))), "mish": lambda z, p: jax.nn.mish(z),
+    "relu6": lambda z, p: jax.nn.relu6(z)}
+_DEFAULT = {"leaky_relu": 0.01, "elu": 1.0}
+
+
+def formula(settings: Settings, arrays: Arrays) -> Arrays:
+    """y and u in jax.numpy: what the library computes, for derivatives that it has not."""
+    x = arrays["x"]
+    u = x + arrays["pre_add"].astype(x.dtype) if "pre_add" in arrays else x
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    channel = x.ndim - 1 if settings.channels_last else 1
+    z = u.astype(wide)
+
+    def spread(parameter: Any) -> Any:
+        shape = [1] * x.ndim
+        shape[channel] = x.shape[channel]
+        if parameter.ndim == 2:
+            shape[0] = x.shape[0]
+        return parameter.astype(wide).reshape(shape)
+
+    if settings.operator != "affine":
+        if not _trains(settings):
+            mean, variance = spread(arrays["running_mean"]), spread(arrays["running_var"])
+        elif settings.operator == "batch_norm":
+            axes = tuple(a for a in range(x.ndim) if a != channel)
+            mean = z.mean(axes, keepdims=True)
+            if settings.axis_name is not None:
+                mean = jax.lax.pmean(mean, settings.axis_name)
+            variance = jnp.square(z - mean).mean(axes, keepdims=True)
+            if settings.axis_name is not None:
+                variance = jax.lax.pmean(variance, settings.axis_name)
+        else:
+            grouped = jnp.moveaxis(z, channel, 1).reshape(x.shape[0], settings.groups, -1)
+            mean = grouped.mean(2)
+            variance = jnp.square(grouped - mean[..., None]).mean(2)
+            each = x.shape[channel] // settings.groups
+            mean, variance = (spread(jnp.repeat(v, each, axis=1)) for v in (mean, variance))
+        z = (z - mean) * jax.lax.rsqrt(variance + settings.eps)
+    if "weight" in arrays:
+        z = z * spread(arrays["weight"])
+    if "bias" in arrays:
+        z = z + spread(arrays["bias"])
+    if "scale" in arrays:
+        z = z * (1 + spread(arrays["scale"]))
+    if "shift" in arrays:
+        z = z + spread(arrays["shift"])
+    if "post_add" in arrays:
+        z = z + arrays["post_add"].astype(wide)
+    name = next(name for name, number in _library.ACTIVATIONS.items() if number == settings.activation)
+    parameter = settings.act_param if settings.flags & _library.HAS_ACT_PARAM else _DEFAULT.get(name, 0.0)
+    made = {"y": _ACTIVATIONS[name](z, parameter).astype(x.dtype)}
+    if settings.return_sum:
+        made["u"] = u
+    return made

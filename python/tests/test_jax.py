@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: MIT
+"""normfuse.jax: outputs and gradients within the bounds of docs/numerics.md, from float64; jit, vmap, second derivatives,
+two devices of the CPU; Flax's layers beside those in their place; errors while tracing."""
+import os
+import sys
+
+import numpy
+import pytest
+
+if "jax" not in sys.modules:
+    os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2").strip()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+jax = pytest.importorskip("jax", reason="jax is not installed")
+
+import jax.numpy as jnp  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+
+import normfuse.jax as nfj  # noqa: E402
+import reference  # noqa: E402
+
+ACTIVATIONS = ["identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6"]
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+@pytest.fixture
+def x64():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def values(seed, shape, dtype="float32", scale=1.0, shift=0.0):
+    return jnp.asarray(numpy.random.default_rng(seed).standard_normal(shape) * scale + shift, dtype)
+
+
+def wide(array):
+    return None if array is None else numpy.asarray(array, "float64")
+
+
+def big(array, layout):
+    """[N, C, S] in float64."""
+    if array is None:
+        return None
+    array = wide(array)
+    if layout == "nhwc":
+        array = numpy.moveaxis(array, -1, 1)
+    return array.reshape(*array.shape[:2], -1)
+
+
+OPERATORS = {
+    "group": lambda a, **k: nfj.group_norm(a.pop("x"), 4, **a, **k),
+    "instance": lambda a, **k: nfj.instance_norm(a.pop("x"), **a, **k),
+    "batch": lambda a, **k: nfj.batch_norm(a.pop("x"), training=True, **a, **k),
+    "evaluate": lambda a, **k: nfj.batch_norm(a.pop("x"), training=False, **a, **k),
+    "affine": lambda a, **k: nfj.channel_affine(a.pop("x"), a.pop("weight", None), **a, **k),
+}
+SAMPLES, CHANNELS, SPATIAL = 3, 8, (5, 6)
+
+
+def arguments(operator, dtype, layout, parameter_dtype="float32", additions=True):
+    shape = (SAMPLES, *SPATIAL, CHANNELS) if layout == "nhwc" else (SAMPLES, CHANNELS, *SPATIAL)
+    given = {"x": values(0, shape, dtype, 2, 0.5), "weight": values(1, CHANNELS, parameter_dtype, 0.3, 1),
+             "bias": values(2, CHANNELS, parameter_dtype)}
+    if additions:
+        given.update(pre_add=values(3, shape, dtype), post_add=values(4, shape, dtype))
+    if additions and operator in ("group", "instance"):
+        given.update(scale=values(5, (SAMPLES, CHANNELS), parameter_dtype, 0.3),
+                     shift=values(6, (SAMPLES, CHANNELS), parameter_dtype))
+    if operator in ("batch", "evaluate"):
+        given.update(running_mean=values(7, CHANNELS, "float32", 0.2), running_var=abs(values(8, CHANNELS)) + 0.5)
+    return given
+
+
+def problem_of(operator, given, layout, activation="identity", act_param=None):
+    x = given["x"]
+    kind = {"group": "group", "instance": "group", "affine": "affine"}.get(operator, "batch")
+    return reference.Problem(
+        kind, x.dtype.name, big(x, layout), groups={"group": 4, "instance": CHANNELS}.get(operator, 0),
+        columns=layout == "nhwc", pre_add=big(given.get("pre_add"), layout), post_add=big(given.get("post_add"), layout),
+        evaluate=operator == "evaluate", activation=activation, act_param=act_param,
+        **{name: wide(given.get(name)) for name in ("weight", "bias", "scale", "shift", "running_mean", "running_var")})
+
+
+def compare(name, got, want, layout, dtype):
+    target, error = want
+    got = big(got, layout) if numpy.ndim(target) == 3 else wide(got)
+    reference.compare(name, got, target, error, dtype)
+
+
+def check(operator, given, layout, jit=True, activation="identity", act_param=None):
+    """One call and all of its gradients, beside float64."""
+    words = {"activation": activation, "act_param": act_param, "layout": layout}
+    with numpy.errstate(all="ignore"):
+        problem = problem_of(operator, given, layout, activation, act_param)
+        want = reference.forward(problem)
+    dtype = given["x"].dtype.name
+    dy = values(9, given["x"].shape, dtype)
+    constant = {name: value for name, value in given.items() if name.startswith("running")}
+    leaves = {name: value for name, value in given.items() if name not in constant}
+
+    def function(leaves):
+        return OPERATORS[operator]({**leaves, **constant}, **words)
+
+    def both(leaves, dy):
+        made, pull = jax.vjp(function, leaves)
+        upstream = (dy, *map(jnp.zeros_like, made[1:])) if isinstance(made, tuple) else dy
+        return made, pull(upstream)[0]
+    made, gradients = (jax.jit(both) if jit else both)(leaves, dy)
+    made = made if isinstance(made, tuple) else (made,)
+    names = ("y", "running_mean", "running_var")[:len(made)]
+    assert len(made) == (3 if operator == "batch" else 1)
+    for name, got in zip(names, made):
+        assert got.dtype == (given["x"] if name == "y" else given[name]).dtype
+        compare(name, got, want[name], layout, got.dtype.name)
+    statistics = (want["mean"][0], want["rstd"][0]) if "mean" in want else (None, None)
+    want = reference.backward(problem, big(dy, layout), *statistics)
+    # The reference's statistics here are exact, the library's are rounded: that is the second term.
+    slack = 4 * reference.UNIT["float64" if dtype == "float64" else "float32"]
+    for name, got in gradients.items():
+        target, error = want["dx" if name in ("x", "pre_add") else "d" + name]
+        assert got.dtype == given[name].dtype and got.shape == given[name].shape
+        compare("d" + name, got, (target, error + slack * (abs(target) + abs(target).max(initial=0))), layout,
+                got.dtype.name)
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_operators(operator, dtype, layout):
+    check(operator, arguments(operator, dtype, layout), layout, activation="silu")
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_float64(operator, x64):
+    check(operator, arguments(operator, "float64", "nhwc", "float64"), "nhwc", activation="gelu")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation):
+    check("group", arguments("group", "float32", "nhwc", additions=False), "nhwc", activation=activation)
+
+
+@pytest.mark.parametrize("activation, act_param", [("leaky_relu", 0.2), ("elu", 0.7)])
+def test_act_param(activation, act_param):
+    check("affine", arguments("affine", "float32", "nhwc"), "nhwc", activation=activation, act_param=act_param)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_without_jit(operator):
+    check(operator, arguments(operator, "float32", "nhwc", additions=False), "nhwc", jit=False)
+
+
+@pytest.mark.parametrize("parameter_dtype", ["bfloat16", "float32"])
+def test_parameters_of_another_dtype(parameter_dtype):
+    check("group", arguments("group", "bfloat16", "nhwc", parameter_dtype), "nhwc")
+
+
+def test_large_tensor_runs_on_several_threads():
+    """More elements than one thread is given."""
+    x = values(0, (2, 64, 64, 32))
+    got = jax.jit(lambda x: nfj.group_norm(x, 8))(x)
+    want = reference.forward(reference.Problem("group", "float32", big(x, "nhwc"), groups=8, columns=True))
+    compare("y", got, want["y"], "nhwc", "float32")
+
+
+def test_large_mean_keeps_its_digits():
+    """The mean is saved in float64 though jax_enable_x64 is off."""
+    given = {"x": values(0, (2, 8, 8, 8), scale=1, shift=1e4), "weight": jnp.ones(8), "bias": jnp.zeros(8)}
+    dy = values(1, given["x"].shape)
+    weight = jax.jit(jax.grad(lambda w: jnp.vdot(nfj.group_norm(given["x"], 4, w, given["bias"]), dy)))(given["weight"])
+    problem = problem_of("group", given, "nhwc")
+    want = reference.forward(problem)
+    target, _ = reference.backward(problem, big(dy, "nhwc"), want["mean"][0], want["rstd"][0])["dweight"]
+    numpy.testing.assert_allclose(wide(weight), target, rtol=0, atol=2e-5 * abs(target).max())
+
+
+def test_sum_is_returned_and_differentiated():
+    x, pre_add, weight = values(0, (2, 4, 4, 8)), values(1, (2, 4, 4, 8)), values(2, 8)
+
+    def loss(function):
+        def value(x, pre_add, weight):
+            y, u = function(x, pre_add, weight)
+            return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(u))
+        return value
+    ours = loss(lambda x, p, w: nfj.group_norm(x, 2, w, pre_add=p, return_sum=True))
+    plain = loss(lambda x, p, w: (nfj.group_norm(x + p, 2, w), x + p))
+    for got, want in zip(jax.grad(ours, (0, 1, 2))(x, pre_add, weight), jax.grad(plain, (0, 1, 2))(x, pre_add, weight)):
+        numpy.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_six_axes_and_two():
+    x = values(0, (2, 3, 2, 2, 3, 8))
+    numpy.testing.assert_array_equal(nfj.group_norm(x, 2).reshape(2, -1, 8), nfj.group_norm(x.reshape(2, -1, 8), 2))
+    assert nfj.batch_norm(values(1, (5, 8)), training=True).shape == (5, 8)
+
+
+def test_empty():
+    x = jnp.zeros((0, 4, 4, 8))
+    assert nfj.group_norm(x, 2).shape == x.shape
+    gradient = jax.grad(lambda w: nfj.group_norm(x, 2, w).sum())(jnp.ones(8))
+    numpy.testing.assert_array_equal(gradient, numpy.zeros(8))
+
+
+# ---- transformations ------------------------------------------------------------------------------------------------
+
+
+def counted(function, *arrays):
+    """How many calls of the library the program has, loops counted once."""
+    return jax.jit(function).lower(*arrays).as_text().count("stablehlo.custom_call @normfuse(")
+
+
+def test_unwanted_gradients_are_not_computed():
+    x, w = values(0, (2, 4, 4, 8)), values(1, 8)
+    text = jax.jit(jax.grad(lambda x: nfj.group_norm(x, 2, w).sum())).lower(x).as_text()
+    from normfuse.jax._call import _mask
+    assert f"outputs = {_mask(['dx'])} : i64" in text
+    assert f"outputs = {_mask(['y', 'mean', 'rstd'])} : i64" in text
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_second_derivative(operator, x64):
+    given = arguments(operator, "float64", "nhwc", "float64", additions=False)
+    constant = {name: value for name, value in given.items() if name.startswith("running")}
+    leaves = {name: value for name, value in given.items() if name not in constant}
+
+    def function(leaves):
+        made = OPERATORS[operator]({**leaves, **constant}, activation="silu")
+        return made[0] if isinstance(made, tuple) else made
+
+    def first(leaves):
+        return sum(jnp.sum(jnp.sin(g)) for g in jax.tree.leaves(jax.grad(lambda l: jnp.sum(jnp.cos(function(l))))(leaves)))
+    gradients = jax.jit(jax.grad(first))(leaves)
+    for name, gradient in gradients.items():
+        direction = values(11, leaves[name].shape, "float64")
+        step = 1e-5
+        ends = [first({**leaves, name: leaves[name] + sign * step * direction}) for sign in (1, -1)]
+        numpy.testing.assert_allclose(jnp.vdot(gradient, direction), (ends[0] - ends[1]) / (2 * step), rtol=1e-5,
+                                      atol=1e-6)
+
+
+@pytest.mark.parametrize("operator, mapped, calls", [
+    ("group", "x", "folded"), ("group", "weight", "sequential"), ("instance", "x", "folded"), ("evaluate", "x", "folded"),
+    ("batch", "x", "sequential"), ("affine", "x", "folded"), ("group", "scale", "folded")])
+def test_vmap(operator, mapped, calls):
+    given = arguments(operator, "float32", "nhwc", additions=operator == "group")
+    batch = jnp.stack([given[mapped] * (1 + 0.5 * i) for i in range(3)])
+
+    def function(value):
+        made = OPERATORS[operator]({**given, mapped: value}, activation="silu")
+        return made[0] if isinstance(made, tuple) else made
+    got = jax.vmap(function)(batch)
+    numpy.testing.assert_array_equal(got, jnp.stack([function(value) for value in batch]))
+    text = jax.jit(jax.vmap(function)).lower(batch).as_text()
+    assert ("stablehlo.while" in text) == (calls == "sequential")
+
+
+def test_vmap_of_gradients_and_gradients_of_vmap():
+    x, weight = values(0, (3, 2, 4, 4, 8)), values(1, 8)
+
+    def loss(x, weight):
+        return jnp.sum(jnp.sin(nfj.group_norm(x, 2, weight, activation="silu")))
+    each = jax.vmap(jax.grad(loss, (0, 1)), (0, None))(x, weight)
+    whole = jax.grad(lambda x, w: jax.vmap(loss, (0, None))(x, w).sum(), (0, 1))(x, weight)
+    for i in range(3):
+        want = jax.grad(loss, (0, 1))(x[i], weight)
+        numpy.testing.assert_allclose(each[0][i], want[0], atol=1e-6)
+        numpy.testing.assert_allclose(each[1][i], want[1], atol=1e-5)
+        numpy.testing.assert_allclose(whole[0][i], want[0], atol=1e-6)
+    numpy.testing.assert_allclose(whole[1], each[1].sum(0), atol=1e-5)
+    nested = jax.vmap(jax.vmap(loss, (0, None)), (0, None))(x[None], weight)
+    numpy.testing.assert_allclose(nested[0], jax.vmap(loss, (0, None))(x, weight), rtol=1e-6)
+
+
+def test_scan_and_checkpoint():
+    x, weight = values(0, (2, 4, 4, 8)), values(1, (3, 8))
+
+    def step(x, weight):
+        return jax.checkpoint(lambda x, w: nfj.group_norm(x, 2, w, activation="silu"))(x, weight), None
+    scanned = jax.jit(jax.grad(lambda x, w: jax.lax.scan(step, x, w)[0].sum(), (0, 1)))(x, weight)
+
+    def unrolled(x, w):
+        for each in w:
+            x = nfj.group_norm(x, 2, each, activation="silu")
+        return x.sum()
+    for got, want in zip(scanned, jax.grad(unrolled, (0, 1))(x, weight)):
+        numpy.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_running_statistics_of_the_caller_stay():
+    mean = jnp.zeros(8)
+    _, new, _ = jax.jit(lambda x, m: nfj.batch_norm(x, m, jnp.ones(8), training=True))(values(0, (4, 8), shift=3), mean)
+    assert not mean.any() and new.all()
+
+
+# ---- several devices ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mesh():
+    if len(jax.devices()) < 2:
+        pytest.skip("one device: jax was imported before this file set XLA_FLAGS")
+    return Mesh(numpy.array(jax.devices()[:2]), ("data",))
+
+
+def collectives(compiled):
+    return {word for word in COLLECTIVES if word + "(" in compiled.as_text() or word + "-start(" in compiled.as_text()}
+
+
+@pytest.mark.parametrize("operator", ["group", "instance", "affine", "evaluate"])
+def test_sharded_batch_without_communication(operator, mesh):
+    given = arguments(operator, "float32", "nhwc")
+    given = {k: jnp.concatenate([v, v[:1] * 2]) if v.shape[0] == SAMPLES else v for k, v in given.items()}
+    function = jax.jit(lambda given: OPERATORS[operator](dict(given), activation="silu"))
+    placed = {k: jax.device_put(v, NamedSharding(mesh, PartitionSpec("data") if v.shape[0] == SAMPLES + 1 else
+                                                 PartitionSpec())) for k, v in given.items()}
+    compiled = function.lower(placed).compile()
+    assert not collectives(compiled)
+    got = compiled(placed)
+    assert got.sharding.spec[0] == "data"
+    numpy.testing.assert_array_equal(got, function(given))
+
+    gradient = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(function({**given, "x": x, "weight": w}))), (0, 1)))
+    compiled = gradient.lower(placed["x"], placed["weight"]).compile()
+    assert collectives(compiled) == {"all-reduce"}  # of dweight, and nothing else
+    for got, want in zip(compiled(placed["x"], placed["weight"]), gradient(given["x"], given["weight"])):
+        numpy.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_sharded_batch_norm(mesh):
+    x, weight, bias = values(0, (4, 6, 5, 8), scale=2, shift=3), values(1, 8), values(2, 8)
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+
+    def function(x, weight, bias):
+        return nfj.batch_norm(x, jnp.zeros(8), jnp.ones(8), weight, bias, True, activation="silu")
+    for got, want in zip(jax.jit(function)(placed, weight, bias), function(x, weight, bias)):
+        numpy.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
+    gradient = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a)[0])), (0, 1, 2)))
+    for got, want in zip(gradient(placed, weight, bias), gradient(x, weight, bias)):
+        numpy.testing.assert_allclose(got, want, atol=2e-5, rtol=2e-5)
+
+
+def test_shared_statistics_under_shard_map(mesh):
+    x, weight = values(0, (4, 6, 5, 8), scale=2, shift=3), values(1, 8)
+
+    def function(x, weight, axis):
+        y, mean, _ = nfj.batch_norm(x, jnp.zeros(8), jnp.ones(8), weight, training=True, axis_name=axis)
+        return y, mean
+    rows, all_ = PartitionSpec("data"), PartitionSpec()
+    shared = jax.jit(jax.shard_map(lambda x, w: function(x, w, "data"), mesh=mesh, in_specs=(rows, all_),
+                                   out_specs=(rows, all_), check_vma=False))
+    for got, want in zip(shared(x, weight), function(x, weight, None)):
+        numpy.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
+
+
+def test_sharded_channels_are_gathered(mesh):
+    x = values(0, (2, 4, 4, 8))
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, None, "data")))
+    function = jax.jit(lambda x: nfj.group_norm(x, 2))
+    numpy.testing.assert_array_equal(function(placed), function(x))
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call, error, words", [
+    (lambda x: nfj.group_norm(x, 3), ValueError, "num_groups is 3 and does not divide the 8 channels"),
+    (lambda x: nfj.group_norm(x, 2, jnp.ones(7)), ValueError, "weight has 7 elements along C, x has 8"),
+    (lambda x: nfj.group_norm(x, 2, pre_add=x[:1]), ValueError, "pre_add"),
+    (lambda x: nfj.group_norm(x, 2, scale=jnp.ones(8)), ValueError, "scale"),
+    (lambda x: nfj.group_norm(x, 2, activation="tanh"), ValueError, "activation is 'tanh'"),
+    (lambda x: nfj.group_norm(x, 2, layout="hwcn"), ValueError, "layout is 'hwcn'"),
+    (lambda x: nfj.group_norm(x, 2, return_sum=True), ValueError, "return_sum needs pre_add"),
+    (lambda x: nfj.batch_norm(x), ValueError, "running_mean"),
+    (lambda x: nfj.batch_norm(x[:1, :1, :1], training=True), ValueError, "more than 1 value per channel"),
+    (lambda x: nfj.instance_norm(x[:, :1, :1], running_mean=jnp.ones(8), running_var=jnp.ones(8)), ValueError,
+     "more than 1 value per channel"),
+    (lambda x: nfj.batch_norm(x, jnp.ones(8), training=True), ValueError, "running"),
+    (lambda x: nfj.group_norm(x[0, 0, 0], 2), ValueError, "x"),
+    (lambda x: nfj.group_norm(x.astype(jnp.int32), 2), TypeError, "dtype"),
+    (lambda x: nfj.group_norm(x, 2.5), TypeError, "integer"),
+])
+def test_errors_while_tracing(call, error, words):
+    with pytest.raises(error, match=words.replace("(", r"\(")):
+        jax.jit(call).trace(values(0, (2, 4, 4, 8)))
+
+
+# ---- Flax -----------------------------------------------------------------------------------------------------------
+
+
+def compare_layers(stock, ours, x, atol):
+    """Outputs, new statistics and gradients of two functions (parameters, x) -> (y, statistics)."""
+    (parameters, theirs), (_, mine) = stock, ours
+    (a, a_stats), (b, b_stats) = theirs(parameters, x), mine(parameters, x)
+    assert a.dtype == b.dtype
+    numpy.testing.assert_allclose(wide(b), wide(a), atol=atol, rtol=atol)
+    jax.tree.map(lambda p, q: numpy.testing.assert_allclose(p, q, atol=atol, rtol=atol), b_stats, a_stats)
+
+    def gradients(function):
+        return jax.grad(lambda p, x: jnp.sum(jnp.sin(function(p, x)[0].astype("float32"))), (0, 1))(parameters, x)
+    def close(p, q):
+        bound = max(20 * atol, 2.0**-6 if p.dtype == jnp.bfloat16 else 0)
+        numpy.testing.assert_allclose(wide(p), wide(q), atol=bound, rtol=bound)
+    jax.tree.map(close, gradients(mine), gradients(theirs))
+
+
+LAYERS = [("GroupNorm", dict(num_groups=4)), ("GroupNorm", dict(num_groups=None, group_size=2, use_bias=False)),
+          ("InstanceNorm", dict()), ("InstanceNorm", dict(use_scale=False, epsilon=1e-3)),
+          ("BatchNorm", dict(use_running_average=False)), ("BatchNorm", dict(use_running_average=True)),
+          ("BatchNorm", dict(use_running_average=False, momentum=0.7, axis=1))]
+
+
+@pytest.mark.parametrize("dtype, result", [("float32", None), ("bfloat16", None), ("bfloat16", "bfloat16"),
+                                           ("float32", "bfloat16")])
+@pytest.mark.parametrize("name, options", LAYERS)
+def test_linen(name, options, dtype, result):
+    linen = pytest.importorskip("flax.linen", reason="flax is not installed")
+    from normfuse.jax import linen as nfl
+    x = values(0, (3, 8, 5, 8), dtype, 2, 0.5)
+    layers = [getattr(module, name)(**options, dtype=result) for module in (linen, nfl)]
+    variables = [layer.init(jax.random.key(0), x) for layer in layers]
+    assert jax.tree.map(lambda v: (v.shape, v.dtype), variables[0]) == \
+        jax.tree.map(lambda v: (v.shape, v.dtype), variables[1])
+    params = jax.tree.map(lambda v: v + values(1, v.shape, v.dtype, 0.2), variables[0].get("params", {}))
+    stats = {k: v for k, v in variables[0].items() if k != "params"}
+
+    def function(layer):
+        return params, lambda params, x: layer.apply({"params": params, **stats}, x, mutable=["batch_stats"])
+    # An ulp of bfloat16 at the largest values, where the result is stored in it.
+    compare_layers(*map(function, layers), x, 2.0**-6 if result == "bfloat16" else 3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name, options", LAYERS)
+def test_nnx(name, options, dtype):
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+    from normfuse.jax import nnx as nfx
+    x = values(0, (3, 8, 5, 8), dtype, 2, 0.5)
+    made = []
+    for module in (nnx, nfx):
+        graph, params, rest = nnx.split(getattr(module, name)(8, **options, rngs=nnx.Rngs(0)), nnx.Param, ...)
+
+        def function(params, x, graph=graph, rest=rest):
+            layer = nnx.merge(graph, params, rest, copy=True)
+            y = layer(x)
+            return y, nnx.to_pure_dict(nnx.state(layer, nnx.BatchStat))
+        made.append((params, function))
+    compare_layers(*made, x, 3e-5)
+
+
+def test_layers_fuse():
+    linen = pytest.importorskip("flax.linen", reason="flax is not installed")
+    from normfuse.jax import linen as nfl
+    x, residual = values(0, (2, 4, 4, 8)), values(1, (2, 4, 4, 8))
+    layer = nfl.GroupNorm(4, activation="relu")
+    variables = layer.init(jax.random.key(0), x)
+    want = jax.nn.relu(linen.GroupNorm(4).apply(variables, x) + residual)
+    numpy.testing.assert_allclose(layer.apply(variables, x, post_add=residual), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, options, words", [
+    ("GroupNorm", dict(num_groups=4, reduction_axes=(2, 3)), "reduction_axes"),
+    ("GroupNorm", dict(num_groups=4, axis_name="i"), "axis_name"),
+    ("InstanceNorm", dict(feature_axes=(2, 3)), "feature_axes"),
+    ("BatchNorm", dict(use_running_average=False, axis_index_groups=[[0]]), "axis_index_groups"),
+    ("BatchNorm", dict(use_running_average=False, force_float32_reductions=False), "force_float32_reductions"),
+    ("BatchNorm", dict(use_running_average=False, axis=2), "axis"),
+])
+def test_options_without_a_kernel(name, options, words):
+    pytest.importorskip("flax.linen", reason="flax is not installed")
+    from normfuse.jax import linen as nfl
+    with pytest.raises(NotImplementedError, match=words):
+        getattr(nfl, name)(**options).init(jax.random.key(0), values(0, (2, 4, 4, 8)))
+
+
+def test_mask_is_refused():
+    pytest.importorskip("flax.linen", reason="flax is not installed")
+    from normfuse.jax import linen as nfl
+    x = values(0, (2, 4, 4, 8))
+    with pytest.raises(NotImplementedError, match="mask"):
+        nfl.InstanceNorm().init(jax.random.key(0), x, mask=x > 0)
