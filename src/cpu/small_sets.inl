@@ -84,20 +84,29 @@ BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, 
 
 /* ---- several rows ---- */
 
-/* The sum of x or of x*weight over the columns of a set: value i of less than a vector in sum i % 4, else in lane i % (2*W). */
+/* The sum of x or of x*weight over the columns of a set: value i in lane i % (2*W). */
+static __attribute__((noinline)) double REAL(sum_of_wide)(const R *x, const R *weight, size_t n)
+{
+    V sum[2] = {OP(set1)(0), OP(set1)(0)};
+    for (size_t i = 0; i < n; i += W) {
+        const V v = weight ? OP(mul)(LOAD_R(x + i), LOAD_R(weight + i)) : LOAD_R(x + i);
+        sum[i / W % 2] = OP(add)(sum[i / W % 2], REAL(first)(v, n - i));
+    }
+    return (double)OP(hsum)(OP(add)(sum[0], sum[1]));
+}
+
+/* The same of any width: value i of less than a vector is in sum i % 4, of doubles. */
 BODY double REAL(sum_of_columns)(const R *x, const R *weight, size_t n)
 {
-    if (n >= W) {
-        V sum[2] = {OP(set1)(0), OP(set1)(0)};
-        for (size_t i = 0; i < n; i += W) {
-            const V v = weight ? OP(mul)(LOAD_R(x + i), LOAD_R(weight + i)) : LOAD_R(x + i);
-            sum[i / W % 2] = OP(add)(sum[i / W % 2], REAL(first)(v, n - i));
-        }
-        return (double)OP(hsum)(OP(add)(sum[0], sum[1]));
-    }
     double sum[4] = {0, 0, 0, 0};
-    for (size_t i = 0; i < n; i++)
-        sum[i % 4] += weight ? (double)weight[i] * (double)x[i] : (double)x[i];
+    if (n >= W)
+        return REAL(sum_of_wide)(x, weight, n);
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (size_t j = 0; j < 4; j++)
+            sum[j] += weight ? (double)weight[i + j] * (double)x[i + j] : (double)x[i + j];
+    for (size_t j = 0; i + j < n; j++)
+        sum[j] += weight ? (double)weight[i + j] * (double)x[i + j] : (double)x[i + j];
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
@@ -108,7 +117,7 @@ BODY bool REAL(share_vectors)(const struct normfuse_small_sets *s)
 }
 
 /* What sets have, for each of their columns. */
-BODY const R *REAL(of_columns)(const struct normfuse_small_sets *s, const void *of_sets, size_t sample, void *columns)
+static __attribute__((noinline)) const R *REAL(of_columns)(const struct normfuse_small_sets *s, const void *of_sets, size_t sample, void *columns)
 {
     const R *from = (const R *)of_sets + sample * s->sets;
     if (s->n == 1)
