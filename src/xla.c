@@ -34,7 +34,6 @@ enum { ERROR_INVALID_ARGUMENT = 3, ERROR_RESOURCE_EXHAUSTED = 8, ERROR_UNIMPLEME
 enum { COMMAND_BUFFER_COMPATIBLE = 1 };
 enum { STAGE_EXECUTE = 3 };
 
-
 struct xla_extension {
     size_t struct_size;
     int type;
@@ -591,7 +590,7 @@ static void *handle(const struct xla_frame *frame, int32_t device_type, uint32_t
     if (answer(frame, traits))
         return NULL;
     if (!HAS(frame->api, error_destroy))
-        return NULL; /* no version of XLA */
+        return NULL; /* not even an error can be made; every version of XLA has these functions */
     if (!HAS(frame, attributes) || !HAS(&frame->arguments, buffers) || !HAS(&frame->results, buffers) ||
         !HAS(&frame->attributes, values) || !HAS(frame->api, stream_get))
         return error(frame->api, ERROR_UNIMPLEMENTED, "normfuse: this jaxlib's foreign function interface is too old");

@@ -62,7 +62,7 @@ static inline void vd_pair_store_f64(double *p, vd_pair v) { vd_store_f64(p, v.f
 #define FORMULA(name) OP(pair_##name)
 enum { OP(step) = 2 * W };
 #else
-#define LOAD_AT(p, i, j) CAT(OP(load_), RT)((p) + (i) + 0 * (j))
+#define LOAD_AT(p, i, j) ((void)(j), CAT(OP(load_), RT)((p) + (i)))
 #define STORE_AT(p, i, j, v) CAT(OP(store_), RT)((p) + (i), v)
 #define FORMULA(name) OP(name)
 enum { OP(step) = W };

@@ -25,12 +25,16 @@ def _promoted(layer: Any, x: Any) -> Any:
     return layer.promote_dtype((jnp.asarray(x), scale, bias), dtype=layer.dtype)
 
 
-class GroupNorm(nnx.GroupNorm):
+class _Fused:
+    """The arguments that Flax's layers do not have."""
+
     def __init__(self, *args: Any, activation: Optional[str] = None, act_param: Optional[float] = None,
                  **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.activation, self.act_param = activation, act_param
 
+
+class GroupNorm(_Fused, nnx.GroupNorm):
     def __call__(self, x: Any, *, mask: Any = None, post_add: Any = None) -> Any:
         _layers.check(self, mask)
         _layers.check_reduction(self, x.ndim)
@@ -38,12 +42,7 @@ class GroupNorm(nnx.GroupNorm):
         return _layers.group(self, x, self.num_groups, scale, bias, x.dtype, post_add, "nhwc")
 
 
-class InstanceNorm(nnx.InstanceNorm):
-    def __init__(self, *args: Any, activation: Optional[str] = None, act_param: Optional[float] = None,
-                 **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.activation, self.act_param = activation, act_param
-
+class InstanceNorm(_Fused, nnx.InstanceNorm):
     def __call__(self, x: Any, *, mask: Any = None, post_add: Any = None) -> Any:
         _layers.check(self, mask)
         order = _layers.layout(self, "feature_axes", self.feature_axes, x.ndim)
@@ -51,12 +50,7 @@ class InstanceNorm(nnx.InstanceNorm):
         return _layers.group(self, x, self.num_features, scale, bias, x.dtype, post_add, order)
 
 
-class BatchNorm(nnx.BatchNorm):
-    def __init__(self, *args: Any, activation: Optional[str] = None, act_param: Optional[float] = None,
-                 **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.activation, self.act_param = activation, act_param
-
+class BatchNorm(_Fused, nnx.BatchNorm):
     def __call__(self, x: Any, use_running_average: Optional[bool] = None, *, mask: Any = None,
                  post_add: Any = None) -> Any:
         evaluates = self.use_running_average if use_running_average is None else use_running_average
