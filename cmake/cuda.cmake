@@ -146,6 +146,7 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/plan.c
     src/cuda/schedules.c
     src/cuda/schedules_columns.c
+    src/cuda/schedules_general.c
     src/cuda/schedules_grid.c
     src/cuda/schedules_rows.c
     src/cuda/shape.c

@@ -132,6 +132,13 @@ struct normfuse_cuda_geometry {
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
     int32_t contributors;    /* blocks that have parts of a channel, where the last finds the gradients; 0: a later kernel */
+    /* general */
+    int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
+    int32_t part_samples;  /* all_samples: that a part walks through */
+    int32_t joined_blocks; /* that share norm groups */
+    int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
+    struct normfuse_general_sizes general;
+    struct normfuse_cuda_divisor by_joined_blocks;
     /* the small kernels */
     int32_t lanes;         /* threads that share a set or a channel: a warp, or a block */
     int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */

@@ -120,4 +120,37 @@ NORMFUSE_LAYOUT struct normfuse_batch_layout normfuse_lay_out_batch(int32_t stag
     return at;
 }
 
+/* general. `slots` first: what threads have of the tensors, which a block keeps, or reads no more when it joins sums. */
+struct normfuse_general_sizes {
+    int32_t slots;   /* bytes */
+    int32_t keeps;   /* slots */
+    int32_t entries; /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
+    int32_t channels, sets, blocks; /* of a block; blocks: that tell one another of their sets, 0 where none do */
+};
+struct normfuse_general_layout {
+    int32_t entries;
+    int32_t channels; /* 4 values each */
+    int32_t weighted; /* backward: of each channel 2 */
+    int32_t sets;     /* forward 4 values each, backward 2 */
+    int32_t means;    /* forward: a double of each set */
+    int32_t blocks;   /* of each set and block 3 doubles, backward 2 */
+    int32_t bytes;
+};
+
+NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const struct normfuse_general_sizes *sizes,
+                                                                        int32_t value_bytes, bool backward)
+{
+    struct normfuse_general_layout at = {0};
+    const int32_t of_entry = (backward ? 2 : 4) * value_bytes;
+    at.entries = sizes->keeps ? sizes->slots : 0;
+    const int32_t after = at.entries + sizes->entries * of_entry;
+    at.channels = ((after > sizes->slots ? after : sizes->slots) + 15) / 16 * 16;
+    at.weighted = at.channels + 4 * value_bytes * sizes->channels;
+    at.sets = (at.weighted + (backward ? 2 * value_bytes * sizes->channels : 0) + 15) / 16 * 16;
+    at.means = at.sets + of_entry * sizes->sets;
+    at.blocks = at.means + (backward ? 0 : 8 * sizes->sets);
+    at.bytes = at.blocks + (backward ? 16 : 24) * sizes->sets * sizes->blocks;
+    return at;
+}
+
 #endif

@@ -50,7 +50,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
-    if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
+    if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) || is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
         samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
         (contributors > 1 && (!shape->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
@@ -70,7 +70,8 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     g->by_group = normfuse_cuda_divisor_of(g->group);
     g->by_parts_a_sample = normfuse_cuda_divisor_of(g->parts_a_sample);
     const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
-    g->by_rows_at_once = normfuse_cuda_divisor_of(at_once);
+    g->by_rows_at_once = normfuse_cuda_divisor_of(g->unit_lanes > 0 ? g->unit_lanes : at_once);
+    g->by_joined_blocks = normfuse_cuda_divisor_of(g->joined_blocks);
     g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
 }
 
@@ -94,6 +95,7 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     }
     const bool sums_alone = sums && !(phases & ~first);
     found = keeps                     ? normfuse_cuda_hold(shape, step)
+            : !shape->plain && !shape->added ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
             : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
                                       : normfuse_cuda_pass_rows(shape, step, sums_alone);
     if (!found)
@@ -212,13 +214,15 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                 }
                 struct normfuse_problem rest = *p;
                 struct shape of_dz = *shape;
-                if (shape->added && centred) {
+                const bool stored = plan->steps[0].geometry.stores_dz || (shape->added && centred);
+                if (stored) {
                     normfuse_cuda_go_on_from_dz(&rest);
-                    of_dz = normfuse_cuda_without_addition(shape, &rest);
+                    (void)normfuse_cuda_shape_of(&rest, shape->device, shape->has_tickets, &of_dz);
+                    of_dz.explains = shape->explains;
                 }
                 if (!add_step(&of_dz, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
                     return false;
-                plan->steps[plan->count - 1].of_dpost_add = shape->added && centred;
+                plan->steps[plan->count - 1].of_dpost_add = stored;
             }
         }
         if (sums && (wants_gradients || plan->totals || plan->steps[0].geometry.contributors > 0))

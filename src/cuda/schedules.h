@@ -40,12 +40,15 @@ struct schedule {
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
 extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers;
+extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes;
 
 /* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 /* Two passes: a kernel that only sums, or one that writes from given statistics. False: it does not fit. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
+/* The same by the general kernels; where no norm group is shared, both at once. */
+bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 /* Blocks of a step that run at the same time. */

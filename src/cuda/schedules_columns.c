@@ -396,7 +396,7 @@ static const char *configure_split(const struct shape *shape, int number, struct
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
     const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, variant.at_most);
     const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : variant.at_most;
-    if (!settle_columns(shape, step, shape->plain ? NORMFUSE_SCHEDULE_split : NORMFUSE_SCHEDULE_general, part_rows,
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows,
                         whole_warps(g->width * at_once), variant.grid ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
     if (variant.grid) {
@@ -422,7 +422,12 @@ static const char *refuse_cluster(const struct shape *shape)
     return shape->compact ? NULL : "it takes group norm of plain tensors with parameters that can be read in vectors";
 }
 
-static const struct schedule two_pass = {.name = "two_pass", .estimate = estimate_two_pass},
+static const char *refuse_additions(const struct shape *shape)
+{
+    return shape->plain ? NULL : "it takes plain tensors";
+}
+
+static const struct schedule two_pass = {.name = "two_pass", .refuse = refuse_additions, .estimate = estimate_two_pass},
                              lanes = {.name = "lanes", .configure = configure_lanes},
                              cluster = {.name = "cluster",
                                         .refuse = refuse_cluster,
@@ -430,12 +435,14 @@ static const struct schedule two_pass = {.name = "two_pass", .estimate = estimat
                                         .configure = configure_cluster,
                                         .estimate = estimate},
                              split = {.name = "split",
+                                      .refuse = refuse_additions,
                                       .variants = variants,
                                       .configure = configure_split,
                                       .estimate = estimate};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {
-    &two_pass, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline, &normfuse_cuda_grid_registers, NULL};
+    &two_pass, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline, &normfuse_cuda_grid_registers,
+    &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};
 
 /* Blocks of `width` packs, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group,
@@ -447,8 +454,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const enum normfuse_cuda_schedule small = shape->known    ? NORMFUSE_SCHEDULE_elementwise
                                               : shape->added  ? NORMFUSE_SCHEDULE_elementwise_residual
                                               : shape->uneven ? NORMFUSE_SCHEDULE_unaligned
-                                              : shape->plain  ? NORMFUSE_SCHEDULE_two_pass
-                                                              : NORMFUSE_SCHEDULE_general;
+                                                              : NORMFUSE_SCHEDULE_two_pass;
     const int64_t slots = vectors_of(shape, small) + (shape->plain || shape->added ? 0 : more);
     step->geometry = normfuse_cuda_columns_geometry(shape, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;

@@ -168,13 +168,12 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
         parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
     parts = most(1, only != 0 ? only : parts);
     struct split split = {.kept = shape->ragged  ? NORMFUSE_SCHEDULE_unaligned
-                                  : shape->plain ? NORMFUSE_SCHEDULE_split
-                                                 : NORMFUSE_SCHEDULE_general,
+                                                 : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
     int64_t threads = normfuse_tune("THREADS", policy->many_threads[shape->direction]);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
-    if (parts == 1 && shape->plain)
+    if (parts == 1)
         threads = least(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.kept))));
     if (set_bytes <= policy->small_set_bytes)
         threads = least(threads, 128);
@@ -193,6 +192,11 @@ static const char *refuse(const struct shape *shape)
     return rows_geometry(shape).rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
 }
 
+static const char *refuse_additions(const struct shape *shape)
+{
+    return !shape->plain ? "it takes plain tensors" : refuse(shape);
+}
+
 static const char *configure_lanes(const struct shape *shape, int variant, struct step *step)
 {
     (void)variant;
@@ -203,9 +207,7 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
 /* The schedule of blocks that hold few vectors a thread. */
 static enum normfuse_cuda_schedule small_schedule(const struct shape *shape)
 {
-    return shape->ragged  ? NORMFUSE_SCHEDULE_unaligned
-           : shape->plain ? NORMFUSE_SCHEDULE_two_pass
-                          : NORMFUSE_SCHEDULE_general;
+    return shape->ragged ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_two_pass;
 }
 
 /* Of few sizes the one with most sets on a multiprocessor at once, where its last wave is no emptier; of as many, the
@@ -249,19 +251,7 @@ static const char *configure_block(const struct shape *shape, int variant, struc
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     if (split_of(shape, g).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
-    if (shape->plain)
-        return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
-    /* As few threads as the registers of the small kernel allow, or twice as many where blocks are few. */
-    const enum normfuse_cuda_schedule small = small_schedule(shape);
-    const int32_t few = vectors_of(shape, small);
-    const int64_t wanted = g->sets < 4 * shape->device->processors ? most(1, few / 2) : few;
-    const int64_t most_threads = normfuse_tune("FEW", shape->policy->few_threads[shape->direction]);
-    const int64_t threads = whole_warps(divide_up(g->rows, wanted)), fewer = whole_warps(divide_up(g->rows, few));
-    if (threads <= most_threads && settle_rows(shape, step, small, g->rows, (uint32_t)threads) && g->kept_shared == 0)
-        return NULL;
-    return fewer <= most_threads && settle_rows(shape, step, small, g->rows, (uint32_t)fewer)
-               ? NULL
-               : "a norm group needs more threads than pay";
+    return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
 }
 
 static const char *configure_grid(const struct shape *shape, int variant, struct step *step)
@@ -391,9 +381,10 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
 }
 
 static const struct schedule lanes = {.name = "lanes", .refuse = refuse, .configure = configure_lanes},
-                             block = {.name = "block", .refuse = refuse, .configure = configure_block},
-                             grid = {.name = "grid", .refuse = refuse, .configure = configure_grid},
-                             cluster = {.name = "cluster", .refuse = refuse, .configure = configure_cluster},
-                             rounds = {.name = "grid in rounds", .refuse = refuse, .configure = configure_rounds};
+                             block = {.name = "block", .refuse = refuse_additions, .configure = configure_block},
+                             grid = {.name = "grid", .refuse = refuse_additions, .configure = configure_grid},
+                             cluster = {.name = "cluster", .refuse = refuse_additions, .configure = configure_cluster},
+                             rounds = {.name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds};
 
-const struct schedule *const normfuse_cuda_rows_schedules[] = {&lanes, &block, &grid, &cluster, &rounds, NULL};
+const struct schedule *const normfuse_cuda_rows_schedules[] = {
+    &lanes, &block, &grid, &cluster, &rounds, &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};

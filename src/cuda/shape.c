@@ -77,9 +77,7 @@ int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group)
     return in_lane / shape->abreast * 32 / pieces;
 }
 
-/* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
- * under columns a sample, or all samples that one reads through. */
-static bool are_alike(const struct normfuse_problem *p, bool all_samples)
+static bool have_same_strides(const struct normfuse_problem *p)
 {
     const struct normfuse_view *views[VIEWS];
     const int count = present_views(p, views);
@@ -87,6 +85,17 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
         if (views[i]->batch != views[0]->batch || views[i]->channel != views[0]->channel ||
             views[i]->position != views[0]->position)
             return false;
+    return true;
+}
+
+/* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
+ * under columns a sample, or all samples that one reads through. */
+static bool are_alike(const struct normfuse_problem *p, bool all_samples)
+{
+    const struct normfuse_view *views[VIEWS];
+    const int count = present_views(p, views);
+    if (!have_same_strides(p))
+        return false;
     if (count == 0) /* empty ones may have no memory */
         return true;
     const struct normfuse_view *const x = views[0];
@@ -257,6 +266,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     /* Doubles have kernels with packs of one element only under columns. */
     shape->plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL &&
                    p->du.data == NULL && p->dpost_add.data == NULL && are_alike(p, normfuse_cuda_takes_all_samples(p));
+    shape->alike = have_same_strides(p);
     shape->abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_abreast(p, shape->pack, false);
     const int64_t d = group_of(p);
     if (shape->abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))

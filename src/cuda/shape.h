@@ -24,6 +24,7 @@ struct shape {
     bool uneven;          /* these and samples do not end together, which two passes can bear */
     bool narrowed;        /* element by element, where two passes go by vectors */
     size_t value_bytes;   /* of what is computed in */
+    bool alike;           /* all tensors have the same strides */
     bool plain;           /* vectors of singles or halves, nothing is added, the tensors are alike */
     bool compact;         /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool few_rows;        /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */

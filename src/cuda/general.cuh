@@ -1,0 +1,839 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * general.cuh - what takes every call: both layouts, any strides, alignment and activation, and all additions, at the
+ * cost of the tensors that move. A unit is a vector of adjacent channels (columns) or one channel of a sample (rows); a
+ * few threads, its lanes, share it and walk the positions in turn, so that a thread's channels are the same all the way
+ * and what it knows and sums of them stays in registers.
+ *
+ * A call is one kernel where blocks that exchange their sums have whole norm groups, and else two. In one kernel the
+ * tensors are walked twice: the second time they come from shared memory where that holds them, or from the L2. */
+#ifndef NORMFUSE_CUDA_GENERAL_CUH
+#define NORMFUSE_CUDA_GENERAL_CUH
+
+#include "columns.cuh"
+#include "gradients.cuh"
+
+/* The part of a tensor that a block has, and the thread's share of it. */
+template <typename T, int V, bool columns> struct general_tile {
+    static constexpr int channels = columns ? V : 1; /* of a unit */
+    int rank, part;                                  /* of the blocks that exchange; of the parts of the sums */
+    int first_channel, here;                         /* of the block */
+    int unit, lane;                                  /* in the block; of those that share the unit */
+    int n, samples, row;                             /* the first sample and row (vector of a channel), and how many */
+    int each, count;                                 /* vectors of the thread, of a sample and of all */
+    bool active;
+
+    __device__ __forceinline__ explicit general_tile(const normfuse_cuda_arguments &a)
+    {
+        const normfuse_cuda_geometry &g = a.geometry;
+        const int block = (int)(g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        const int team = divide(block, g.by_parts), of_sample = divide(team, g.by_blocks_wide);
+        part = block - team * g.parts;
+        rank = block - divide(block, g.by_joined_blocks) * g.joined_blocks;
+        const int stretch = divide(part, g.by_parts_a_sample), chunk = part - stretch * g.parts_a_sample;
+        n = g.all_samples ? stretch * g.part_samples : of_sample;
+        samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
+        first_channel = (team - of_sample * g.blocks_wide) * g.width * channels;
+        here = min(g.width * channels, (int)a.problem.c - first_channel);
+        const int lanes = g.unit_lanes;
+        if constexpr (columns) {
+            lane = divide((int)threadIdx.x, g.by_width);
+            unit = (int)threadIdx.x - lane * g.width;
+        } else {
+            unit = divide((int)threadIdx.x, g.by_rows_at_once);
+            lane = (int)threadIdx.x - unit * lanes;
+        }
+        active = lane < lanes && unit < g.width && unit * channels < here;
+        row = chunk * g.part_rows + lane;
+        const int rows = min(g.rows, (chunk + 1) * g.part_rows) - row;
+        each = active && rows > 0 ? divide(rows + lanes - 1, g.by_rows_at_once) : 0;
+        count = each * samples;
+    }
+    __device__ __forceinline__ int channel() const
+    {
+        return first_channel + unit * channels;
+    }
+};
+
+/* Where a thread is in one tensor, in bytes from its first element; vectors of 16 bytes are of tensors with the same
+ * strides, and one place serves all. */
+struct general_place {
+    int64_t at, step, jump;
+
+    template <typename T, int V, bool columns>
+    __device__ __forceinline__ void find(const general_tile<T, V, columns> &tile, const normfuse_view &view, int lanes)
+    {
+        const int64_t row = (columns ? 1 : V) * view.position * (int64_t)sizeof(T);
+        const int64_t channel = columns && V > 1 ? 1 : view.channel;
+        at = (tile.n * view.batch + tile.channel() * channel) * (int64_t)sizeof(T) + tile.row * row;
+        step = lanes * row;
+        jump = view.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
+    }
+};
+
+/* `N` tensors, or one place for all of them. */
+template <int N> struct general_places {
+    general_place of[N];
+    int in_sample, each;
+
+    __device__ __forceinline__ void advance()
+    {
+        in_sample++;
+        const bool ends = in_sample == each;
+        in_sample = ends ? 0 : in_sample;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            of[i].at += ends ? of[i].jump : of[i].step;
+    }
+};
+
+/* One element, where it is wanted, without a branch. Through the L1: neighbours share its sectors. */
+template <typename T>
+__device__ __forceinline__ void request_element(bool wanted, raw<T, 1> &element, const char *from)
+{
+    if constexpr (sizeof(T) == 8)
+        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f64 %0, [%1];\n}"
+                     : "+d"(element)
+                     : "l"(from), "r"((int)wanted)
+                     : "memory");
+    else if constexpr (sizeof(T) == 4)
+        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
+                     : "+f"(element)
+                     : "l"(from), "r"((int)wanted)
+                     : "memory");
+    else
+        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
+                     : "+h"(element)
+                     : "l"(from), "r"((int)wanted)
+                     : "memory");
+}
+
+/* The tensors that a walk reads. */
+enum general_tensor { GENERAL_X, GENERAL_PRE_ADD, GENERAL_POST_ADD, GENERAL_DY, GENERAL_DU };
+
+template <typename T, int V, int N> struct general_vectors {
+    raw<T, V> of[N];
+};
+
+/* The loader. Vectors of 16 bytes go through `K` slots of shared memory that are the thread's own, or as many as it has
+ * vectors where the block keeps them (`slots`); single elements through K registers. */
+template <typename T, int V, int K, bool columns, int N> struct general_loader {
+    static constexpr bool through_shared = V > 1;
+    static constexpr int places = through_shared ? 1 : N;
+    using vectors = general_vectors<T, V, N>;
+
+    const normfuse_cuda_arguments &a;
+    const general_tile<T, V, columns> &tile;
+    const bool keeps;
+    const char *from[N]; /* nullptr: not read */
+    general_places<places> next;
+    vectors kept[through_shared ? 1 : K];
+
+    __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
+                                              const general_tile<T, V, columns> &of_thread)
+        : a(arguments), tile(of_thread), keeps(arguments.geometry.kept_shared > 0)
+    {
+    }
+    __device__ __forceinline__ const normfuse_view &view(int i) const
+    {
+        const normfuse_problem &p = a.problem;
+        return i == GENERAL_X          ? p.x
+               : i == GENERAL_PRE_ADD  ? p.pre_add
+               : i == GENERAL_POST_ADD ? p.post_add
+               : i == GENERAL_DY       ? p.dy
+                                       : p.du;
+    }
+    __device__ __forceinline__ uint4 *slot_of(int slot)
+    {
+        extern __shared__ uint4 dynamic[];
+        int present = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            present += from[i] != nullptr;
+        return dynamic + slot * present * (int)blockDim.x + (int)threadIdx.x;
+    }
+    __device__ __forceinline__ void copy(int slot)
+    {
+        uint4 *to = slot_of(slot);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (from[i]) {
+                copy_ahead(to, from[i], next.of[0].at);
+                to += blockDim.x;
+            }
+        next.advance();
+    }
+    __device__ __forceinline__ vectors read(int slot)
+    {
+        vectors found;
+        const uint4 *at = slot_of(slot);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            found.of[i] = zero_pack<T, V>();
+            if constexpr (through_shared)
+                if (from[i]) {
+                    found.of[i] = *at;
+                    at += blockDim.x;
+                }
+        }
+        return found;
+    }
+    __device__ __forceinline__ void request(vectors &to, bool wanted)
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if constexpr (!through_shared)
+                if (from[i])
+                    request_element<T>(wanted, to.of[i], from[i] + next.of[i].at);
+        next.advance();
+    }
+    /* Begins at the first vector. */
+    __device__ __forceinline__ void open()
+    {
+#pragma unroll
+        for (int i = 0; i < places; i++)
+            next.of[i].find(tile, through_shared ? a.problem.x : view(i), a.geometry.unit_lanes);
+        next.in_sample = 0;
+        next.each = tile.each;
+        if constexpr (through_shared) {
+            if (keeps) {
+#pragma unroll 1
+                for (int slot = 0; slot < tile.count; slot++)
+                    copy(slot);
+                return;
+            }
+#pragma unroll 1
+            for (int slot = 0; slot < K; slot++) {
+                if (slot < tile.count)
+                    copy(slot);
+                commit_copies();
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    kept[k].of[i] = raw<T, V>();
+                request(kept[k], k < tile.count);
+            }
+        }
+    }
+    /* Calls work(vectors) for each, in order. */
+    template <typename Work> __device__ __forceinline__ void walk(Work work)
+    {
+        if constexpr (through_shared) {
+            const int slots = keeps ? tile.count : K;
+            if (keeps)
+                wait_for_copies();
+            int slot = 0;
+#pragma unroll 1
+            for (int left = tile.count; left > 0; left--) {
+                if (!keeps)
+                    wait_for_older_copies<K - 1>();
+                const vectors found = read(slot);
+                if (!keeps) {
+                    if (left > K)
+                        copy(slot);
+                    commit_copies();
+                }
+                work(found);
+                slot = slot + 1 == slots ? 0 : slot + 1;
+            }
+        } else {
+#pragma unroll 1
+            for (int left = tile.count; left > 0; left -= K) {
+#pragma unroll
+                for (int k = 0; k < K; k++) {
+                    if (k >= left)
+                        break;
+                    work(kept[k]);
+                }
+                if (!keeps) {
+#pragma unroll
+                    for (int k = 0; k < K; k++)
+                        request(kept[k], k + K < left);
+                }
+            }
+        }
+    }
+};
+
+/* Where results go. */
+template <typename T, int V, bool columns> struct general_result {
+    char *data;
+    general_place place;
+
+    __device__ __forceinline__ general_result(const normfuse_cuda_arguments &a,
+                                              const general_tile<T, V, columns> &tile, const normfuse_view &view)
+        : data(view.data)
+    {
+        place.find(tile, V > 1 ? a.problem.x : view, a.geometry.unit_lanes);
+    }
+    __device__ __forceinline__ void store(raw<T, V> vector) const
+    {
+        if (data)
+            store_pack<T, V>(data + place.at, 0, vector);
+    }
+};
+
+/* The values of a vector as they are normalized: x with what is added to it, rounded. */
+template <typename T, int V, int N>
+__device__ __forceinline__ void values_of_x(const general_vectors<T, V, N> &from, bool adds, compute<T> (&u)[V])
+{
+    unpack<T, V>(from.of[GENERAL_X], u);
+    if (adds) {
+        compute<T> more[V];
+        unpack<T, V>(from.of[GENERAL_PRE_ADD], more);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            u[i] += more[i];
+        unpack<T, V>(make_pack<T, V>(u), u);
+    }
+}
+
+/* What a block knows of a channel: z = (x - mean) * slope + offset, `rest` of the mean. */
+template <typename R> struct alignas(16) general_channel {
+    R slope, offset, mean, rest;
+};
+
+/* All that is read of a channel's parameters is requested before the first is used. */
+template <typename T>
+__device__ __forceinline__ general_channel<compute<T>> know_channel(const normfuse_cuda_arguments &a, int n, int c,
+                                                                    bool backward)
+{
+    using R = compute<T>;
+    const normfuse_problem &p = a.problem;
+    const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, a.geometry.by_set_channels) : c;
+    const auto ask = [&](const normfuse_parameter &of, int index) {
+        return ask_at_once(of, n * of.batch + index * of.channel);
+    };
+    const asked weight = ask(p.weight, c), bias = ask(p.bias, c), scale = ask(p.scale, c), shift = ask(p.shift, c);
+    const bool saved = backward && a.source == NORMFUSE_SOURCE_SAVED;
+    asked mean_asked = {0, 0}, rstd_asked = {0, 0};
+    if (saved) {
+        mean_asked = ask(p.mean, set);
+        rstd_asked = ask(p.rstd, set);
+    }
+    const R more = p.scale.data ? R(1) + told_of<R>(scale, p.scale.type) : R(1);
+    general_channel<R> of = {p.weight.data ? told_of<R>(weight, p.weight.type) * more : more,
+                             p.bias.data ? told_of<R>(bias, p.bias.type) * more : R(0), R(0), R(0)};
+    if (p.shift.data)
+        of.offset += told_of<R>(shift, p.shift.type);
+    double mean = 0.0;
+    if (saved) {
+        mean = told_of<double>(mean_asked, p.mean.type);
+        of.slope *= told_of<R>(rstd_asked, p.rstd.type);
+    } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
+        mean = parameter<double>(p.running_mean, 0, c, 0.0);
+        of.slope = scaled_by_running(p, c, of.slope);
+    } else if (a.source == NORMFUSE_SOURCE_SCRATCH && !backward) {
+        const normfuse_cuda_statistics *const known =
+            a.statistics + (p.sets == NORMFUSE_SETS_BATCH ? set : n * p.groups + set);
+        mean = known->mean;
+        of.slope *= (R)known->rstd;
+    }
+    split_mean<T>(mean, of.mean, of.rest);
+    of.offset -= of.rest * of.slope;
+    return of;
+}
+
+/* The thread's channels, slope and offset times `factor`. */
+template <typename R, int W>
+__device__ __forceinline__ void recall_channels(const general_channel<R> *channels, int first, R factor, R (&slope)[W],
+                                                R (&offset)[W], R (&mean)[W])
+{
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        const general_channel<R> of = channels[first + i];
+        slope[i] = of.slope * factor;
+        offset[i] = of.offset * factor;
+        mean[i] = of.mean;
+    }
+}
+
+/* The threads of a block share out items, 2^bits adjacent ones for each: calls work(item, exists, lane, lanes) in step.
+ */
+template <typename Work> __device__ __forceinline__ void share_items(int items, int bits, Work work)
+{
+    const int lanes = 1 << bits, lane = (int)threadIdx.x & (lanes - 1);
+    const int first_of_warp = (int)(threadIdx.x & ~31u) >> bits;
+#pragma unroll 1
+    for (int round = 0; round + first_of_warp < items; round += (int)blockDim.x >> bits) {
+        const int item = round + ((int)threadIdx.x >> bits);
+        work(item < items ? item : 0, item < items, lane, lanes);
+    }
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+template <typename T, int V, int K, bool columns>
+__device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a)
+{
+    follow_kernel();
+    using R = compute<T>;
+    constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1, sums_in_turn = columns ? V : V > 1 ? 2 : 1;
+    constexpr int most_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
+    constexpr bool fast = sizeof(T) == 2;
+    using loader = general_loader<T, V, K, columns, N>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail;
+    const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, adds = p.pre_add.data != nullptr;
+    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), false);
+    piece_sums<R> *const pieces = in_shared<piece_sums<R>>(dynamic, at.entries);
+    general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
+    group_statistics<R> *const of_sets = in_shared<group_statistics<R>>(dynamic, at.sets);
+    double *const means = in_shared<double>(dynamic, at.means), *const of_blocks = in_shared<double>(dynamic, at.blocks);
+
+    const general_tile<T, V, columns> tile(a);
+    loader data(a, tile);
+    data.from[GENERAL_X] = p.x.data;
+    data.from[GENERAL_PRE_ADD] = p.pre_add.data;
+    data.from[GENERAL_POST_ADD] = !sums || data.keeps ? p.post_add.data : nullptr;
+    data.open();
+    const int sets_here = sums ? divide(tile.here, g.by_group) : 0;
+    if (in_cluster)
+        open_mail(mail, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
+    if (applies)
+        for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x)
+            channels[i] = know_channel<T>(a, tile.n, tile.first_channel + i, false);
+
+    if (sums) {
+        /* Squares about one of the thread's own values cannot cancel by more than their number. */
+        R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
+        const bool writes = !applies && adds && p.u.data;
+        general_result<T, V, columns> u_to(a, tile, p.u);
+        bool is_first = true;
+        int in_sample = 0;
+        data.walk([&](const general_vectors<T, V, N> &from) {
+            R u[V];
+            values_of_x<T, V, N>(from, adds, u);
+            if (writes) {
+                u_to.store(make_pack<T, V>(u));
+                in_sample++;
+                u_to.place.at += in_sample == tile.each ? u_to.place.jump : u_to.place.step;
+                in_sample = in_sample == tile.each ? 0 : in_sample;
+            }
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                shift[i] = is_first ? u[i] : shift[i];
+            is_first = false;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const R distance = u[i] - shift[columns ? i : 0];
+                first[i % sums_in_turn] += distance;
+                second[i % sums_in_turn] += distance * distance;
+            }
+        });
+        R mean[W], squares[W];
+        const R number = (R)(columns ? tile.count : tile.count * V);
+        if constexpr (!columns && sums_in_turn == 2) {
+            first[0] += first[1];
+            second[0] += second[1];
+        }
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            mean[i] = first[i] / max(number, R(1));
+            squares[i] = second[i] - first[i] * mean[i];
+        }
+        const int piece_bits = columns ? g.piece_bits : 0, lanes = g.unit_lanes;
+        if constexpr (columns)
+            join_channels<R, V>(shift, mean, squares, number, piece_bits);
+        __syncthreads(); /* shared memory that is read no more */
+        const int pieces_a_unit = 1 << (most_bits - piece_bits);
+        if (tile.active) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                if (i < pieces_a_unit)
+                    pieces[(tile.unit * pieces_a_unit + i) * lanes + tile.lane] = {shift[i], mean[i], squares[i],
+                                                                                  (R)(1 << piece_bits) * number};
+        }
+        __syncthreads();
+
+        /* ---- the statistics of the sets: first means, then squares about them ---- */
+        const int entries = (g.group >> piece_bits) * lanes;
+        const auto finish = [&](int set, double mean_of_set, R squares_of_set) {
+            group_statistics<R> found;
+            found.variance = squares_of_set / (R)p.set_values;
+            found.rstd = inverse_root(found.variance + (R)p.eps);
+            split_mean<T>(mean_of_set, found.mean, found.rest);
+            of_sets[set] = found;
+            means[set] = mean_of_set;
+        };
+        if (in_cluster)
+            await_boxes();
+        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+            const piece_sums<R> *const own = pieces + set * entries;
+            const int last = exists ? entries : 0;
+            const R base = own->first;
+            R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
+#pragma unroll 2
+            for (int i = lane; i < last; i += lanes_of_set) {
+                const piece_sums<R> found = own[i];
+                count += found.count;
+                mean_of_set += found.count * ((found.first - base) + found.mean);
+            }
+            count = sum_few(count, lanes_of_set);
+            mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(count, R(1));
+#pragma unroll 2
+            for (int i = lane; i < last; i += lanes_of_set) {
+                const piece_sums<R> found = own[i];
+                const R distance = ((found.first - base) + found.mean) - mean_of_set;
+                squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
+            }
+            squares_of_set = sum_few(squares_of_set, lanes_of_set);
+            const double whole = (double)base + (double)mean_of_set;
+            if (in_cluster) {
+                for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
+                    double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * TRIPLE;
+                    send(mail, there, other, (double)count);
+                    send(mail, there + 1, other, whole);
+                    send(mail, there + 2, other, (double)squares_of_set);
+                }
+            } else if (exists && lane == 0) {
+                if (applies) {
+                    finish(set, whole, squares_of_set);
+                } else {
+                    const int64_t of_all =
+                        (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(tile.first_channel, g.by_group) + set;
+                    double *const triple = a.partials + (of_all * g.parts + tile.part) * TRIPLE;
+                    triple[0] = (double)count;
+                    triple[1] = whole;
+                    triple[2] = (double)squares_of_set;
+                }
+            }
+        });
+        if (in_cluster) {
+            await_mail(mail);
+            share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+                const double *const own = of_blocks + set * g.joined_blocks * TRIPLE;
+                const double base = own[1];
+                const int last = exists ? g.joined_blocks : 0;
+                R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
+                for (int i = lane; i < last; i += lanes_of_set) {
+                    count += (R)own[i * TRIPLE];
+                    mean_of_set += (R)own[i * TRIPLE] * (R)(own[i * TRIPLE + 1] - base);
+                }
+                mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(sum_few(count, lanes_of_set), R(1));
+                for (int i = lane; i < last; i += lanes_of_set) {
+                    const R distance = (R)(own[i * TRIPLE + 1] - base) - mean_of_set;
+                    squares_of_set += (R)own[i * TRIPLE + 2] + (R)own[i * TRIPLE] * distance * distance;
+                }
+                squares_of_set = sum_few(squares_of_set, lanes_of_set);
+                if (exists && lane == 0)
+                    finish(set, base + (double)mean_of_set, squares_of_set);
+            });
+        }
+    }
+    if (!applies)
+        return;
+
+    /* ---- results ---- */
+    __syncthreads();
+    if (sums && !data.keeps) {
+        data.from[GENERAL_POST_ADD] = p.post_add.data;
+        data.open();
+    }
+    R slope[W], offset[W], mean[W];
+    const int first_channel = tile.active ? tile.unit * W : 0;
+    const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
+    recall_channels<R, W>(channels, first_channel, sums ? R(1) : factor, slope, offset, mean);
+    if (sums) {
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            const group_statistics<R> found = of_sets[divide(first_channel + i, g.by_group)];
+            slope[i] *= found.rstd * factor;
+            offset[i] = offset[i] * factor - found.rest * slope[i];
+            mean[i] = found.mean;
+        }
+    }
+    const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+    general_result<T, V, columns> y(a, tile, p.y), u_to(a, tile, p.u);
+    int in_sample = 0;
+    choose_activation<true, true>(p.activation, [&](auto chosen) {
+        data.walk([&](const general_vectors<T, V, N> &from) {
+            R z[V];
+            values_of_x<T, V, N>(from, adds, z);
+            if (writes)
+                u_to.store(make_pack<T, V>(z));
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
+            if (p.post_add.data) {
+                R more[V];
+                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] = fma(more[i], factor, z[i]);
+            }
+            activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+            y.store(make_pack<T, V>(z));
+            in_sample++;
+            const bool ends = in_sample == tile.each;
+            in_sample = ends ? 0 : in_sample;
+            y.place.at += ends ? y.place.jump : y.place.step;
+            if (V == 1)
+                u_to.place.at += ends ? u_to.place.jump : u_to.place.step;
+            else
+                u_to.place.at = y.place.at;
+        });
+    });
+
+    /* ---- what others are told ---- */
+    if (sums && tile.rank == 0)
+        for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
+            const int set = divide(tile.first_channel, g.by_set_channels) + i;
+            const group_statistics<R> found = of_sets[i];
+            put_parameter<double>(p.mean, tile.n, set, means[i]);
+            put_parameter<R>(p.rstd, tile.n, set, found.rstd);
+            const double variance = unbiased((double)found.variance, (double)p.set_values);
+            if (a.statistics)
+                a.statistics[by_channel ? set : tile.n * p.groups + set] = {means[i], (double)found.rstd, variance};
+            if (p.has_running_momentum && by_channel)
+                update_running<R>(p, set, means[i], variance);
+        }
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+template <typename T, int V, int K, bool columns>
+__device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &a)
+{
+    follow_kernel();
+    using R = compute<T>;
+    constexpr int W = columns ? V : 1, N = GENERAL_DU + 1;
+    constexpr bool fast = sizeof(T) == 2;
+    using loader = general_loader<T, V, K, columns, N>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail;
+    const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0, centred = p.sets != NORMFUSE_SETS_NONE;
+    const bool twice = sums && applies && centred, adds = p.pre_add.data != nullptr;
+    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const bool reads_post = p.post_add.data && p.activation != NORMFUSE_IDENTITY;
+    const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), true);
+    totals<R> *const entries = in_shared<totals<R>>(dynamic, at.entries);
+    general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
+    totals<R> *const of_channels = in_shared<totals<R>>(dynamic, at.weighted);
+    totals<R> *const of_sets = in_shared<totals<R>>(dynamic, at.sets);
+    double *const of_blocks = in_shared<double>(dynamic, at.blocks);
+
+    const general_tile<T, V, columns> tile(a);
+    loader data(a, tile);
+    data.from[GENERAL_X] = p.x.data;
+    data.from[GENERAL_PRE_ADD] = p.pre_add.data;
+    data.from[GENERAL_POST_ADD] = reads_post ? p.post_add.data : nullptr;
+    data.from[GENERAL_DY] = p.dy.data;
+    data.from[GENERAL_DU] = p.dx.data && applies && (!twice || data.keeps) ? p.du.data : nullptr;
+    data.open();
+    const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
+    if (in_cluster)
+        open_mail(mail, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
+    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x)
+        channels[i] = know_channel<T>(a, tile.n, tile.first_channel + i, true);
+    __syncthreads();
+
+    R slope[W], offset[W], mean[W];
+    const int first_channel = tile.active ? tile.unit * W : 0;
+    const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
+    recall_channels<R, W>(channels, first_channel, factor, slope, offset, mean);
+    /* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. */
+    const auto differentiate = [&](auto chosen, const general_vectors<T, V, N> &from, R(&u)[V], R(&dy)[V]) {
+        values_of_x<T, V, N>(from, adds, u);
+        unpack<T, V>(from.of[GENERAL_DY], dy);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            u[i] -= mean[i % W];
+        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+            R z[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = fma(u[i], slope[i % W], offset[i % W]);
+            if (reads_post) {
+                R more[V];
+                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] = p.from_y ? more[i] : fma(more[i], factor, z[i]);
+            }
+            differentiate_by<fast, false>(dy, z, chosen, p.activation, (R)p.act_param);
+        }
+    };
+    /* Sums, then of dx what is a multiple of u - mean, and what is the same in the whole set. */
+    R first[W] = {}, second[W] = {};
+    general_result<T, V, columns> dx(a, tile, p.dx), dz(a, tile, p.dpost_add);
+    const auto give = [&](const general_vectors<T, V, N> &from, bool gives_dz, bool gives_dx, R(&u)[V], R(&dy)[V]) {
+        if (gives_dz) {
+            R through[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                through[i] = dy[i] * factor;
+            dz.store(make_pack<T, V>(through));
+        }
+        if (gives_dx) {
+            if (p.du.data) {
+                R more[V];
+                unpack<T, V>(from.of[GENERAL_DU], more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    u[i] += more[i];
+            }
+            dx.store(make_pack<T, V>(u));
+        }
+    };
+    int in_sample = 0;
+    const auto advance = [&] {
+        in_sample++;
+        const bool ends = in_sample == tile.each;
+        in_sample = ends ? 0 : in_sample;
+        dx.place.at += ends ? dx.place.jump : dx.place.step;
+        if (V == 1)
+            dz.place.at += ends ? dz.place.jump : dz.place.step;
+        else
+            dz.place.at = dx.place.at;
+    };
+    if (sums || !centred) {
+        const bool gives_dx = !centred && applies && p.dx.data;
+        const bool gives_dz = p.dpost_add.data && !twice &&
+                              (!centred || g.stores_dz || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        choose_activation<true, true>(p.activation, [&](auto chosen) {
+            data.walk([&](const general_vectors<T, V, N> &from) {
+                R u[V], dy[V];
+                differentiate(chosen, from, u, dy);
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    first[i % W] += dy[i];
+                    second[i % W] += dy[i] * u[i];
+                }
+                if (gives_dx || gives_dz) {
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        u[i] = slope[i % W] * dy[i];
+                    give(from, gives_dz, gives_dx, u, dy);
+                    advance();
+                }
+            });
+        });
+    }
+    if (sums) {
+        const int lanes = g.unit_lanes;
+        __syncthreads(); /* shared memory that is read no more */
+        if (tile.active) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                entries[(tile.unit * W + i) * lanes + tile.lane] = {first[i] * factor, second[i] * factor};
+        }
+        __syncthreads();
+        share_items(tile.here, g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
+            totals<R> sum = {R(0), R(0)};
+#pragma unroll 2
+            for (int k = lane; k < (exists ? lanes : 0); k += lanes_of_channel) {
+                const totals<R> found = entries[i * lanes + k];
+                sum.plain += found.plain;
+                sum.centred += found.centred;
+            }
+            sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
+            if (!exists || lane != 0)
+                return;
+            const general_channel<R> of = channels[i];
+            sum.centred -= of.rest * sum.plain;
+            if (twice)
+                of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
+            if (a.sums) {
+                const int64_t channel =
+                    (int64_t)(g.sums_by_channel ? 0 : tile.n) * p.c + tile.first_channel + i;
+                reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + tile.part] =
+                    make_double2((double)sum.plain, (double)sum.centred);
+            }
+        });
+    }
+    if (!applies || !centred)
+        return;
+
+    /* ---- the totals of the sets ---- */
+    const auto finish = [&](int set, R plain, R product, R rest) {
+        const int of_set = divide(tile.first_channel, g.by_set_channels) + set;
+        const R rstd = parameter<R>(p.rstd, tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
+        const R of_u = -(product * rstd) * (rstd * portion);
+        of_sets[set] = {-plain * portion - of_u * rest, of_u};
+    };
+    if (twice) {
+        __syncthreads();
+        if (in_cluster)
+            await_boxes();
+        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+            totals<R> sum = {R(0), R(0)};
+#pragma unroll 2
+            for (int i = lane; i < (exists ? g.group : 0); i += lanes_of_set) {
+                const totals<R> found = of_channels[set * g.group + i];
+                sum.plain += found.plain;
+                sum.centred += found.centred;
+            }
+            sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
+            if (in_cluster) {
+                for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
+                    double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * PAIR;
+                    send(mail, there, other, (double)sum.plain);
+                    send(mail, there + 1, other, (double)sum.centred);
+                }
+            } else if (exists && lane == 0) {
+                finish(set, sum.plain, sum.centred, channels[set * g.group].rest);
+            }
+        });
+        if (in_cluster) {
+            await_mail(mail);
+            share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+                const double *const own = of_blocks + set * g.joined_blocks * PAIR;
+                totals<R> sum = {R(0), R(0)};
+                for (int i = lane; i < (exists ? g.joined_blocks : 0); i += lanes_of_set) {
+                    sum.plain += (R)own[i * PAIR];
+                    sum.centred += (R)own[i * PAIR + 1];
+                }
+                sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
+                if (exists && lane == 0)
+                    finish(set, sum.plain, sum.centred, channels[set * g.group].rest);
+            });
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            const totals<R> found = of_sets[divide(first_channel + i, g.by_group)];
+            first[i] = found.plain;
+            second[i] = found.centred;
+        }
+        if (!data.keeps) {
+            data.from[GENERAL_DU] = p.dx.data ? p.du.data : nullptr;
+            data.open();
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            const int c = min(tile.channel() + i, (int)p.c - 1);
+            const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
+            const double *const total = a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
+            const R rstd = parameter<R>(p.rstd, tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
+            second[i] = -((R)total[1] * rstd) * (rstd * portion);
+            first[i] = -(R)total[0] * portion - second[i] * channels[first_channel + i].rest;
+        }
+    }
+
+    /* ---- results ---- */
+    choose_activation<true, true>(p.activation, [&](auto chosen) {
+        data.walk([&](const general_vectors<T, V, N> &from) {
+            R u[V], dy[V];
+            differentiate(chosen, from, u, dy);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                u[i] = fma(slope[i % W], dy[i], fma(second[i % W], u[i], first[i % W]));
+            give(from, p.dpost_add.data, p.dx.data, u, dy);
+            advance();
+        });
+    });
+}
+
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * general_columns.cu - the general kernels over columns. */
+#include "general.cuh"
+
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
+    {                                                                                                                  \
+        general_##direction<type, elements, vectors, true>(a);                                                         \
+    }
+NORMFUSE_KERNELS_GENERAL_COLUMNS(INSTANCE)

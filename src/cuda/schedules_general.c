@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * schedules_general.c - the general kernels: one kernel whose blocks, alone or in a cluster, have whole norm groups, or
+ * two passes. general.cuh has the picture. */
+#include "schedules.h"
+
+#include <math.h>
+
+enum {
+    THREADS = 256,
+    SMALL_RESERVE = 2048,  /* shared memory that a block has beside what layout.h places */
+    KEPT_BYTES = 96 << 10, /* of shared memory that a block keeps vectors in: two blocks a multiprocessor */
+    USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
+};
+
+/* Vectors of 16 bytes need tensors with the same strides, and rows that are whole ones. */
+static struct shape general_of(const struct shape *shape)
+{
+    return shape->wide && shape->abreast == 1 && shape->alike ? *shape : normfuse_cuda_narrowed(shape);
+}
+
+static int64_t largest_divisor(int64_t value, int64_t at_most)
+{
+    int64_t divisor = least(value, at_most);
+    while (value % divisor != 0)
+        divisor--;
+    return divisor;
+}
+
+static int64_t power_of_two_below(int64_t value)
+{
+    int64_t power = 1;
+    while (2 * power <= value)
+        power *= 2;
+    return power;
+}
+
+/* Tensors that are walked through, and what of them moves in bytes. */
+static int tensors_of(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const int both = 1 + (p->pre_add.data != NULL);
+    return shape->direction == FORWARD
+               ? both + (p->post_add.data != NULL)
+               : both + 1 + (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
+                     (p->du.data != NULL && p->dx.data != NULL);
+}
+
+static int results_of(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
+}
+
+static double tensor_bytes(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type);
+}
+
+/* Vectors of a thread whose values one sum may have, by docs/numerics.md. */
+static int64_t most_vectors(const struct shape *shape)
+{
+    const int64_t values = 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
+    return shape->problem->columns ? 128 : 2 * values / shape->pack / (shape->pack == 1 ? 2 : 1);
+}
+
+/* How wide a block is and how many threads share each of its units. `joins`: groups of channels, whole ones or, where a
+ * cluster has the rest, equal shares; `wide`: so many vectors of a row (columns). */
+static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometry *g, bool joins, int64_t wide,
+                         int64_t lanes)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t d = joins ? group_of(p) : 1;
+    int64_t width, group = d;
+    if (p->columns) {
+        const int64_t packs = p->c / shape->pack;
+        int64_t unit = normfuse_cuda_common_multiple(d, shape->pack) / shape->pack;
+        if (unit > THREADS) {
+            if (d % shape->pack != 0)
+                return false;
+            unit = largest_divisor(d / shape->pack, THREADS);
+            group = unit * shape->pack;
+        }
+        const int64_t units = packs / unit, most_units = most(1, least(units, least(wide, THREADS) / unit));
+        /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
+        width = group < d ? unit : unit * divide_up(units, divide_up(units, most_units));
+        lanes = least(most(1, THREADS / width), most(1, p->s));
+        g->rows = (int32_t)p->s;
+    } else {
+        const int64_t rows = p->s / shape->pack;
+        while (lanes > 1 && lanes / 2 >= rows)
+            lanes /= 2;
+        group = largest_divisor(d, most(1, THREADS / lanes));
+        width = group < d ? group : group * most(1, least(p->c / group, THREADS / lanes / group));
+        g->rows = (int32_t)rows;
+    }
+    g->group = (int32_t)group;
+    g->width = (int32_t)width;
+    g->unit_lanes = (int32_t)lanes;
+    g->blocks_wide = (int32_t)divide_up(p->c / (p->columns ? shape->pack : 1), width);
+    g->abreast = 1;
+    g->all_samples = normfuse_cuda_takes_all_samples(p);
+    g->sums_by_channel = g->all_samples;
+    g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
+    g->teams = g->passes = g->joined_blocks = 1;
+    return true;
+}
+
+/* Parts: `chunks` of each sample's rows times `stretches` of the samples, where all are walked through. */
+static void part_block(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t chunks, int64_t stretches)
+{
+    g->part_rows = (int32_t)divide_up(g->rows, most(1, chunks));
+    g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
+    g->part_samples = g->all_samples ? (int32_t)divide_up(shape->problem->n, most(1, stretches)) : 1;
+    g->parts = g->parts_a_sample * (g->all_samples ? (int32_t)divide_up(shape->problem->n, g->part_samples) : 1);
+    g->sum_slots = g->parts;
+}
+
+static int64_t vectors_of_thread(const struct normfuse_cuda_geometry *g)
+{
+    return divide_up(g->part_rows, g->unit_lanes) * g->part_samples;
+}
+
+/* What follows from a block's width, lanes and parts. False: it does not fit. */
+static bool settle(const struct shape *shape, struct step *step, bool sums, bool applies)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t of_unit = p->columns ? shape->pack : 1, channels = g->width * of_unit, groups = channels / g->group;
+    const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
+    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_general);
+    step->threads = whole_warps((int64_t)g->width * g->unit_lanes);
+    step->blocks = (int64_t)g->sets * g->parts;
+    const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
+    if (sums && vectors > most_vectors(shape))
+        return false;
+    g->group_bits = g->channel_bits = g->piece_bits = 0;
+    while (g->group_bits < 5 && groups << (g->group_bits + 1) <= step->threads)
+        g->group_bits++;
+    while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= step->threads)
+        g->channel_bits++;
+    while (p->columns && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->pack)
+        g->piece_bits++;
+    struct normfuse_general_sizes *const of = &g->general;
+    const int64_t slot = shape->pack > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
+    of->keeps = both && (shape->pack > 1 ? vectors * slot <= KEPT_BYTES : vectors <= ahead);
+    g->kept_shared = of->keeps ? (int32_t)vectors : 0;
+    of->slots = (int32_t)((of->keeps ? vectors : ahead) * slot);
+    of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;
+    of->channels = applies || backward ? (int32_t)channels : 0;
+    of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
+    of->blocks = step->cluster > 1 ? (int32_t)step->cluster : 0;
+    step->shared = (size_t)normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward).bytes;
+    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
+    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
+    return step->shared + SMALL_RESERVE <= shape->device->shared_per_block;
+}
+
+/* Variants: clusters of 1 to 16 blocks, times widths of blocks (columns) or threads that share a channel (rows). */
+enum { CLUSTERS = 5, WIDTHS = 4 };
+
+static int variants(const struct shape *shape)
+{
+    (void)shape;
+    return CLUSTERS * WIDTHS;
+}
+
+static const char *refuse(const struct shape *shape)
+{
+    return shape->plain && normfuse_tune("GENERAL_PLAIN", 0) == 0 ? "others take what nothing is added to" : NULL;
+}
+
+static const char *configure(const struct shape *given, int variant, struct step *step)
+{
+    const struct shape general = general_of(given), *const shape = &general;
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t blocks = INT64_C(1) << variant % CLUSTERS;
+    const int width = variant / CLUSTERS;
+    static const int64_t shares[WIDTHS] = {8, 16, 64, 256};
+    static const int64_t lanes[WIDTHS] = {4, 16, 64, 256};
+    if (blocks > 1 && !shape->device->clusters)
+        return "the device is older than 9.0";
+    if (!choose_block(shape, g, true, shares[width] * (shape->pack == 1 ? 4 : 1), lanes[width]))
+        return "a norm group is too wide for a block, and no whole number of vectors";
+    const int64_t shares_of_group = group_of(p) / g->group;
+    if (shares_of_group > blocks || blocks % shares_of_group != 0)
+        return "a cluster has not all of a norm group";
+    const int64_t rest = blocks / shares_of_group;
+    const int64_t stretches = g->all_samples ? least(rest, p->n) : 1;
+    part_block(shape, g, least(rest / stretches, g->rows), stretches);
+    const int64_t cluster = shares_of_group * g->parts;
+    if (2 * cluster <= blocks)
+        return "rows are fewer than blocks";
+    step->cluster = cluster > 1 ? (uint32_t)cluster : 0;
+    g->joined_blocks = (int32_t)cluster;
+    if (cluster > 1)
+        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+    if (!settle(shape, step, true, true))
+        return "a thread would sum too much, or shared memory does not suffice";
+    return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
+}
+
+/* Microseconds: what moves, what waits, and what of the second walk the L2 has no more. */
+static double estimate(const struct shape *given, const struct step *step)
+{
+    const struct shape general = general_of(given), *const shape = &general;
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const struct normfuse_cuda_device *const device = shape->device;
+    const double resident = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
+    const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
+    const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
+    const double working = reads * running / blocks;
+    const bool keeps = step->geometry.general.keeps;
+    const double missed = keeps || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
+    const double reach = fmin(1.0, running * step->threads / (320.0 * device->processors));
+    const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
+    const double moved = reads * (1.0 + missed + (keeps ? 0.0 : 0.3 * (1.0 - missed))) + writes;
+    const double narrow = shape->pack == 1 ? 1.35 : 1.1;
+    double time = fmax(moved / (policy->bytes_a_microsecond * reach) * uneven * narrow, 2.5 * waves);
+    time += 3.0 + (step->cluster > 1 ? 1.0 + 0.1 * step->cluster : 0.0);
+    const double row = step->geometry.width * (double)shape->pack_bytes;
+    if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
+        time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
+    return time;
+}
+
+static double estimate_passes(const struct shape *shape, const struct step *step)
+{
+    (void)step;
+    const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
+    const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
+    const struct shape general = general_of(shape);
+    return 8.5 + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 1.3 : 1.08) / shape->policy->bytes_a_microsecond;
+}
+
+const struct schedule normfuse_cuda_general = {.name = "general",
+                                               .refuse = refuse,
+                                               .variants = variants,
+                                               .configure = configure,
+                                               .estimate = estimate};
+const struct schedule normfuse_cuda_general_passes = {
+    .name = "general, two passes", .refuse = refuse, .estimate = estimate_passes};
+
+/* Whether dz is the same numbers after it was in memory, so that the second pass goes on from it. */
+static bool goes_on_from_dz(const struct normfuse_problem *p)
+{
+    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    return (p->phases & both) == both && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
+           p->pre_add.data == NULL && p->dx.data != NULL &&
+           (p->type == NORMFUSE_F32 || p->type == NORMFUSE_F64 || p->activation == NORMFUSE_IDENTITY ||
+            p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6);
+}
+
+bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
+{
+    const struct shape general = general_of(given), *const shape = &general;
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const bool joins = sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD;
+    const int64_t rows = p->columns ? p->s : p->s / shape->pack;
+    /* Threads that share a channel have some vectors each. */
+    int64_t lanes = power_of_two_below(most(1, least(THREADS, divide_up(rows, 8))));
+    if (!choose_block(shape, g, joins, 64 * (shape->pack == 1 ? 2 : 1), lanes) ||
+        (p->columns && g->group < (joins ? group_of(p) : 1)))
+        choose_block(shape, g, false, 64 * (shape->pack == 1 ? 2 : 1), lanes);
+    /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
+    const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
+    const int64_t fewest = 2 * vectors_of(shape, NORMFUSE_SCHEDULE_general), most_of_thread = least(most_vectors(shape), 96);
+    const int64_t blocks_wanted = 16 * shape->device->processors;
+    int64_t of_thread = most(fewest, divide_up(of_sample * samples * g->sets, blocks_wanted));
+    of_thread = least(of_thread, most_of_thread);
+    if (of_sample >= of_thread)
+        part_block(shape, g, divide_up(of_sample, of_thread), samples);
+    else
+        part_block(shape, g, 1, divide_up(samples, most(1, of_thread / of_sample)));
+    while (sums && vectors_of_thread(g) > most_vectors(shape))
+        part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
+    g->backwards = !sums;
+    g->stores_dz = sums && !applies && shape->direction == BACKWARD && goes_on_from_dz(p);
+    return settle(shape, step, sums, applies);
+}
