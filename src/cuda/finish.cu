@@ -40,6 +40,57 @@ static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t
         update_running<float>(p, c, mean, variance);
 }
 
+/* The mean, then squares about it: both loops are loads and additions, no divisions that wait for one another. Triples
+ * are `stride` doubles apart. */
+static __device__ __forceinline__ moments<double> join_triples(const double *triples, int64_t stride, int64_t count,
+                                                               const shared_item &item)
+{
+    moments<double> all = {0.0, 0.0, 0.0};
+    const double shift = count > 0 ? triples[1] : 0.0;
+#pragma unroll 8
+    for (int64_t i = item.lane; i < count; i += item.lanes) {
+        const double number = triples[i * stride];
+        all.count += number;
+        all.mean += number > 0.0 ? number * (triples[i * stride + 1] - shift) : 0.0;
+    }
+    all.count = sum_item(all.count, item);
+    all.mean = sum_item(all.mean, item) / (all.count > 0.0 ? all.count : 1.0);
+#pragma unroll 8
+    for (int64_t i = item.lane; i < count; i += item.lanes) {
+        const double number = triples[i * stride], distance = triples[i * stride + 1] - shift - all.mean;
+        all.squares += number > 0.0 ? triples[i * stride + 2] + number * distance * distance : 0.0;
+    }
+    all.squares = sum_item(all.squares, item);
+    all.mean += shift;
+    return all;
+}
+
+/* Triples of a set that tiles left. */
+static __device__ __forceinline__ int64_t parts_of_set(const normfuse_cuda_arguments &a)
+{
+    const normfuse_problem &p = a.problem;
+    const int64_t channels = p.sets == NORMFUSE_SETS_BATCH ? 1 : p.c / p.groups;
+    return channels / a.geometry.group * a.geometry.parts * max(1, a.geometry.copies);
+}
+
+/* Of very many triples of a set, `shares` blocks first make one each, in the place of their first. */
+extern "C" __global__ void normfuse_shares(const __grid_constant__ normfuse_cuda_arguments a)
+{
+    follow_kernel();
+    const int set = divide((int)blockIdx.x, a.geometry.by_shares);
+    const int share = (int)blockIdx.x - set * a.geometry.shares;
+    const shared_item item(a.geometry, (int)blockIdx.x);
+    const int64_t parts = parts_of_set(a), each = (parts + a.geometry.shares - 1) / a.geometry.shares;
+    double *const triples = a.partials + (set * parts + share * each) * TRIPLE;
+    const moments<double> all = join_triples(triples, TRIPLE, max(min(each, parts - share * each), (int64_t)0), item);
+    __syncthreads();
+    if (item.lane == 0 && share * each < parts) {
+        triples[0] = all.count;
+        triples[1] = all.mean;
+        triples[2] = all.squares;
+    }
+}
+
 /* Triples of the parts of each set become its statistics: saved, running and for the tiles that follow, or a triple of
  * its own where a call ends with those. */
 extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_cuda_arguments a)
@@ -51,29 +102,13 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     const int64_t sets = by_channel ? p.c : p.n * p.groups, set = item.index;
     if (set >= sets)
         return;
-    const int64_t channels = by_channel ? 1 : p.c / p.groups;
     const bool sharded = !(p.phases & NORMFUSE_PHASE_STATISTICS);
-    const int64_t parts = sharded ? 1 : channels / a.geometry.group * a.geometry.parts;
+    const int64_t parts = sharded ? 1 : parts_of_set(a);
     const double *const triples = sharded ? p.stats + set * TRIPLE : a.partials + set * parts * TRIPLE;
+    /* Of shares that have been joined, one each. */
+    const int64_t each = a.geometry.shares > 0 && !sharded ? (parts + a.geometry.shares - 1) / a.geometry.shares : 1;
 
-    /* The mean, then squares about it: both loops are loads and additions, no divisions that wait for one another. */
-    moments<double> all = {0.0, 0.0, 0.0};
-    const double shift = parts > 0 ? triples[1] : 0.0;
-#pragma unroll 8
-    for (int64_t i = item.lane; i < parts; i += item.lanes) {
-        const double count = triples[i * TRIPLE];
-        all.count += count;
-        all.mean += count > 0.0 ? count * (triples[i * TRIPLE + 1] - shift) : 0.0;
-    }
-    all.count = sum_item(all.count, item);
-    all.mean = sum_item(all.mean, item) / (all.count > 0.0 ? all.count : 1.0);
-#pragma unroll 8
-    for (int64_t i = item.lane; i < parts; i += item.lanes) {
-        const double count = triples[i * TRIPLE], distance = triples[i * TRIPLE + 1] - shift - all.mean;
-        all.squares += count > 0.0 ? triples[i * TRIPLE + 2] + count * distance * distance : 0.0;
-    }
-    all.squares = sum_item(all.squares, item);
-    all.mean += shift;
+    const moments<double> all = join_triples(triples, each * TRIPLE, (parts + each - 1) / each, item);
     if (item.lane != 0)
         return;
     if (p.stats && !sharded) {
@@ -83,7 +118,10 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
             if (before.count == 0.0)
                 before = {0.0, 0.0, 0.0};
             append(before, all);
-            all = before;
+            triple[0] = before.count;
+            triple[1] = before.mean;
+            triple[2] = before.squares;
+            return;
         }
         triple[0] = all.count;
         triple[1] = all.mean;

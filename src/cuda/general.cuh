@@ -17,11 +17,14 @@
 template <typename T, int V, bool columns> struct general_tile {
     static constexpr int channels = columns ? V : 1; /* of a unit */
     int rank, part;                                  /* of the blocks that exchange; of the parts of the sums */
-    int first_channel, here;                         /* of the block */
+    int first_channel, here;                         /* of the block; with rows abreast, of all of them together */
     int unit, lane;                                  /* in the block; of those that share the unit */
     int n, samples, row;                             /* the first sample and row (vector of a channel), and how many */
     int each, count;                                 /* vectors of the thread, of a sample and of all */
     bool active;
+    /* Ragged: elements of its first vector that are before a line (of a channel of a sample; columns: a sample), and
+     * how many channels before its first one a row of the vectors begins. */
+    int lead, later;
 
     __device__ __forceinline__ explicit general_tile(const normfuse_cuda_arguments &a)
     {
@@ -34,7 +37,7 @@ template <typename T, int V, bool columns> struct general_tile {
         n = g.all_samples ? stretch * g.part_samples : of_sample;
         samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
         first_channel = (team - of_sample * g.blocks_wide) * g.width * channels;
-        here = min(g.width * channels, (int)a.problem.c - first_channel);
+        here = min(g.width * channels, (columns ? g.row_channels : (int)a.problem.c) - first_channel);
         const int lanes = g.unit_lanes;
         if constexpr (columns) {
             lane = divide((int)threadIdx.x, g.by_width);
@@ -48,10 +51,111 @@ template <typename T, int V, bool columns> struct general_tile {
         const int rows = min(g.rows, (chunk + 1) * g.part_rows) - row;
         each = active && rows > 0 ? divide(rows + lanes - 1, g.by_rows_at_once) : 0;
         count = each * samples;
+        lead = later = g.ragged ? lead_of(a, n) : 0;
+        while (columns && later >= (int)a.problem.c)
+            later -= (int)a.problem.c;
     }
     __device__ __forceinline__ int channel() const
     {
         return first_channel + unit * channels;
+    }
+    __device__ __forceinline__ int lead_of(const normfuse_cuda_arguments &a, int sample) const
+    {
+        const normfuse_view &x = a.problem.x;
+        return (int)((sample * x.batch + (columns ? 0 : channel() * x.channel)) & (V - 1));
+    }
+    /* The channel of the block's i-th, and which copy of it that is where rows are abreast. */
+    __device__ __forceinline__ int channel_at(const normfuse_cuda_arguments &a, int i, int &copy) const
+    {
+        const int c = (int)a.problem.c;
+        copy = 0;
+        if (!columns || a.geometry.copies <= 1)
+            return first_channel + i;
+        copy = divide(first_channel + i, a.geometry.by_channels);
+        const int of_row = first_channel + i - copy * c - later;
+        return of_row < 0 ? of_row + c : of_row;
+    }
+};
+
+/* The elements of a vector that are its line's: [begin, end). */
+template <int V> struct general_range {
+    int begin, end;
+
+    __device__ __forceinline__ bool is_whole() const
+    {
+        return V == 1 || (begin == 0 && end >= V);
+    }
+};
+
+/* A vector with others' elements replaced by those of `fill`. Called: in a loop the compiler would do it for every vector.
+ */
+template <typename T>
+static __device__ __noinline__ uint4 filled(uint4 vector, uint4 fill, int begin, int end)
+{
+    constexpr int V = 16 / (int)sizeof(T);
+    unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
+    const unsigned fills[4] = {fill.x, fill.y, fill.z, fill.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unsigned own = 0;
+#pragma unroll
+        for (int k = 0; k < V / 4; k++) {
+            const int element = i * V / 4 + k;
+            const unsigned of_element = V == 8 ? 0xffffu << 16 * k : 0xffffffffu;
+            own |= element >= begin && element < end ? of_element : 0;
+        }
+        words[i] = (words[i] & own) | (fills[i] & ~own);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* Of a thread's vectors, one after the other. */
+template <typename T, int V, bool columns> struct general_ranges {
+    int element, first, step; /* of the line, in the vector's place 0; of a sample's first vector; from vector to vector */
+    int length, in_sample, sample;
+    bool ragged;
+
+    __device__ __forceinline__ general_ranges(const normfuse_cuda_arguments &a,
+                                              const general_tile<T, V, columns> &tile)
+    {
+        ragged = V > 1 && a.geometry.ragged;
+        in_sample = 0;
+        sample = tile.n;
+        const int row = columns ? a.geometry.row_channels : V;
+        length = (int)(columns ? a.problem.s * a.problem.c : a.problem.s);
+        first = tile.row * row + (columns ? tile.channel() : 0);
+        element = first - tile.lead;
+        step = a.geometry.unit_lanes * row;
+    }
+    __device__ __forceinline__ general_range<V> next(const normfuse_cuda_arguments &a,
+                                                     const general_tile<T, V, columns> &tile)
+    {
+        if (!ragged)
+            return {0, V};
+        const general_range<V> range = {max(0, -element), min(V, length - element)};
+        element += step;
+        in_sample++;
+        if (in_sample == tile.each) {
+            in_sample = 0;
+            sample++;
+            element = first - tile.lead_of(a, sample);
+        }
+        return range;
+    }
+    /* Vectors of the thread that lack element i. */
+    __device__ __forceinline__ int lacking(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                           int i) const
+    {
+        int count = 0;
+#pragma unroll 1
+        for (int k = 0; ragged && tile.each > 0 && k < tile.samples; k++) {
+            const int from = first - tile.lead_of(a, tile.n + k) + i;
+            count += from < 0;
+#pragma unroll 1
+            for (int at = from + (tile.each - 1) * step; at >= length; at -= step)
+                count++;
+        }
+        return count;
     }
 };
 
@@ -69,21 +173,33 @@ struct general_place {
         step = lanes * row;
         jump = view.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
     }
+    __device__ __forceinline__ void advance(bool ends)
+    {
+        at += ends ? jump : step;
+    }
 };
 
 /* `N` tensors, or one place for all of them. */
 template <int N> struct general_places {
     general_place of[N];
-    int in_sample, each;
+    int in_sample, each; /* 0: of one sample */
 
+    __device__ __forceinline__ void begin(int vectors_of_sample, int samples)
+    {
+        in_sample = 0;
+        each = samples > 1 ? vectors_of_sample : 0;
+    }
     __device__ __forceinline__ void advance()
     {
-        in_sample++;
-        const bool ends = in_sample == each;
-        in_sample = ends ? 0 : in_sample;
+        bool ends = false;
+        if (each > 0) {
+            in_sample++;
+            ends = in_sample == each;
+            in_sample = ends ? 0 : in_sample;
+        }
 #pragma unroll
         for (int i = 0; i < N; i++)
-            of[i].at += ends ? of[i].jump : of[i].step;
+            of[i].advance(ends);
     }
 };
 
@@ -108,6 +224,12 @@ __device__ __forceinline__ void request_element(bool wanted, raw<T, 1> &element,
                      : "memory");
 }
 
+template <typename T>
+static __device__ __noinline__ void store_part(char *data, uint4 vector, int begin, int end)
+{
+    store_range<T>(data, vector, begin, end);
+}
+
 /* The tensors that a walk reads. */
 enum general_tensor { GENERAL_X, GENERAL_PRE_ADD, GENERAL_POST_ADD, GENERAL_DY, GENERAL_DU };
 
@@ -127,12 +249,18 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     const bool keeps;
     const char *from[N]; /* nullptr: not read */
     general_places<places> next;
+    int64_t end; /* of the tensors, in bytes */
+    uint4 *slot, *first_slot;
+    int apart, offset[N]; /* of slots, and in them of tensors */
     vectors kept[through_shared ? 1 : K];
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
                                               const general_tile<T, V, columns> &of_thread)
         : a(arguments), tile(of_thread), keeps(arguments.geometry.kept_shared > 0)
     {
+        const normfuse_problem &p = a.problem;
+        const int64_t rows = columns ? p.s * p.c : p.s + (p.c - 1) * p.x.channel;
+        end = ((p.n - 1) * p.x.batch + rows) * (int64_t)sizeof(T);
     }
     __device__ __forceinline__ const normfuse_view &view(int i) const
     {
@@ -143,38 +271,32 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                : i == GENERAL_DY       ? p.dy
                                        : p.du;
     }
-    __device__ __forceinline__ uint4 *slot_of(int slot)
+    __device__ __forceinline__ void copy(uint4 *to)
     {
-        extern __shared__ uint4 dynamic[];
-        int present = 0;
+        const int64_t at = next.of[0].at;
+        if (a.geometry.ragged) {
+            const int64_t aligned = at & ~(int64_t)15;
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            present += from[i] != nullptr;
-        return dynamic + slot * present * (int)blockDim.x + (int)threadIdx.x;
-    }
-    __device__ __forceinline__ void copy(int slot)
-    {
-        uint4 *to = slot_of(slot);
+            for (int i = 0; i < N; i++)
+                if (from[i])
+                    copy_before(to + offset[i], from[i] + aligned, end - aligned);
+        } else {
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            if (from[i]) {
-                copy_ahead(to, from[i], next.of[0].at);
-                to += blockDim.x;
-            }
+            for (int i = 0; i < N; i++)
+                if (from[i])
+                    copy_ahead(to + offset[i], from[i], at);
+        }
         next.advance();
     }
-    __device__ __forceinline__ vectors read(int slot)
+    __device__ __forceinline__ vectors read(const uint4 *at)
     {
         vectors found;
-        const uint4 *at = slot_of(slot);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             found.of[i] = zero_pack<T, V>();
             if constexpr (through_shared)
-                if (from[i]) {
-                    found.of[i] = *at;
-                    at += blockDim.x;
-                }
+                if (from[i])
+                    found.of[i] = at[offset[i]];
         }
         return found;
     }
@@ -193,20 +315,25 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 #pragma unroll
         for (int i = 0; i < places; i++)
             next.of[i].find(tile, through_shared ? a.problem.x : view(i), a.geometry.unit_lanes);
-        next.in_sample = 0;
-        next.each = tile.each;
+        next.begin(tile.each, tile.samples);
         if constexpr (through_shared) {
-            if (keeps) {
-#pragma unroll 1
-                for (int slot = 0; slot < tile.count; slot++)
-                    copy(slot);
-                return;
+            extern __shared__ uint4 dynamic[];
+            first_slot = dynamic + threadIdx.x;
+            apart = 0;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                offset[i] = apart;
+                apart += from[i] ? (int)blockDim.x : 0;
             }
+            slot = first_slot;
+            const int ahead = keeps ? tile.count : K;
 #pragma unroll 1
-            for (int slot = 0; slot < K; slot++) {
-                if (slot < tile.count)
+            for (int k = 0; k < ahead; k++) {
+                if (k < tile.count)
                     copy(slot);
-                commit_copies();
+                slot += apart;
+                if (!keeps)
+                    commit_copies();
             }
         } else {
 #pragma unroll
@@ -218,26 +345,62 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             }
         }
     }
-    /* Calls work(vectors) for each, in order. */
-    template <typename Work> __device__ __forceinline__ void walk(Work work)
+    /* The thread's first vector, and of the next one the elements that the first lacks. */
+    __device__ __forceinline__ vectors first()
     {
+        vectors found;
         if constexpr (through_shared) {
-            const int slots = keeps ? tile.count : K;
             if (keeps)
                 wait_for_copies();
-            int slot = 0;
+            else
+                wait_for_older_copies<K - 2>();
+            found = read(first_slot);
+            general_ranges<T, V, columns> ranges(a, tile);
+            const general_range<V> range = ranges.next(a, tile);
+            if (!range.is_whole() && tile.count > 1 && columns) {
+                const vectors second = read(first_slot + apart);
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    found.of[i] = filled<T>(found.of[i], second.of[i], range.begin, range.end);
+            }
+        } else {
+            found = kept[0];
+        }
+        return found;
+    }
+    /* Calls work(vectors, range) for each, in order; elements of others are `fill` of x and 0 of all else. */
+    template <typename Work>
+    __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_pack<T, V>())
+    {
+        general_ranges<T, V, columns> ranges(a, tile);
+        if constexpr (through_shared) {
+            uint4 *const last_slot = first_slot + (keeps ? tile.count : K) * apart;
+            if (keeps)
+                wait_for_copies();
+            slot = first_slot;
 #pragma unroll 1
             for (int left = tile.count; left > 0; left--) {
                 if (!keeps)
                     wait_for_older_copies<K - 1>();
-                const vectors found = read(slot);
+                vectors found = read(slot);
                 if (!keeps) {
                     if (left > K)
                         copy(slot);
                     commit_copies();
                 }
-                work(found);
-                slot = slot + 1 == slots ? 0 : slot + 1;
+                slot += apart;
+                slot = slot == last_slot ? first_slot : slot;
+                const general_range<V> range = ranges.next(a, tile);
+                if constexpr (sizeof(T) <= 4) {
+                    if (!range.is_whole()) {
+#pragma unroll
+                        for (int i = 0; i < N; i++)
+                            if (from[i])
+                                found.of[i] = filled<T>(found.of[i], i == GENERAL_X ? fill : zero_pack<T, V>(),
+                                                        range.begin, range.end);
+                    }
+                }
+                work(found, range);
             }
         } else {
 #pragma unroll 1
@@ -246,7 +409,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 for (int k = 0; k < K; k++) {
                     if (k >= left)
                         break;
-                    work(kept[k]);
+                    work(kept[k], general_range<V>{0, V});
                 }
                 if (!keeps) {
 #pragma unroll
@@ -261,18 +424,27 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 /* Where results go. */
 template <typename T, int V, bool columns> struct general_result {
     char *data;
-    general_place place;
+    general_places<1> places;
 
     __device__ __forceinline__ general_result(const normfuse_cuda_arguments &a,
                                               const general_tile<T, V, columns> &tile, const normfuse_view &view)
         : data(view.data)
     {
-        place.find(tile, V > 1 ? a.problem.x : view, a.geometry.unit_lanes);
+        places.of[0].find(tile, V > 1 ? a.problem.x : view, a.geometry.unit_lanes);
+        places.begin(tile.each, tile.samples);
     }
-    __device__ __forceinline__ void store(raw<T, V> vector) const
+    /* At the place of `of`, which is this or, of vectors, another result's. */
+    __device__ __forceinline__ void store(const general_result &of, raw<T, V> vector, const general_range<V> &range) const
     {
-        if (data)
-            store_pack<T, V>(data + place.at, 0, vector);
+        if (!data)
+            return;
+        const int64_t at = (V > 1 ? of : *this).places.of[0].at;
+        if (range.is_whole()) {
+            store_pack<T, V>(data + (V > 1 ? at & ~(int64_t)15 : at), 0, vector);
+        } else if constexpr (V > 1 && sizeof(T) <= 4) {
+            if (range.end > range.begin)
+                store_part<T>(data + (at & ~(int64_t)15), vector, range.begin, range.end);
+        }
     }
 };
 
@@ -398,50 +570,68 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     if (in_cluster)
         open_mail(mail, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
     if (applies)
-        for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x)
-            channels[i] = know_channel<T>(a, tile.n, tile.first_channel + i, false);
+        for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
+            int copy;
+            channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), false);
+        }
 
     if (sums) {
         /* Squares about one of the thread's own values cannot cancel by more than their number. */
         R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
         const bool writes = !applies && adds && p.u.data;
         general_result<T, V, columns> u_to(a, tile, p.u);
-        bool is_first = true;
-        int in_sample = 0;
-        data.walk([&](const general_vectors<T, V, N> &from) {
+        raw<T, V> fill = zero_pack<T, V>();
+        {
+            R u[V];
+            values_of_x<T, V, N>(data.first(), adds, u);
+            if constexpr (columns) {
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    shift[i] = u[i];
+            } else {
+                /* The line's own first one. */
+                const int begin = V > 1 && g.ragged ? max(0, tile.lead - tile.row * V) : 0;
+#pragma unroll
+                for (int i = V - 1; i >= 0; i--)
+                    shift[0] = i >= begin ? u[i] : shift[0];
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    u[i] = shift[0];
+            }
+            fill = make_pack<T, V>(u);
+        }
+        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
             R u[V];
             values_of_x<T, V, N>(from, adds, u);
             if (writes) {
-                u_to.store(make_pack<T, V>(u));
-                in_sample++;
-                u_to.place.at += in_sample == tile.each ? u_to.place.jump : u_to.place.step;
-                in_sample = in_sample == tile.each ? 0 : in_sample;
+                u_to.store(u_to, make_pack<T, V>(u), range);
+                u_to.places.advance();
             }
-#pragma unroll
-            for (int i = 0; i < W; i++)
-                shift[i] = is_first ? u[i] : shift[i];
-            is_first = false;
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const R distance = u[i] - shift[columns ? i : 0];
                 first[i % sums_in_turn] += distance;
                 second[i % sums_in_turn] += distance * distance;
             }
-        });
+        }, fill);
+        int numbers[W] = {};
+        const general_ranges<T, V, columns> ranges(a, tile);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            numbers[i % W] += tile.count - (V > 1 && g.ragged ? ranges.lacking(a, tile, i) : 0);
         R mean[W], squares[W];
-        const R number = (R)(columns ? tile.count : tile.count * V);
         if constexpr (!columns && sums_in_turn == 2) {
             first[0] += first[1];
             second[0] += second[1];
         }
 #pragma unroll
         for (int i = 0; i < W; i++) {
-            mean[i] = first[i] / max(number, R(1));
+            mean[i] = first[i] / (R)max(numbers[i], 1);
             squares[i] = second[i] - first[i] * mean[i];
         }
         const int piece_bits = columns ? g.piece_bits : 0, lanes = g.unit_lanes;
         if constexpr (columns)
-            join_channels<R, V>(shift, mean, squares, number, piece_bits);
+            join_channels<R, V>(shift, mean, squares, (R)tile.count, piece_bits);
         __syncthreads(); /* shared memory that is read no more */
         const int pieces_a_unit = 1 << (most_bits - piece_bits);
         if (tile.active) {
@@ -449,7 +639,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             for (int i = 0; i < W; i++)
                 if (i < pieces_a_unit)
                     pieces[(tile.unit * pieces_a_unit + i) * lanes + tile.lane] = {shift[i], mean[i], squares[i],
-                                                                                  (R)(1 << piece_bits) * number};
+                                                                                  (R)(numbers[i] << piece_bits)};
         }
         __syncthreads();
 
@@ -497,9 +687,13 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                 if (applies) {
                     finish(set, whole, squares_of_set);
                 } else {
+                    /* With rows abreast sets are single channels here. */
+                    int copy;
+                    const int first = tile.channel_at(a, set * g.group, copy);
                     const int64_t of_all =
-                        (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(tile.first_channel, g.by_group) + set;
-                    double *const triple = a.partials + (of_all * g.parts + tile.part) * TRIPLE;
+                        (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(first, g.by_group);
+                    const int slot = tile.part * max(1, g.copies) + copy;
+                    double *const triple = a.partials + (of_all * g.parts * max(1, g.copies) + slot) * TRIPLE;
                     triple[0] = (double)count;
                     triple[1] = whole;
                     triple[2] = (double)squares_of_set;
@@ -552,13 +746,12 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     }
     const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
     general_result<T, V, columns> y(a, tile, p.y), u_to(a, tile, p.u);
-    int in_sample = 0;
     choose_activation<true, true>(p.activation, [&](auto chosen) {
-        data.walk([&](const general_vectors<T, V, N> &from) {
+        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
             R z[V];
             values_of_x<T, V, N>(from, adds, z);
             if (writes)
-                u_to.store(make_pack<T, V>(z));
+                u_to.store(y, make_pack<T, V>(z), range);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
@@ -570,15 +763,10 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                     z[i] = fma(more[i], factor, z[i]);
             }
             activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
-            y.store(make_pack<T, V>(z));
-            in_sample++;
-            const bool ends = in_sample == tile.each;
-            in_sample = ends ? 0 : in_sample;
-            y.place.at += ends ? y.place.jump : y.place.step;
+            y.store(y, make_pack<T, V>(z), range);
+            y.places.advance();
             if (V == 1)
-                u_to.place.at += ends ? u_to.place.jump : u_to.place.step;
-            else
-                u_to.place.at = y.place.at;
+                u_to.places.advance();
         });
     });
 
@@ -634,8 +822,10 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
         open_mail(mail, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
-    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x)
-        channels[i] = know_channel<T>(a, tile.n, tile.first_channel + i, true);
+    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
+        int copy;
+        channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), true);
+    }
     __syncthreads();
 
     R slope[W], offset[W], mean[W];
@@ -667,13 +857,14 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     /* Sums, then of dx what is a multiple of u - mean, and what is the same in the whole set. */
     R first[W] = {}, second[W] = {};
     general_result<T, V, columns> dx(a, tile, p.dx), dz(a, tile, p.dpost_add);
-    const auto give = [&](const general_vectors<T, V, N> &from, bool gives_dz, bool gives_dx, R(&u)[V], R(&dy)[V]) {
+    const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool gives_dz,
+                          bool gives_dx, R(&u)[V], R(&dy)[V]) {
         if (gives_dz) {
             R through[V];
 #pragma unroll
             for (int i = 0; i < V; i++)
                 through[i] = dy[i] * factor;
-            dz.store(make_pack<T, V>(through));
+            dz.store(dx, make_pack<T, V>(through), range);
         }
         if (gives_dx) {
             if (p.du.data) {
@@ -683,26 +874,18 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 for (int i = 0; i < V; i++)
                     u[i] += more[i];
             }
-            dx.store(make_pack<T, V>(u));
+            dx.store(dx, make_pack<T, V>(u), range);
         }
-    };
-    int in_sample = 0;
-    const auto advance = [&] {
-        in_sample++;
-        const bool ends = in_sample == tile.each;
-        in_sample = ends ? 0 : in_sample;
-        dx.place.at += ends ? dx.place.jump : dx.place.step;
+        dx.places.advance();
         if (V == 1)
-            dz.place.at += ends ? dz.place.jump : dz.place.step;
-        else
-            dz.place.at = dx.place.at;
+            dz.places.advance();
     };
     if (sums || !centred) {
         const bool gives_dx = !centred && applies && p.dx.data;
         const bool gives_dz = p.dpost_add.data && !twice &&
                               (!centred || g.stores_dz || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
         choose_activation<true, true>(p.activation, [&](auto chosen) {
-            data.walk([&](const general_vectors<T, V, N> &from) {
+            data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
                 R u[V], dy[V];
                 differentiate(chosen, from, u, dy);
 #pragma unroll
@@ -714,8 +897,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         u[i] = slope[i % W] * dy[i];
-                    give(from, gives_dz, gives_dx, u, dy);
-                    advance();
+                    give(from, range, gives_dz, gives_dx, u, dy);
                 }
             });
         });
@@ -745,9 +927,9 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             if (twice)
                 of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
             if (a.sums) {
-                const int64_t channel =
-                    (int64_t)(g.sums_by_channel ? 0 : tile.n) * p.c + tile.first_channel + i;
-                reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + tile.part] =
+                int copy;
+                const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : tile.n) * p.c + tile.channel_at(a, i, copy);
+                reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + tile.part * max(1, g.copies) + copy] =
                     make_double2((double)sum.plain, (double)sum.centred);
             }
         });
@@ -813,7 +995,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     } else {
 #pragma unroll
         for (int i = 0; i < W; i++) {
-            const int c = min(tile.channel() + i, (int)p.c - 1);
+            int copy;
+            const int c = tile.channel_at(a, first_channel + i, copy);
             const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
             const double *const total = a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
             const R rstd = parameter<R>(p.rstd, tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
@@ -824,14 +1007,13 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 
     /* ---- results ---- */
     choose_activation<true, true>(p.activation, [&](auto chosen) {
-        data.walk([&](const general_vectors<T, V, N> &from) {
+        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
             R u[V], dy[V];
             differentiate(chosen, from, u, dy);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 u[i] = fma(slope[i % W], dy[i], fma(second[i % W], u[i], first[i % W]));
-            give(from, p.dpost_add.data, p.dx.data, u, dy);
-            advance();
+            give(from, range, p.dpost_add.data, p.dx.data, u, dy);
         });
     });
 }

@@ -136,9 +136,13 @@ struct normfuse_cuda_geometry {
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t joined_blocks; /* that share norm groups */
+    int32_t ragged;        /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a sample) begins
+                              and ends inside of them */
+    int32_t copies;        /* columns abreast: of each channel in what is walked as a row */
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
+    int32_t shares;        /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
     struct normfuse_general_sizes general;
-    struct normfuse_cuda_divisor by_joined_blocks;
+    struct normfuse_cuda_divisor by_joined_blocks, by_channels, by_shares;
     /* the small kernels */
     int32_t lanes;         /* threads that share a set or a channel: a warp, or a block */
     int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */

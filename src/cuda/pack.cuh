@@ -244,6 +244,13 @@ __device__ __forceinline__ void copy_once(uint4 *to, const char *data, int64_t b
                  "l"(data + bytes), "l"(first_to_go)
                  : "memory");
 }
+/* The same of what is before `bytes` from there on, and zeros. */
+__device__ __forceinline__ void copy_before(uint4 *to, const char *data, int64_t bytes)
+{
+    const int own = bytes < 0 ? 0 : bytes > 16 ? 16 : (int)bytes;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(data), "r"(own)
+                 : "memory");
+}
 __device__ __forceinline__ void wait_for_copies()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");

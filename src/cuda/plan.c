@@ -24,6 +24,21 @@ static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geom
     return step;
 }
 
+/* The statistics of `sets` sets of which each has so many parts: where these are very many, a few blocks a set first join
+ * shares of them. */
+static void add_statistics(struct plan *plan, const struct normfuse_cuda_geometry *geometry, int64_t sets, int64_t parts)
+{
+    enum { MANY_PARTS = 4096, SHARE = 1024, MOST_SHARES = 256 };
+    struct normfuse_cuda_geometry shared = *geometry;
+    shared.shares = 0;
+    if (parts > MANY_PARTS && sets * MOST_SHARES < INT32_MAX) {
+        shared.shares = (int32_t)least(MOST_SHARES, divide_up(parts, SHARE));
+        shared.by_shares = normfuse_cuda_divisor_of(shared.shares);
+        add_small(plan, &shared, NORMFUSE_CUDA_shares, sets * shared.shares, parts);
+    }
+    add_small(plan, &shared, NORMFUSE_CUDA_statistics, sets, shared.shares > 0 ? shared.shares : parts);
+}
+
 /* The totals of `sets` sets, the parameters' gradients, or both. */
 static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients)
 {
@@ -71,6 +86,7 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     g->by_parts_a_sample = normfuse_cuda_divisor_of(g->parts_a_sample);
     const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
     g->by_rows_at_once = normfuse_cuda_divisor_of(g->unit_lanes > 0 ? g->unit_lanes : at_once);
+    g->by_channels = normfuse_cuda_divisor_of(p->c);
     g->by_joined_blocks = normfuse_cuda_divisor_of(g->joined_blocks);
     g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
 }
@@ -146,11 +162,11 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
                 return false;
             summed = &plan->steps[plan->count - 1].geometry;
             const int64_t split = nothing.group / summed->group;
-            plan->partials = (size_t)(sets * split * summed->parts) * 24;
+            plan->partials = (size_t)(sets * split * summed->parts * most(1, summed->copies)) * 24;
         }
         if (sets > 0)
-            add_small(plan, summed, NORMFUSE_CUDA_statistics, sets,
-                      statistics ? nothing.group / summed->group * summed->parts : 1);
+            add_statistics(plan, summed, sets,
+                           statistics ? nothing.group / summed->group * summed->parts * most(1, summed->copies) : 1);
         if (applies && p->y.data != NULL && !empty) {
             if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false))
                 return false;

@@ -6,7 +6,7 @@
 
 #include "schedules.h"
 
-enum { MOST_STEPS = 5 };
+enum { MOST_STEPS = 6 };
 
 struct plan {
     struct step steps[MOST_STEPS];

@@ -13,10 +13,33 @@ enum {
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
-/* Vectors of 16 bytes need tensors with the same strides, and rows that are whole ones. */
+/* The shape as these kernels see it. Vectors of 16 bytes need tensors with the same strides, which begin where a vector
+ * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are ragged (columns:
+ * rows are walked abreast). */
 static struct shape general_of(const struct shape *shape)
 {
-    return shape->wide && shape->abreast == 1 && shape->alike ? *shape : normfuse_cuda_narrowed(shape);
+    enum { MOST_VALUES = 1 << 30 };
+    const struct normfuse_problem *const p = shape->problem;
+    struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
+    const int pack = 16 / (int)normfuse_type_bytes(p->type);
+    if (!shape->alike || !normfuse_cuda_begins_with_vectors(p))
+        return narrow;
+    general.wide = true;
+    general.pack = pack;
+    general.pack_bytes = 16;
+    if (!p->columns) {
+        general.ragged = p->s % pack != 0 || p->x.channel % pack != 0 || p->x.batch % pack != 0;
+        const bool pays = 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, pack) && p->s < MOST_VALUES;
+        return general.ragged && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
+    }
+    if (p->type == NORMFUSE_F64)
+        return narrow;
+    if (p->c % pack == 0)
+        return p->x.position % pack == 0 && p->x.batch % pack == 0 ? general : narrow;
+    general.abreast = (int32_t)(normfuse_cuda_common_multiple(p->c, pack) / p->c);
+    general.ragged = p->x.batch % pack != 0 || p->s % general.abreast != 0;
+    return p->x.position == p->c && p->s >= 2 * general.abreast && (double)p->s * (double)p->c < MOST_VALUES ? general
+                                                                                                         : narrow;
 }
 
 static int64_t largest_divisor(int64_t value, int64_t at_most)
@@ -62,7 +85,7 @@ static double tensor_bytes(const struct shape *shape)
 static int64_t most_vectors(const struct shape *shape)
 {
     const int64_t values = 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
-    return shape->problem->columns ? 128 : 2 * values / shape->pack / (shape->pack == 1 ? 2 : 1);
+    return shape->problem->columns ? 128 : shape->pack == 1 ? values : 2 * values / shape->pack;
 }
 
 /* How wide a block is and how many threads share each of its units. `joins`: groups of channels, whole ones or, where a
@@ -74,7 +97,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     const int64_t d = joins ? group_of(p) : 1;
     int64_t width, group = d;
     if (p->columns) {
-        const int64_t packs = p->c / shape->pack;
+        const int64_t packs = p->c * shape->abreast / shape->pack;
         int64_t unit = normfuse_cuda_common_multiple(d, shape->pack) / shape->pack;
         if (unit > THREADS) {
             if (d % shape->pack != 0)
@@ -85,10 +108,12 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         const int64_t units = packs / unit, most_units = most(1, least(units, least(wide, THREADS) / unit));
         /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
         width = group < d ? unit : unit * divide_up(units, divide_up(units, most_units));
-        lanes = least(most(1, THREADS / width), most(1, p->s));
-        g->rows = (int32_t)p->s;
+        const int64_t rows =
+            shape->ragged ? divide_up(p->s * p->c + shape->pack - 1, p->c * shape->abreast) : p->s / shape->abreast;
+        lanes = least(most(1, THREADS / width), most(1, rows));
+        g->rows = (int32_t)rows;
     } else {
-        const int64_t rows = p->s / shape->pack;
+        const int64_t rows = shape->ragged ? normfuse_cuda_ragged_spans(p, shape->pack) : p->s / shape->pack;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
         group = largest_divisor(d, most(1, THREADS / lanes));
@@ -98,8 +123,10 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     g->group = (int32_t)group;
     g->width = (int32_t)width;
     g->unit_lanes = (int32_t)lanes;
-    g->blocks_wide = (int32_t)divide_up(p->c / (p->columns ? shape->pack : 1), width);
-    g->abreast = 1;
+    g->blocks_wide = (int32_t)divide_up(p->columns ? p->c * shape->abreast / shape->pack : p->c, width);
+    g->abreast = g->copies = shape->abreast;
+    g->row_channels = (int32_t)(p->c * shape->abreast);
+    g->ragged = shape->ragged;
     g->all_samples = normfuse_cuda_takes_all_samples(p);
     g->sums_by_channel = g->all_samples;
     g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
@@ -112,9 +139,10 @@ static void part_block(const struct shape *shape, struct normfuse_cuda_geometry 
 {
     g->part_rows = (int32_t)divide_up(g->rows, most(1, chunks));
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
-    g->part_samples = g->all_samples ? (int32_t)divide_up(shape->problem->n, most(1, stretches)) : 1;
+    const bool one_sample = !g->all_samples || (shape->problem->columns && g->ragged);
+    g->part_samples = one_sample ? 1 : (int32_t)divide_up(shape->problem->n, most(1, stretches));
     g->parts = g->parts_a_sample * (g->all_samples ? (int32_t)divide_up(shape->problem->n, g->part_samples) : 1);
-    g->sum_slots = g->parts;
+    g->sum_slots = g->parts * g->copies;
 }
 
 static int64_t vectors_of_thread(const struct normfuse_cuda_geometry *g)
@@ -140,7 +168,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
         g->group_bits++;
     while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= step->threads)
         g->channel_bits++;
-    while (p->columns && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->pack)
+    while (p->columns && !g->ragged && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->pack)
         g->piece_bits++;
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->pack > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
@@ -171,9 +199,16 @@ static const char *refuse(const struct shape *shape)
     return shape->plain && normfuse_tune("GENERAL_PLAIN", 0) == 0 ? "others take what nothing is added to" : NULL;
 }
 
+/* Rows abreast have channels of a norm group in many places: only two passes join these. */
+static struct shape held_of(const struct shape *shape)
+{
+    const struct shape general = general_of(shape);
+    return general.abreast > 1 ? normfuse_cuda_narrowed(shape) : general;
+}
+
 static const char *configure(const struct shape *given, int variant, struct step *step)
 {
-    const struct shape general = general_of(given), *const shape = &general;
+    const struct shape held = held_of(given), *const shape = &held;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t blocks = INT64_C(1) << variant % CLUSTERS;
@@ -205,7 +240,7 @@ static const char *configure(const struct shape *given, int variant, struct step
 /* Microseconds: what moves, what waits, and what of the second walk the L2 has no more. */
 static double estimate(const struct shape *given, const struct step *step)
 {
-    const struct shape general = general_of(given), *const shape = &general;
+    const struct shape held = held_of(given), *const shape = &held;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_device *const device = shape->device;
     const double resident = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
@@ -217,7 +252,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const double reach = fmin(1.0, running * step->threads / (320.0 * device->processors));
     const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (keeps ? 0.0 : 0.3 * (1.0 - missed))) + writes;
-    const double narrow = shape->pack == 1 ? 1.35 : 1.1;
+    const double narrow = shape->pack == 1 ? 4.0 : 1.1;
     double time = fmax(moved / (policy->bytes_a_microsecond * reach) * uneven * narrow, 2.5 * waves);
     time += 3.0 + (step->cluster > 1 ? 1.0 + 0.1 * step->cluster : 0.0);
     const double row = step->geometry.width * (double)shape->pack_bytes;
@@ -232,7 +267,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
-    return 8.5 + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 1.3 : 1.08) / shape->policy->bytes_a_microsecond;
+    return 8.5 + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) / shape->policy->bytes_a_microsecond;
 }
 
 const struct schedule normfuse_cuda_general = {.name = "general",
@@ -258,7 +293,8 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const struct shape general = general_of(given), *const shape = &general;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const bool joins = sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD;
+    const bool joins = sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD &&
+                       shape->abreast == 1;
     const int64_t rows = p->columns ? p->s : p->s / shape->pack;
     /* Threads that share a channel have some vectors each. */
     int64_t lanes = power_of_two_below(most(1, least(THREADS, divide_up(rows, 8))));
@@ -268,7 +304,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
     const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t fewest = 2 * vectors_of(shape, NORMFUSE_SCHEDULE_general), most_of_thread = least(most_vectors(shape), 96);
-    const int64_t blocks_wanted = 16 * shape->device->processors;
+    const int64_t blocks_wanted = (sums ? 6 : 16) * shape->device->processors;
     int64_t of_thread = most(fewest, divide_up(of_sample * samples * g->sets, blocks_wanted));
     of_thread = least(of_thread, most_of_thread);
     if (of_sample >= of_thread)

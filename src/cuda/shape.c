@@ -119,6 +119,17 @@ int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *p, int pack)
     return divide_up(p->s + pack - (places & -places), pack);
 }
 
+bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
+{
+    const struct normfuse_view *views[VIEWS];
+    const int count = present_views(p, views);
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)views[i]->data % 16 != 0 ||
+            (p->columns ? p->c > 1 && views[i]->channel != 1 : p->s > 1 && views[i]->position != 1))
+            return false;
+    return true;
+}
+
 /* Whether such packs are possible (the tensors are alike), and carry more than one element each. */
 static bool allows_ragged_packs(const struct normfuse_problem *p, int pack)
 {

@@ -90,6 +90,8 @@ void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
 int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *problem, int pack, bool uneven);
 int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group);
+/* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
+bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
 int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *problem, int pack);
 bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
 void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
