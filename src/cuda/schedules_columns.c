@@ -435,7 +435,7 @@ static const struct schedule two_pass = {.name = "two_pass", .estimate = estimat
                                       .estimate = estimate};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {
-    &two_pass, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline, &normfuse_cuda_grid_registers, NULL};
+    &two_pass, &normfuse_cuda_lines, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline, &normfuse_cuda_grid_registers, NULL};
 
 /* Blocks of `width` packs, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group,

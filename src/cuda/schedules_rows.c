@@ -396,4 +396,5 @@ static const struct schedule lanes = {.name = "lanes", .refuse = refuse, .config
                              cluster = {.name = "cluster", .refuse = refuse, .configure = configure_cluster},
                              rounds = {.name = "grid in rounds", .refuse = refuse, .configure = configure_rounds};
 
-const struct schedule *const normfuse_cuda_rows_schedules[] = {&lanes, &block, &grid, &cluster, &rounds, NULL};
+const struct schedule *const normfuse_cuda_rows_schedules[] = {
+    &normfuse_cuda_lines, &lanes, &block, &grid, &cluster, &rounds, NULL};
