@@ -15,7 +15,7 @@
 #include "gradients.cuh"
 #include "rows.cuh"
 
-constexpr int most_line_warps = 8;
+constexpr int most_line_warps = 16;
 /* Slots that are worked on together; geometry.segment_rows, the slots that any thread has, is a multiple of this. */
 constexpr int slots_at_once = 4;
 
@@ -23,6 +23,12 @@ constexpr int slots_at_once = 4;
 template <typename R> struct __align__(2 * sizeof(R)) line_pair {
     R first, second;
 };
+
+/* One more than a thread has: no conflicts of banks, and all places of a thread are one address and an offset. */
+__device__ __forceinline__ int pairs_of_thread(const normfuse_cuda_geometry &g)
+{
+    return g.segment_rows + 1;
+}
 
 struct line_place {
     int lanes, lane; /* of the line */
@@ -92,11 +98,13 @@ template <typename T, int K>
 __device__ __forceinline__ void request(const normfuse_cuda_arguments &a, const normfuse_view &view,
                                         const line_place &place, int n, int count, raw<T, 1> (&values)[K])
 {
-    const char *const from = line_of<T>(a, view, place, n);
-    const int step = place.lanes * (int)sizeof(T);
+    const char *from = line_of<T>(a, view, place, n);
+    /* From one to the next: addresses that follow from a base are kept in registers, all of them. */
 #pragma unroll
-    for (int k = 0; k < K; k++)
-        load_where(k < count, values[k], from + k * step);
+    for (int k = 0; k < K; k++) {
+        load_where(k < count, values[k], from);
+        from += place.lanes * (int)sizeof(T);
+    }
 }
 
 template <typename T> __device__ __forceinline__ compute<T> number_of(const raw<T, 1> &value)
@@ -126,17 +134,16 @@ __device__ __forceinline__ void take_addition(const raw<T, 1> (&more)[K], comput
 }
 
 /* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
-template <typename R>
+template <int M, typename R>
 __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place &place, int n,
                                              int count, line_pair<R> *own)
 {
     const normfuse_problem &p = a.problem;
-    const int threads = (int)blockDim.x;
 #pragma unroll 1
-    for (int first = 0; first < a.geometry.segment_rows; first += slots_at_once) {
-        asked_weights found[slots_at_once];
+    for (int first = 0; first < a.geometry.segment_rows; first += M) {
+        asked_weights found[M];
 #pragma unroll
-        for (int i = 0; i < slots_at_once; i++) {
+        for (int i = 0; i < M; i++) {
             const bool wanted = first + i < count;
             const int64_t c = place.channel_of(a, first + i);
             const auto ask = [&](const normfuse_parameter &of) {
@@ -145,10 +152,10 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
             found[i] = {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
         }
 #pragma unroll
-        for (int i = 0; i < slots_at_once; i++) {
+        for (int i = 0; i < M; i++) {
             R slope, offset;
             weigh(p, found[i], slope, offset);
-            own[(first + i) * threads] = first + i < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+            own[first + i] = first + i < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
         }
     }
 }
@@ -188,10 +195,10 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
     __shared__ R base_of[most_line_warps], sum_of[most_line_warps], square_of[most_line_warps];
-    const int threads = (int)blockDim.x, warp = (int)threadIdx.x / 32;
+    const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide);
     const line_place place(a, (int)blockIdx.x - part * g.blocks_wide);
-    line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + threadIdx.x;
+    line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + (int)threadIdx.x * pairs_of_thread(g);
     const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32; /* of a line; 0: less than one */
     const int first_warp = warp & ~(max(warps, 1) - 1), first_lane = (int)threadIdx.x % 32 & ~(place.lanes - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
@@ -202,7 +209,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const auto ask = [&](int n) { request<T, K>(a, p.x, place, n, n < samples ? place.count : 0, asked); };
     ask(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line(a, place, 0, place.count, own);
+        prepare_line<slots_at_once>(a, place, 0, place.count, own);
 
 #pragma unroll 1
     for (int first = part * g.sets_a_block; first < samples; first += apart) {
@@ -217,18 +224,20 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         if (p.pre_add.data) {
             take_addition<T, K>(more, x);
             if (p.u.data) {
-                char *const to = line_of<T>(a, p.u, place, n);
+                char *to = line_of<T>(a, p.u, place, n);
 #pragma unroll
-                for (int k = 0; k < K; k++)
+                for (int k = 0; k < K; k++) {
                     if (k < count)
-                        store_number<T>(to + k * step, x[k]);
+                        store_number<T>(to, x[k]);
+                    to += step;
+                }
             }
         }
         if (p.post_add.data)
             request<T, K>(a, p.post_add, place, n, count, more);
         ask(n + apart);
         if (modulated)
-            prepare_line(a, place, n, count, own);
+            prepare_line<1>(a, place, n, count, own);
 
         /* About the line's first value, or that of each warp; then about the mean, which cannot cancel. */
         R base = __shfl_sync(full_mask, x[0], first_lane), sum = R(0), square = R(0);
@@ -281,7 +290,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                     mean, (double)rstd, unbiased((double)variance, (double)p.set_values)};
         }
 
-        char *const to = line_of<T>(a, p.y, place, n);
+        char *to = line_of<T>(a, p.y, place, n);
         choose_activation<true, true>(p.activation, [&](auto chosen) {
 #pragma unroll
             for (int begin = 0; begin < K; begin += slots_at_once) {
@@ -290,7 +299,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                 R z[slots_at_once];
 #pragma unroll
                 for (int i = 0; i < slots_at_once; i++) {
-                    const line_pair<R> by = own[(begin + i) * threads];
+                    const line_pair<R> by = own[begin + i];
                     const R slope = by.first * rstd;
                     z[i] = fma(x[begin + i], slope, by.second - rest * slope);
                     if (p.post_add.data)
@@ -300,9 +309,11 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                 }
                 activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
 #pragma unroll
-                for (int i = 0; i < slots_at_once; i++)
+                for (int i = 0; i < slots_at_once; i++) {
                     if (begin + i < count)
-                        store_number<T>(to + (begin + i) * step, z[i]);
+                        store_number<T>(to, z[i]);
+                    to += step;
+                }
             }
         });
     }
@@ -333,11 +344,11 @@ __device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, 
 #pragma unroll 1
             for (int i = of; i < length; i += 1 << bits) {
                 const int value = first + i * apart;
-                const line_pair<R> *const from =
-                    positions + (value >> g.lane_bits) * threads + (line << g.lane_bits) + (value & (lanes - 1));
+                const int thread = (line << g.lane_bits) + (value & (lanes - 1));
+                const line_pair<R> *const from = positions + thread * pairs_of_thread(g) + (value >> g.lane_bits);
 #pragma unroll 4
                 for (int sample = 0; sample < g.sets_a_block; sample++) {
-                    const line_pair<R> sums = from[sample * (g.width << g.lane_bits)];
+                    const line_pair<R> sums = from[sample * (g.width << g.lane_bits) * pairs_of_thread(g)];
                     plain += (double)sums.first;
                     normalized += (double)sums.second;
                 }
@@ -360,10 +371,10 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
     __shared__ totals<R> of_warps[2][most_line_warps];
-    const int threads = (int)blockDim.x, warp = (int)threadIdx.x / 32;
+    const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide), block_of_row = (int)blockIdx.x - part * g.blocks_wide;
     const line_place place(a, block_of_row);
-    line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + threadIdx.x;
+    line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + (int)threadIdx.x * pairs_of_thread(g);
     const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32;
     const int first_warp = warp & ~(max(warps, 1) - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
@@ -382,7 +393,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     };
     ask(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line(a, place, 0, place.count, own);
+        prepare_line<slots_at_once>(a, place, 0, place.count, own);
     R plain[K], normalized[K]; /* of each position, over samples */
 #pragma unroll
     for (int k = 0; k < K; k++)
@@ -408,9 +419,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         const R about = (R)mean, rest = (R)(mean - (double)about);
         if (has_post)
             request<T, K>(a, p.post_add, place, n, count, more);
-        ask(n + apart);
         if (modulated)
-            prepare_line(a, place, n, count, own);
+            prepare_line<1>(a, place, n, count, own);
 #pragma unroll
         for (int k = 0; k < K; k++)
             x[k] -= about;
@@ -426,7 +436,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                     const bool half = takes_half<fast, true>(decltype(chosen)::known);
 #pragma unroll
                     for (int i = 0; i < slots_at_once; i++) {
-                        const line_pair<R> pair = own[(begin + i) * threads];
+                        const line_pair<R> pair = own[begin + i];
                         const R slope = pair.first * rstd;
                         z[i] = fma(x[begin + i], slope, pair.second - rest * slope);
                         if (has_post)
@@ -444,9 +454,10 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         });
         if (p.du.data)
             request<T, K>(a, p.du, place, n, count, more);
+        ask(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
 
         /* dy becomes its part of dx, slope dy'. */
-        char *const to_addition = line_of<T>(a, p.dpost_add, place, n);
+        char *to_addition = line_of<T>(a, p.dpost_add, place, n);
         totals<R> all = {R(0), R(0)};
 #pragma unroll
         for (int k = 0; k < K; k++) {
@@ -454,13 +465,14 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                 break;
             if (k < count) {
                 if (p.dpost_add.data)
-                    store_number<T>(to_addition + k * step, dy[k]);
+                    store_number<T>(to_addition, dy[k]);
                 plain[k] += dy[k];
                 normalized[k] += dy[k] * ((x[k] - rest) * rstd);
-                dy[k] *= own[k * threads].first * rstd;
+                dy[k] *= own[k].first * rstd;
                 all.plain += dy[k];
                 all.centred += dy[k] * x[k];
             }
+            to_addition += step;
         }
         all = {sum_in_warp(all.plain, place.lanes), sum_in_warp(all.centred, place.lanes)};
         if (warps > 1) {
@@ -478,7 +490,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         const R by_x = -((all.centred - rest * all.plain) * rstd) * (rstd * portion);
         const R level = -all.plain * portion - by_x * rest;
         if (p.dx.data) {
-            char *const to = line_of<T>(a, p.dx, place, n);
+            char *to = line_of<T>(a, p.dx, place, n);
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 if (k % slots_at_once == 0 && k >= g.segment_rows)
@@ -487,7 +499,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                 if (p.du.data)
                     dx += number_of<T>(more[k]);
                 if (k < count)
-                    store_number<T>(to + k * step, dx);
+                    store_number<T>(to, dx);
+                to += step;
             }
         }
     }
@@ -496,9 +509,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
 #pragma unroll
         for (int k = 0; k < K; k++)
             if (k < g.segment_rows)
-                own[k * threads] = {plain[k], normalized[k]};
+                own[k] = {plain[k], normalized[k]};
         __syncthreads();
-        put_line_sums(a, own - threadIdx.x, part, block_of_row);
+        put_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
     }
 }
 

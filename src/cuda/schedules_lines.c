@@ -3,7 +3,7 @@
  * schedules_lines.c - the schedule of small norm groups whose values are adjacent in memory, of both layouts. */
 #include "schedules.h"
 
-enum { MOST_LANES = 256, SLOTS_AT_ONCE = 4 };
+enum { MOST_LANES = 512, SLOTS_AT_ONCE = 4 };
 
 /* One kernel for both layouts, listed as one of rows. */
 static enum normfuse_cuda_kernel kernel(const struct shape *shape)
@@ -29,13 +29,14 @@ static bool is_adjacent(const struct normfuse_problem *p)
 /* Whether other schedules have no vectors of 16 bytes for this, or are slow with them. */
 static bool pays(const struct shape *shape)
 {
-    enum { FEW_VECTORS = 8, FEW_VALUES = 512 };
+    enum { FEW_VECTORS = 8, FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
     const struct normfuse_problem *const p = shape->problem;
     if (!shape->wide || p->type == NORMFUSE_F64 || has_additions(p))
         return true;
     /* The backward of rows goes through its channels one after the other. */
     if (!p->columns)
-        return shape->direction == BACKWARD && p->s < FEW_VECTORS * shape->pack;
+        return shape->direction == BACKWARD &&
+               p->s < (group_of(p) > 1 ? FEW_VECTORS_OF_SEVERAL : FEW_VECTORS) * shape->pack;
     /* Whole blocks for each sample: of rows that are walked as one, of what `lanes` does not take. */
     return (shape->abreast > 1 && values_of_line(shape) <= FEW_VALUES) ||
            (p->s == 1 && !shape->few_rows && p->n > 4 * (int64_t)shape->device->processors);
@@ -57,19 +58,16 @@ static const char *refuse(const struct shape *shape)
     return pays(shape) || normfuse_tune("lines", 1) == 2 ? NULL : "others have vectors of 16 bytes for it";
 }
 
-/* Threads of a line: as few as hold it, with no more than half of their slots where they load less than a sector each
- * time; more where there are too few lines for the device. */
+/* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
+ * lines for the device. */
 static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_slots)
 {
-    enum { SECTOR_BYTES = 32, WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
+    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t type_bytes = (int64_t)normfuse_type_bytes(p->type);
-    const int64_t wanted = normfuse_tune("LINE_SLOTS", most_slots / 2);
+    const int64_t wanted = normfuse_tune("LINE_SLOTS", p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots);
     const int64_t few = (int64_t)FEW_THREADS * shape->device->processors;
     int bits = 0;
-    while (values > most_slots << bits)
-        bits++;
-    while (bits < WARP_BITS && values > wanted << bits && type_bytes << bits < SECTOR_BYTES)
+    while (values > most_slots << bits || (values > wanted << bits && bits < WARP_BITS))
         bits++;
     while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
@@ -105,7 +103,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
     g->outer = (int32_t)d;
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
-    step->shared = (size_t)g->segment_rows * (size_t)threads * 2 * shape->value_bytes;
+    step->shared = (size_t)(g->segment_rows + 1) * (size_t)threads * 2 * shape->value_bytes;
     const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
     if (resident == 0)
         return "no block is resident";
