@@ -148,6 +148,7 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/schedules_columns.c
     src/cuda/schedules_general.c
     src/cuda/schedules_grid.c
+    src/cuda/schedules_lines.c
     src/cuda/schedules_rows.c
     src/cuda/shape.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)

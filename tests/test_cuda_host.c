@@ -1096,7 +1096,7 @@ struct plan_case {
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, ragged_launches, abreast_launches, compact_launches, grid_launches,
-    short_launches, spread_launches, uneven_launches, added_launches;
+    short_launches, spread_launches, uneven_launches, added_launches, line_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -1128,6 +1128,12 @@ static bool is_compact(const char *kernel)
 static bool is_short(const char *kernel)
 {
     return strstr(kernel, "_columns_lanes_") != NULL;
+}
+
+/* One of lines.cu, which serve both layouts. */
+static bool is_line(const char *kernel)
+{
+    return strstr(kernel, "_rows_lines_") != NULL;
 }
 
 /* One of columns_grid_registers.cu, whose blocks are the whole grid and keep all packs. */
@@ -1170,6 +1176,16 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     const int64_t of_pack = ragged && p->s < pack ? p->s : pack;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
+    if (is_line(kernel)) {
+        /* In a thread, lanes of a warp, warps with the distance of their values and the quotient. Sums of positions: of
+         * samples; positions of a channel are joined in double. */
+        const int64_t lanes = INT64_C(1) << g->lane_bits, warps = lanes > 32 ? lanes / 32 : 0;
+        const int64_t of_set = up(g->rows, lanes) + levels(lanes < 32 ? lanes : 32) + warps + 6;
+        const struct tolerance_arithmetic cuda = {.on_cuda = true};
+        const int64_t of_sums = up(p->n, (int64_t)g->parts * g->sets_a_block) + 6 -
+                                (int64_t)tolerance_sample_additions(&cuda, p->columns || p->s == 1, p->n, p->s);
+        return (double)(backward && a->sums != NULL && of_sums > of_set ? of_sums : of_set);
+    }
     if (p->columns) {
         const int64_t at_once = rows_at_once(a, kernel, kept, threads);
         const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
@@ -1266,6 +1282,21 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
+    if (is_line(launch->name)) {
+        for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
+            const int64_t block = i / launch->threads, line = i % launch->threads >> g->lane_bits;
+            const int64_t lanes = INT64_C(1) << g->lane_bits, lane = i % launch->threads % lanes;
+            const int64_t group = block % g->blocks_wide * g->width + line % g->width, sample = line / g->width;
+            if (sample >= g->sets_a_block || group >= p->groups || lane >= g->rows)
+                continue;
+            const int64_t count = (g->rows - lane + lanes - 1) >> g->lane_bits;
+            for (int64_t n = block / g->blocks_wide * g->sets_a_block + sample; n < p->n;
+                 n += (int64_t)g->parts * g->sets_a_block)
+                for (int64_t slot = 0; slot < count && slot < g->segment_rows && slot < kept; slot++)
+                    seen[(n * p->groups + group) * g->rows + lane + slot * lanes]++;
+        }
+        return;
+    }
     const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
     const int64_t samples = is_compact(launch->name) && a->columns.of.cluster.samples > 0 ? a->columns.of.cluster.samples : 1;
     if (is_short(launch->name)) {
@@ -1496,6 +1527,55 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
 #undef HOLDS
 }
 
+/* What those of lines take for granted. */
+static void check_line(const struct plan_case *test, const struct fake_launch *launch,
+                       const struct normfuse_cuda_arguments *a, int kept)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                                 &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    HOLDS(p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups && g->rows == p->s * g->group);
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        HOLDS(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
+                                         views[i]->position == p->x.position));
+    /* Groups of several positions begin where the one before ends, or there is one. */
+    HOLDS(!p->columns || p->s == 1 || p->groups == 1);
+    const int64_t width = g->width, lanes = INT64_C(1) << g->lane_bits;
+    HOLDS(g->blocks_wide * width >= p->groups && (g->blocks_wide - 1) * width < p->groups);
+    HOLDS(g->sets_a_block >= 1 && width * g->sets_a_block * lanes <= (int64_t)launch->threads);
+    HOLDS(launch->threads <= 512 && lanes <= (int64_t)launch->threads && launch->threads % lanes == 0);
+    HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= kept && g->segment_rows * lanes >= g->rows);
+    HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
+    HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
+    HOLDS(launch->shared >= (size_t)(g->segment_rows + 1) * launch->threads * (p->type == NORMFUSE_F64 ? 16 : 8));
+    HOLDS((int64_t)g->by_width.divisor == width && (int32_t)g->by_blocks_wide.divisor == g->blocks_wide);
+    HOLDS((int32_t)g->by_group.divisor == g->group && (int64_t)g->by_spans.divisor == p->s);
+    HOLDS(g->abreast == 0 && g->contributors == 0 && p->dscale.data == NULL && p->dshift.data == NULL);
+    HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == g->parts && p->scale.data == NULL &&
+                              up(p->n, (int64_t)g->parts * g->sets_a_block) <= 128));
+    /* Where a value is, and what channel it is of; in the sums of a channel each of its positions, once. */
+    unsigned char *const seen = calloc((size_t)g->rows, 1);
+    if (seen == NULL)
+        abort();
+    for (int64_t value = 0; value < g->rows; value++) {
+        const int64_t channel = p->columns ? value % g->group : value / p->s;
+        const int64_t position = p->columns ? value / g->group : value % p->s;
+        HOLDS(value == (g->group > 1 ? channel * p->x.channel : 0) + (p->s > 1 ? position * p->x.position : 0));
+        const int64_t first = p->columns ? channel : channel * p->s, apart = p->columns ? g->group : 1;
+        HOLDS(first + position * apart == value);
+        if (first + position * apart < g->rows)
+            seen[first + position * apart]++;
+    }
+    for (int64_t value = 0; value < g->rows; value++)
+        HOLDS(seen[value] == 1);
+    free(seen);
+#undef HOLDS
+}
+
 static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
                          const struct normfuse_cuda_arguments *a, int pack, int kept)
 {
@@ -1678,10 +1758,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
-    HOLDS(backward == test->backward && (strstr(launch->name, "columns") != NULL) == (p->columns != 0));
-    const bool ragged = is_ragged(launch->name);
+    const bool ragged = is_ragged(launch->name), line = is_line(launch->name);
+    HOLDS(backward == test->backward && (line || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
     HOLDS(pack == 1 || ragged || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
-    if (p->columns)
+    if (p->columns && !line)
         check_abreast(test, launch, &a, pack);
     HOLDS(pack == 1 || !test->misaligned);
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
@@ -1702,17 +1782,20 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     /* One that computes what it then applies hears of all parts of its sets. */
     const bool applies = (a.phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     if (gathers && applies && p->sets != NORMFUSE_SETS_NONE) {
-        HOLDS(g->parts == 1 || g->exchange != NORMFUSE_EXCHANGE_NONE || is_short(launch->name));
+        HOLDS(g->parts == 1 || g->exchange != NORMFUSE_EXCHANGE_NONE || is_short(launch->name) || line);
         HOLDS(g->passes == 1);
         HOLDS(!p->columns || p->sets != NORMFUSE_SETS_GROUP || g->group == p->c / p->groups);
     }
-    HOLDS(!p->columns || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
+    HOLDS(!p->columns || line || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
           g->width * pack % g->group == 0);
     /* All elements, once. */
     const int64_t packs = ragged ? g->spans : (p->columns ? p->c * g->abreast : p->s) / pack;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
-    const int64_t places = p->columns ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
-    if (!p->columns) {
+    const int64_t places = p->columns && !line ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
+    if (line) {
+        check_line(test, launch, &a, kept);
+        line_launches++;
+    } else if (!p->columns) {
         HOLDS(g->spans == packs && g->spans <= up(p->s + pack - 1, pack));
         if (ragged) {
             HOLDS(g->sets_a_block == 1);
@@ -1773,6 +1856,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         CHECK(wrong == 0, "%s: %s: %lld of %lld places have no thread or several, the first is %lld (%d)", test->name,
               launch->name, (long long)wrong, (long long)places, (long long)first, first < 0 ? 0 : seen[first]);
         free(seen);
+    } else if (line) {
+        HOLDS(g->sets == p->n * p->groups);
     } else if (p->columns && !is_short(launch->name)) {
         HOLDS(is_of_grid(kept) ||
               g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
@@ -1792,8 +1877,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     }
     HOLDS(divides(&g->by_parts) && divides(&g->by_groups) && divides(&g->by_spans) && divides(&g->by_outer));
     HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group));
-    HOLDS(!p->columns || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
-    HOLDS(!p->columns || (g->group % (1 << g->piece_bits) == 0 && pack % (1 << g->piece_bits) == 0 &&
+    HOLDS(!p->columns || line || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
+    HOLDS(!p->columns || line || (g->group % (1 << g->piece_bits) == 0 && pack % (1 << g->piece_bits) == 0 &&
                           (int64_t)g->by_pieces.divisor << g->piece_bits == g->group));
     HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
     /* Scratch: parts one after the other, within what was asked for. */
@@ -2031,6 +2116,12 @@ static void test_plans(void)
                 test.sizes[0] = 1 + random_below(5000);
                 test.sizes[1] = 8 * (1 + random_below(64));
                 test.sizes[2] = 1 + random_below(i % 24 == 8 ? 64 : 1);
+            } else if (i % 12 == 10) { /* of norm groups whose values are adjacent and few */
+                test.op = 0;
+                test.sliced = false;
+                test.sizes[0] = 1 + random_below(i % 24 == 10 ? 300000 : 300);
+                test.sizes[1] = 1 + random_below(700);
+                test.sizes[2] = 1 + (random_below(2) ? 0 : random_below(40));
             }
             test.groups = 1;
             if (test.op == 0)
@@ -2044,6 +2135,7 @@ static void test_plans(void)
             run_plan_case(&test, device);
         }
     }
+    CHECK(line_launches > 500, "kernels of adjacent norm groups were launched %d times", line_launches);
     CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
     CHECK(uneven_launches > 300, "samples began inside of packs %d times", uneven_launches);
@@ -2057,6 +2149,52 @@ static void test_plans(void)
                      too_little_shared);
     if (too_large > 0)
         harness_skip("%d problems with sets of 2^31 packs or more were refused", too_large);
+}
+
+/* Problems that were slow: groups of odd sizes, small planes. `lines` takes them, and nothing runs beside it but the
+ * kernel that joins the parameters' gradients. */
+static void test_lines(void)
+{
+    static const struct plan_case slow[] = {
+        {.sizes = {552782, 689, 1}, .groups = 13, .type = NORMFUSE_F16, .channels_last = true},
+        {.sizes = {704790, 339, 1}, .groups = 1, .type = NORMFUSE_F32, .backward = true},
+        {.sizes = {704790, 339, 1}, .groups = 1, .type = NORMFUSE_BF16, .channels_last = true, .backward = true},
+        {.sizes = {469849, 129, 1}, .groups = 3, .type = NORMFUSE_F32, .backward = true},
+        {.sizes = {88466, 16, 1}, .groups = 1, .type = NORMFUSE_F64, .backward = true},
+        {.sizes = {75, 416, 210}, .groups = 416, .type = NORMFUSE_BF16, .backward = true},
+        {.sizes = {18, 768, 108}, .groups = 768, .type = NORMFUSE_BF16},
+        {.sizes = {330, 64, 36}, .groups = 32, .type = NORMFUSE_F32, .backward = true},
+        {.sizes = {25, 256, 8}, .groups = 32, .type = NORMFUSE_BF16, .backward = true, .activation = NORMFUSE_RELU},
+        {.sizes = {20000, 40, 9}, .groups = 1, .type = NORMFUSE_F16, .channels_last = true, .misaligned = true},
+        {.sizes = {4000, 64, 16}, .groups = 4, .type = NORMFUSE_F16, .added = true},
+        {.sizes = {65536, 512, 1}, .groups = 8, .type = NORMFUSE_F16, .channels_last = true, .added = true},
+    };
+    fake_driver_reset();
+    fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
+    read_registers();
+    fake_driver_use();
+    const struct normfuse_cuda_device *const device = device_of(0);
+    if (device == NULL)
+        return;
+    for (size_t i = 0; i < sizeof slow / sizeof *slow; i++) {
+        struct plan_case test = slow[i];
+        run_plan_case(&test, device);
+        CHECK(fake_driver.launches == (test.backward ? 2 : 1) && is_line(fake_driver.launch[0].name),
+              "%s: %d kernels, the first is %s", test.name, fake_driver.launches, fake_driver.launch[0].name);
+        CHECK(fake_driver.launch[0].grid >= 25, "%s: %u blocks", test.name, fake_driver.launch[0].grid);
+    }
+    /* Whole vectors keep what they had. */
+    static const struct plan_case fast[] = {
+        {.sizes = {65536, 512, 1}, .groups = 8, .type = NORMFUSE_F16, .channels_last = true},
+        {.sizes = {65536, 512, 1}, .groups = 8, .type = NORMFUSE_F16, .channels_last = true, .backward = true},
+        {.sizes = {128, 256, 784}, .groups = 32, .type = NORMFUSE_F32},
+        {.sizes = {2, 640, 1024}, .groups = 32, .type = NORMFUSE_F16, .channels_last = true, .backward = true},
+    };
+    for (size_t i = 0; i < sizeof fast / sizeof *fast; i++) {
+        struct plan_case test = fast[i];
+        run_plan_case(&test, device);
+        CHECK(!is_line(fake_driver.launch[0].name), "%s: %s", test.name, fake_driver.launch[0].name);
+    }
 }
 
 /* Results in the place of x, gradients in that of dy; a backward has statistics where there are sets. */
@@ -2267,6 +2405,7 @@ int main(void)
     test_scratch_of_empty_shards();
     test_answers();
     test_plans();
+    test_lines();
     test_empty();
     test_plans_remembered();
     test_samples_apart();

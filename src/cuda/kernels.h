@@ -10,11 +10,12 @@
 #include "../problem.h"
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` of rows and `general` take every addition; the others are plain: nothing is added to x, before the activation
+ * `lanes` of rows, `lines` and `general` take every addition; the others are plain: nothing is added to x, before the activation
  * or to dx, and all tensors have the same strides. */
 enum normfuse_cuda_schedule {
     NORMFUSE_SCHEDULE_lanes, /* some lanes of a warp have a norm group; columns: of one row */
     NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
+    NORMFUSE_SCHEDULE_lines,      /* both: norm groups whose values are adjacent, of one element at a time */
     NORMFUSE_SCHEDULE_block,      /* rows: a block has a norm group, and nothing to request of others */
     NORMFUSE_SCHEDULE_cluster,    /* columns: vectors in registers, a block or a cluster; group norm */
     NORMFUSE_SCHEDULE_split,      /* vectors in registers and slots of shared memory; a block, a cluster or the grid */
@@ -99,7 +100,10 @@ struct normfuse_cuda_divisor {
  * that are adjacent in memory are walked as one of abreast C channels, which are: each pack then has the same channels
  * in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that the kernel
  * is given, then counts wide ones, and a block has all packs of one. Where samples begin and end inside of packs
- * (columns_unaligned.cu) the first wide row begins with the pack that a sample begins in. */
+ * (columns_unaligned.cu) the first wide row begins with the pack that a sample begins in.
+ *
+ * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows each (rounded up
+ * to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in turn. */
 struct normfuse_cuda_geometry {
     int32_t sets;        /* runs: sets; columns: teams */
     int32_t rows;        /* of a set or team */

@@ -140,7 +140,8 @@ static void describe_step(const struct step *step, struct normfuse_cuda_argument
         *abreast = step->geometry.abreast;
     }
     arguments->geometry = step->geometry;
-    if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) || spans_samples(step, arguments->problem.columns))
+    if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) ||
+        holds_columns_in_lanes(step, arguments->problem.columns))
         describe_columns(&arguments->problem, step, &arguments->columns);
     arguments->phases = step->phases;
     arguments->source = step->source;

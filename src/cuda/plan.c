@@ -139,13 +139,19 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
     return step->needs_tickets ? (size_t)(2 * g->teams * groups * g->parts) * word : 0;
 }
 
+/* Two passes are the faster way for what elementwise_residual takes, but for lines. */
+static bool keeps_additions(const struct shape *shape)
+{
+    return !shape->added || normfuse_cuda_holds_lines(shape);
+}
+
 static bool plan_forward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = !shape->added && normfuse_tune("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_tune("KEEP", 1);
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
@@ -188,7 +194,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = !shape->added && normfuse_tune("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_tune("KEEP", 1);
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);

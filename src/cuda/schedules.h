@@ -39,11 +39,13 @@ struct schedule {
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
-extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers;
+extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers, normfuse_cuda_lines;
 extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes;
 
 /* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
+/* Whether `lines` would hold this, which it does where two passes are the choice for an addition, too. */
+bool normfuse_cuda_holds_lines(const struct shape *shape);
 /* Two passes: a kernel that only sums, or one that writes from given statistics. False: it does not fit. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
@@ -89,10 +91,16 @@ static inline bool holds_grid(const struct step *step)
            is_of(step, NORMFUSE_SCHEDULE_grid_pipeline_batch);
 }
 
-/* Columns: blocks that go from sample to sample. */
-static inline bool spans_samples(const struct step *step, bool columns)
+/* Columns: lanes of a warp hold a norm group. */
+static inline bool holds_columns_in_lanes(const struct step *step, bool columns)
 {
     return columns && (is_of(step, NORMFUSE_SCHEDULE_lanes) || is_of(step, NORMFUSE_SCHEDULE_lanes_rows));
+}
+
+/* Blocks that go from sample to sample. */
+static inline bool spans_samples(const struct step *step, bool columns)
+{
+    return is_of(step, NORMFUSE_SCHEDULE_lines) || holds_columns_in_lanes(step, columns);
 }
 
 /* Whether its blocks run at the same time all, as those that wait for one another must. */

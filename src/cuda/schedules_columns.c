@@ -441,8 +441,8 @@ static const struct schedule two_pass = {.name = "two_pass", .refuse = refuse_ad
                                       .estimate = estimate};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {
-    &two_pass, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline, &normfuse_cuda_grid_registers,
-    &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};
+    &two_pass, &normfuse_cuda_lines, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline,
+    &normfuse_cuda_grid_registers, &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};
 
 /* Blocks of `width` packs, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group,

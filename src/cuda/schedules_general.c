@@ -22,7 +22,7 @@ static struct shape general_of(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
     const int pack = 16 / (int)normfuse_type_bytes(p->type);
-    if (!shape->alike || !normfuse_cuda_begins_with_vectors(p))
+    if (!shape->same_strides || !normfuse_cuda_begins_with_vectors(p))
         return narrow;
     general.wide = true;
     general.pack = pack;
@@ -172,7 +172,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
         g->piece_bits++;
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->pack > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
-    of->keeps = both && (shape->pack > 1 ? vectors * slot <= KEPT_BYTES : vectors <= ahead);
+    of->keeps = both && (shape->pack > 1 ? vectors * slot <= normfuse_tune("KEPT", KEPT_BYTES) : vectors <= ahead);
     g->kept_shared = of->keeps ? (int32_t)vectors : 0;
     of->slots = (int32_t)((of->keeps ? vectors : ahead) * slot);
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;

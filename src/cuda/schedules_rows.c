@@ -387,4 +387,5 @@ static const struct schedule lanes = {.name = "lanes", .refuse = refuse, .config
                              rounds = {.name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
-    &lanes, &block, &grid, &cluster, &rounds, &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};
+    &normfuse_cuda_lines, &lanes, &block, &grid, &cluster, &rounds, &normfuse_cuda_general_passes,
+    &normfuse_cuda_general, NULL};

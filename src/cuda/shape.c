@@ -274,10 +274,10 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->tensors = shape->direction == FORWARD ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     shape->pack = (int)(16 / normfuse_type_bytes(p->type));
+    shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with packs of one element only under columns. */
-    shape->plain = p->type != NORMFUSE_F64 && p->pre_add.data == NULL && p->post_add.data == NULL &&
-                   p->du.data == NULL && p->dpost_add.data == NULL && are_alike(p, normfuse_cuda_takes_all_samples(p));
-    shape->alike = have_same_strides(p);
+    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike;
+    shape->same_strides = have_same_strides(p);
     shape->abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_abreast(p, shape->pack, false);
     const int64_t d = group_of(p);
     if (shape->abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))

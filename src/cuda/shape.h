@@ -24,7 +24,8 @@ struct shape {
     bool uneven;          /* these and samples do not end together, which two passes can bear */
     bool narrowed;        /* element by element, where two passes go by vectors */
     size_t value_bytes;   /* of what is computed in */
-    bool alike;           /* all tensors have the same strides */
+    bool same_strides;    /* of all tensors */
+    bool alike;           /* the tensors have the same strides, and what a block has of one fewer than 2^31 bytes */
     bool plain;           /* vectors of singles or halves, nothing is added, the tensors are alike */
     bool compact;         /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool few_rows;        /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
@@ -81,6 +82,11 @@ static inline int64_t group_of(const struct normfuse_problem *p)
 static inline bool is_modulated(const struct normfuse_problem *p)
 {
     return p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
+}
+
+static inline bool has_additions(const struct normfuse_problem *p)
+{
+    return p->pre_add.data != NULL || p->post_add.data != NULL || p->du.data != NULL || p->dpost_add.data != NULL;
 }
 
 /* The nine tensors that a problem may have. */

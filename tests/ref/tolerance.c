@@ -167,8 +167,8 @@ void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns,
 double tolerance_sample_additions(const struct tolerance_arithmetic *arithmetic, bool columns, int64_t samples,
                                   int64_t positions)
 {
-    enum { FEW_POSITIONS = 128, MOST_ROWS = 128 };
-    const bool go_on = arithmetic->on_cuda && columns && positions <= FEW_POSITIONS;
+    enum { FEW_POSITIONS = 128, LINE_POSITIONS = 4096, MOST_ROWS = 128 };
+    const bool go_on = arithmetic->on_cuda && positions <= (columns ? FEW_POSITIONS : LINE_POSITIONS);
     if (arithmetic->small_sets)
         return fmin((double)(samples * positions), MOST_ROWS);
     return go_on ? fmin((double)samples, MOST_ROWS) : 0;

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * schedules_lines.c - the schedule of small norm groups whose values are adjacent in memory, of both layouts. */
+#include "schedules.h"
+
+enum { MOST_LANES = 512, SLOTS_AT_ONCE = 4 };
+
+/* One kernel for both layouts, listed as one of rows. */
+static enum normfuse_cuda_kernel kernel(const struct shape *shape)
+{
+    return normfuse_cuda_kernel_of(false, NORMFUSE_SCHEDULE_lines, shape->direction == BACKWARD, shape->problem->type,
+                                   false);
+}
+
+static int64_t values_of_line(const struct shape *shape)
+{
+    return group_of(shape->problem) * shape->problem->s;
+}
+
+/* Of x, which all tensors are like. */
+static bool is_adjacent(const struct normfuse_problem *p)
+{
+    const int64_t d = group_of(p);
+    if (!p->columns || p->s == 1)
+        return (p->columns || p->x.position == 1) && (d == 1 || p->x.channel == p->s);
+    return p->groups == 1 && p->x.channel == 1 && p->x.position == p->c;
+}
+
+/* Whether other schedules have no vectors of 16 bytes for this, or are slow with them. */
+static bool pays(const struct shape *shape)
+{
+    enum { FEW_VECTORS = 8, FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
+    const struct normfuse_problem *const p = shape->problem;
+    if (!shape->wide || p->type == NORMFUSE_F64 || has_additions(p))
+        return true;
+    /* The backward of rows goes through its channels one after the other. */
+    if (!p->columns)
+        return shape->direction == BACKWARD &&
+               p->s < (group_of(p) > 1 ? FEW_VECTORS_OF_SEVERAL : FEW_VECTORS) * shape->pack;
+    /* Whole blocks for each sample: of rows that are walked as one, of what `lanes` does not take. */
+    return (shape->abreast > 1 && values_of_line(shape) <= FEW_VALUES) ||
+           (p->s == 1 && !shape->few_rows && p->n > 4 * (int64_t)shape->device->processors);
+}
+
+static const char *refuse(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    if (p->sets != NORMFUSE_SETS_GROUP || p->n > INT32_MAX / 8)
+        return "it takes group norm of fewer than 2^28 samples";
+    if (!shape->alike || !is_adjacent(p))
+        return "the values of a norm group are not adjacent, or tensors have different strides";
+    if (values_of_line(shape) > MOST_LANES * (int64_t)normfuse_cuda_kernel_table[kernel(shape)].vectors)
+        return "a norm group has more values than a block holds";
+    /* Their sums over samples are of one rstd, not of one scale. */
+    if (shape->direction == BACKWARD &&
+        (p->dscale.data != NULL || p->dshift.data != NULL || (shape->wants_gradients && p->scale.data != NULL)))
+        return "gradients of single samples are wanted";
+    return pays(shape) || normfuse_tune("lines", 1) == 2 ? NULL : "others have vectors of 16 bytes for it";
+}
+
+/* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
+ * lines for the device. */
+static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_slots)
+{
+    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t wanted = normfuse_tune("LINE_SLOTS", p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots);
+    const int64_t few = (int64_t)FEW_THREADS * shape->device->processors;
+    int bits = 0;
+    while (values > most_slots << bits || (values > wanted << bits && bits < WARP_BITS))
+        bits++;
+    while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
+        bits++;
+    return (int)normfuse_tune("LINE_BITS", bits);
+}
+
+static const char *configure(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    enum { THREADS = 128, MOST_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const struct normfuse_problem *const p = shape->problem;
+    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel(shape)];
+    const int64_t values = values_of_line(shape), d = group_of(p);
+    const int bits = lane_bits_of(shape, values, row->vectors);
+    const int64_t slots = divide_up(values, INT64_C(1) << bits);
+    if (slots > row->vectors || INT64_C(1) << bits > MOST_LANES)
+        return "lanes are too few or too many";
+    const int64_t threads = most(normfuse_tune("LINE_THREADS", THREADS), INT64_C(1) << bits), lines = threads >> bits;
+    const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
+    const int64_t samples = least(lines / width, p->n);
+    step->kernel = kernel(shape);
+    step->threads = (uint32_t)threads;
+    g->sets = (int32_t)(p->n * p->groups);
+    g->rows = g->part_rows = (int32_t)values;
+    g->lane_bits = bits;
+    g->segment_rows = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE);
+    g->passes = g->teams = g->parts_a_sample = 1;
+    g->sets_a_block = (int32_t)samples;
+    g->width = (int32_t)width;
+    g->blocks_wide = (int32_t)blocks_wide;
+    g->group = (int32_t)d;
+    g->outer = (int32_t)d;
+    g->spans = (int32_t)p->s;
+    g->sums_by_channel = 1;
+    step->shared = (size_t)(g->segment_rows + 1) * (size_t)threads * 2 * shape->value_bytes;
+    const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
+    if (resident == 0)
+        return "no block is resident";
+    const int64_t rounds = divide_up(p->n, samples);
+    int64_t parts = most(1, normfuse_tune("WAVES", 1) * resident / blocks_wide);
+    if (shape->direction == BACKWARD && shape->wants_gradients)
+        parts = most(parts, divide_up(rounds, MOST_SUMMED));
+    /* As many samples for each. */
+    parts = divide_up(rounds, divide_up(rounds, least(parts, rounds)));
+    g->parts = g->sum_slots = (int32_t)parts;
+    step->blocks = blocks_wide * parts;
+    return NULL;
+}
+
+const struct schedule normfuse_cuda_lines = {.name = "lines", .refuse = refuse, .configure = configure};
+
+bool normfuse_cuda_holds_lines(const struct shape *shape)
+{
+    struct step step = {0};
+    return normfuse_tune("lines", 1) != 0 && refuse(shape) == NULL && configure(shape, 0, &step) == NULL;
+}
