@@ -111,7 +111,7 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     }
     const bool sums_alone = sums && !(phases & ~first);
     found = keeps                     ? normfuse_cuda_hold(shape, step)
-            : !shape->plain && !shape->added ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
+            : (!shape->plain && !shape->added) || normfuse_cuda_has_short_rows(shape) ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
             : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
                                       : normfuse_cuda_pass_rows(shape, step, sums_alone);
     if (!found && !keeps) {
