@@ -562,17 +562,42 @@ static void describe_big(const struct call *call, const struct given *given, str
     set_tensor(described, given, call->device, 3, folded, last);
 }
 
+/* A tensor that has x's axes, with or without N, and positions of size 1, as [C] or [N, C]. False: it has others. */
+static bool describe_channels(const struct call *call, const struct given *given, struct described *described)
+{
+    const struct given *const x = &call->given[X];
+    if (x->rank < 3 || given->rank > x->rank || given->rank + 1 < x->rank)
+        return false;
+    const size_t missing = x->rank - given->rank;
+    const size_t channel = (call->kernel->channels_last ? x->rank - 1 : 1) - missing;
+    for (size_t axis = 1 - missing; axis < given->rank; axis++)
+        if (given->sizes[axis] != (axis == channel ? x->sizes[channel + missing] : 1))
+            return false;
+    const int64_t sizes[] = {missing == 0 ? given->sizes[0] : 1, given->sizes[channel]};
+    const bool is_shared = sizes[0] == 1;
+    set_tensor(described, given, call->device, is_shared ? 1 : 2, is_shared ? sizes + 1 : sizes, false);
+    return true;
+}
+
+static struct ort_status *describe_parameter(const struct call *call, const struct given *given,
+                                             struct described *described)
+{
+    if (describe_channels(call, given, described))
+        return NULL;
+    if (given->rank > NORMFUSE_MAX_AXES)
+        return call->kernel->api->create_status(CODE_INVALID_ARGUMENT, "normfuse: a parameter has more than 5 axes");
+    set_tensor(described, given, call->device, given->rank, given->sizes, false);
+    return NULL;
+}
+
 static struct ort_status *describe_parameters(struct call *call)
 {
-    for (size_t i = WEIGHT; i < kinds[call->kernel->kind].inputs; i++) {
-        if (call->kernel->kind == SKIP_GROUP_NORM && i == SKIP)
-            continue;
-        const struct given *const given = &call->given[i];
-        if (given->rank > NORMFUSE_MAX_AXES)
-            return call->kernel->api->create_status(CODE_INVALID_ARGUMENT, "normfuse: a parameter has more than 5 axes");
-        set_tensor(&call->parameters[i], given, call->device, given->rank, given->sizes, false);
-    }
-    return NULL;
+    const enum kind kind = call->kernel->kind;
+    struct ort_status *status = NULL;
+    for (size_t i = WEIGHT; status == NULL && i < kinds[kind].inputs; i++)
+        if (kind != SKIP_GROUP_NORM || i != SKIP)
+            status = describe_parameter(call, &call->given[i], &call->parameters[i]);
+    return status;
 }
 
 static struct ort_status *find_device(struct call *call)
@@ -744,6 +769,28 @@ static struct ort_status *run_group_norm(struct call *call, int64_t groups, cons
     return run(call, GROUP, &options, &tensors);
 }
 
+/* A scale and a bias for each group, as in version 18 of ONNX's GroupNormalization: the channels of a group become
+ * positions of one channel. */
+static void use_groups_as_channels(struct call *call, int64_t groups)
+{
+    const struct given *const x = &call->given[X], y = {.data = call->y.tensor.data, .type = x->type};
+    const int64_t sizes[] = {x->sizes[0], groups, product(x->sizes + 1, x->rank - 1) / groups};
+    set_tensor(&call->x, x, call->device, 3, sizes, false);
+    set_tensor(&call->y, &y, call->device, 3, sizes, false);
+}
+
+static struct ort_status *run_plain_group_norm(struct call *call)
+{
+    const int64_t groups = call->kernel->groups;
+    const struct given *const x = &call->given[X];
+    const struct described *const weight = &call->parameters[WEIGHT];
+    const bool is_by_group = !call->kernel->channels_last && x->rank > 1 && weight->tensor.ndim == 1 &&
+                             weight->sizes[0] == groups && groups > 0 && x->sizes[1] % groups == 0;
+    if (is_by_group && x->sizes[1] != groups)
+        use_groups_as_channels(call, groups);
+    return run_group_norm(call, groups, &call->x.tensor, NULL, NULL);
+}
+
 static struct ort_status *run_instance_norm(struct call *call)
 {
     return run_group_norm(call, call->x.tensor.ndim > 1 ? call->x.sizes[1] : 0, &call->x.tensor, NULL, NULL);
@@ -756,24 +803,15 @@ static bool has_same_shape(const struct given *a, const struct given *b)
     return a->rank == b->rank && memcmp(a->sizes, b->sizes, a->rank * sizeof a->sizes[0]) == 0;
 }
 
-/* Whether the skip is [C], [N, C], or has x's axes with positions of size 1 and N samples or one. Then it is described
- * as [C] or [N, C]. */
-static bool describe_channels(struct call *call)
+/* A skip that is not of x's shape, as [C] or [N, C]. */
+static bool describe_skip(struct call *call)
 {
-    const struct given *const x = &call->given[X], *const skip = &call->given[SKIP];
-    if (skip->rank <= 2 && skip->rank > 0) {
-        set_tensor(&call->skip, skip, call->device, skip->rank, skip->sizes, false);
+    const struct given *const skip = &call->given[SKIP];
+    if (describe_channels(call, skip, &call->skip))
         return true;
-    }
-    if (skip->rank != x->rank || x->rank < 3)
+    if (skip->rank == 0 || skip->rank > 2)
         return false;
-    const size_t channel = call->kernel->channels_last ? x->rank - 1 : 1;
-    for (size_t axis = 1; axis < x->rank; axis++)
-        if (skip->sizes[axis] != (axis == channel ? x->sizes[axis] : 1))
-            return false;
-    const int64_t sizes[] = {skip->sizes[0], x->sizes[channel]};
-    const bool is_shared = sizes[0] == 1;
-    set_tensor(&call->skip, skip, call->device, is_shared ? 1 : 2, is_shared ? sizes + 1 : sizes, false);
+    set_tensor(&call->skip, skip, call->device, skip->rank, skip->sizes, false);
     return true;
 }
 
@@ -798,7 +836,7 @@ static struct ort_status *run_skip_group_norm(struct call *call)
         describe_big(call, &call->given[SKIP], &call->skip);
         return run_group_norm(call, call->kernel->groups, &call->x.tensor, &call->skip.tensor, sum);
     }
-    if (describe_channels(call))
+    if (describe_skip(call))
         return run_broadcast(call, sum);
     return call->kernel->api->create_status(CODE_INVALID_ARGUMENT,
                                             "normfuse: SkipGroupNorm: skip has neither the shape of X nor one of [C], "
@@ -807,24 +845,19 @@ static struct ort_status *run_skip_group_norm(struct call *call)
 
 /* ---- the other kernels ----------------------------------------------------------------------------------------- */
 
-/* Version 18 of ONNX's GroupNormalization has a scale and a bias for each group: as if the channels of a group were
- * positions of one channel. */
-static struct ort_status *run_onnx_group_norm(struct call *call)
+/* [N] is [N, 1], as ONNX says. */
+static void add_channel(struct call *call)
 {
-    const int64_t groups = call->kernel->groups;
-    const struct given *const x = &call->given[X], *const weight = &call->given[WEIGHT];
-    if (x->rank < 2 || weight->rank != 1 || weight->sizes[0] != groups || x->sizes[1] == groups || groups < 1 ||
-        x->sizes[1] % groups != 0)
-        return run_group_norm(call, groups, &call->x.tensor, NULL, NULL);
-    const int64_t sizes[] = {x->sizes[0], groups, product(x->sizes + 1, x->rank - 1) / groups};
-    const struct given y = {.data = call->y.tensor.data, .type = x->type};
-    set_tensor(&call->x, x, call->device, 3, sizes, false);
-    set_tensor(&call->y, &y, call->device, 3, sizes, false);
-    return run_group_norm(call, groups, &call->x.tensor, NULL, NULL);
+    const struct given *const x = &call->given[X], y = {.data = call->y.tensor.data, .type = x->type};
+    const int64_t sizes[] = {x->sizes[0], 1};
+    set_tensor(&call->x, x, call->device, 2, sizes, false);
+    set_tensor(&call->y, &y, call->device, 2, sizes, false);
 }
 
 static struct ort_status *run_batch_norm(struct call *call)
 {
+    if (call->given[X].rank == 1)
+        add_channel(call);
     const struct kernel *const kernel = call->kernel;
     const union options options = {
         .batch = {.struct_bytes = sizeof options.batch, .flags = kernel->flags | NORMFUSE_EVALUATE, .eps = kernel->eps,
@@ -835,19 +868,6 @@ static struct ort_status *run_batch_norm(struct call *call)
                                       .running_mean = &call->parameters[MEAN].tensor,
                                       .running_var = &call->parameters[VAR].tensor, .y = &call->y.tensor};
     return run(call, BATCH, &options, &tensors);
-}
-
-/* ONNX's BatchNormalization takes [N] as [N, 1]. */
-static struct ort_status *run_onnx_batch_norm(struct call *call)
-{
-    const struct given *const x = &call->given[X];
-    if (x->rank != 1)
-        return run_batch_norm(call);
-    const int64_t sizes[] = {x->sizes[0], 1};
-    const struct given y = {.data = call->y.tensor.data, .type = x->type};
-    set_tensor(&call->x, x, call->device, 2, sizes, false);
-    set_tensor(&call->y, &y, call->device, 2, sizes, false);
-    return run_batch_norm(call);
 }
 
 static struct ort_status *run_affine(struct call *call)
@@ -884,11 +904,10 @@ static struct ort_status *compute(void *data, struct ort_context *context)
     case SKIP_GROUP_NORM: return run_skip_group_norm(&call);
     case INSTANCE_NORM:
     case ONNX_INSTANCE_NORM: return run_instance_norm(&call);
-    case BATCH_NORM: return run_batch_norm(&call);
+    case BATCH_NORM:
+    case ONNX_BATCH_NORM: return run_batch_norm(&call);
     case CHANNEL_AFFINE: return run_affine(&call);
-    case ONNX_GROUP_NORM: return run_onnx_group_norm(&call);
-    case ONNX_BATCH_NORM: return run_onnx_batch_norm(&call);
-    default: return run_group_norm(&call, kernel->groups, &call.x.tensor, NULL, NULL);
+    default: return run_plain_group_norm(&call);
     }
 }
 
