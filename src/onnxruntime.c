@@ -397,6 +397,8 @@ static struct ort_status *read_attributes(struct kernel *kernel, const struct or
     status = read_activation(api, info, operator, &kernel->activation);
     if (status == NULL)
         status = read_float(api, info, operator, "act_param", &kernel->act_param, &found);
+    if (found && kernel->activation != NORMFUSE_LEAKY_RELU && kernel->activation != NORMFUSE_ELU)
+        return refuse(api, operator, "act_param", "means nothing with this activation");
     kernel->flags = found ? NORMFUSE_HAS_ACT_PARAM : 0;
     return status;
 }

@@ -233,7 +233,7 @@ def installed():
         shutil.rmtree(BUILD / folder, ignore_errors=True)
     if not check("install", [args.cmake, "--install", BUILD / "release", "--prefix", BUILD / "stage"]):
         return
-    wanted = ["include/normfuse.h", "include/normfuse.hpp", "bin/normfuse", "*/libnormfuse.so", "*/libnormfuse.a", "*/pkgconfig/normfuse.pc",
+    wanted = ["include/normfuse.h", "include/normfuse.hpp", "bin/normfuse", "*/libnormfuse.so", "*/libnormfuse_onnxruntime.so", "*/libnormfuse.a", "*/pkgconfig/normfuse.pc",
               "*/cmake/normfuse/normfuse-config.cmake", "share/man/man1/normfuse.1",
               "share/bash-completion/completions/normfuse", "share/zsh/site-functions/_normfuse"]
     files = [str(path.relative_to(BUILD / "stage")) for path in (BUILD / "stage").rglob("*")]

@@ -609,6 +609,8 @@ static void test_attributes(void)
          {{"groups", 'i', 2, 0, NULL}, {"activation", 's', 0, 0, "longer than any name of an activation"}}},
         {"GroupNorm", NULL, {{"groups", 'i', 2, 0, NULL}, {"activation", 's', 0, 0, "leaky_relu"}}},
         {"InstanceNorm", "act_param is not a float", {{"act_param", 's', 0, 0, "x"}}},
+        {"InstanceNorm", "act_param means nothing", {{"act_param", 'f', 0, 1, NULL}}},
+        {"InstanceNorm", NULL, {{"act_param", 'f', 0, 1, NULL}, {"activation", 's', 0, 0, "elu"}}},
         {"GroupNormalization", "num_groups is missing", {{"groups", 'i', 2, 0, NULL}}},
         {"BatchNormalization", "training_mode is 1", {{"training_mode", 'i', 1, 0, NULL}}},
         {"BatchNormalization", NULL, {{"training_mode", 'i', 0, 0, NULL}}},
