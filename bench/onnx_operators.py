@@ -83,7 +83,7 @@ def group_norm(sizes, groups, opset):
     test_onnx.CHANNELS = channels = sizes[1]
     graph = test_onnx.Builder(opset, sizes)
     if opset >= 21:
-        y = graph.add("GroupNormalization", ["x", graph.vector(1), graph.vector(2, (channels,))], num_groups=groups)
+        y = graph.add("GroupNormalization", ["x", graph.vector(1, (channels,)), graph.vector(2, (channels,))], num_groups=groups)
     else:
         y = graph.group_norm("x", groups)
     return graph.model(graph.silu(y), ir=10)

@@ -719,6 +719,30 @@ def test_what_a_subgraph_uses_stays():
     check_equal(before, after)
 
 
+def test_sigmoid_of_another_value():
+    graph = Builder()
+    norm = graph.group_norm("x")
+    other = graph.add("Mul", [norm, graph.add("Sigmoid", ["x"])])
+    before = graph.model(other, graph.add("Sigmoid", [norm]))
+    after, _ = rewrite(before)
+    assert operators(after).count("Mul") == 1
+    check_equal(before, after)
+
+
+def test_a_shape_that_two_norms_share():
+    """One Reshape's shape, 1, 0 and Shape for a norm that is replaced and for nodes that stay."""
+    graph = Builder()
+    y = graph.silu(graph.group_norm("x"))
+    shape, ones = graph.nodes[0].input[1], graph.nodes[1].input[1]
+    kept = graph.add("ReduceSum", [graph.add("Mul", [graph.add("Reshape", [y, shape]), graph.add("Reshape", [
+        ones, graph.constant(numpy.array([1, GROUPS, 1]))])]), graph.constant(numpy.array([1]))])
+    size = graph.add("Cast", [graph.nodes[2].output[0]], to=TensorProto.FLOAT)
+    before = graph.model(graph.add("Reshape", [kept, graph.constant(numpy.array([2, -1]))]), size)
+    after, _ = rewrite(before)
+    assert "GroupNorm" in operators(after) and "Shape" in operators(after)
+    check_equal(before, after)
+
+
 def test_initializers_that_are_inputs_stay():
     graph = Builder()
     before = graph.model(graph.group_norm("x"))
