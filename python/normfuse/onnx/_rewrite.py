@@ -431,8 +431,7 @@ def _add_activation(graph: Graph, match: Match) -> None:
     elif len(users) == 2:
         users = sorted(users, key=lambda i: not _is(graph.nodes[i], "Sigmoid"))
         sigmoid, product = (graph.nodes[i] for i in users)
-        if _is(sigmoid, "Sigmoid") and _is(product, "Mul") and graph.only_user(sigmoid.output[0]) == users[1] and \
-                sorted(product.input) == sorted([match.output, sigmoid.output[0]]):
+        if _is(sigmoid, "Sigmoid") and _is(product, "Mul") and graph.only_user(sigmoid.output[0]) == users[1]:
             found = "silu", None
     if found is None:
         return
