@@ -175,7 +175,7 @@ enum kind {
 enum { GROUPS = 1, NUM_GROUPS = 2, EPSILON = 4, ACTIVATION = 8, CHANNELS_LAST = 16, TRAINING_MODE = 32 };
 
 enum { X, WEIGHT, BIAS, SKIP, MEAN = 3, VAR = 4, MOST_INPUTS = 5 };
-enum { Y, SUM }; /* outputs */
+enum { Y, SUM, NEW_MEAN = 1, NEW_VAR = 2 }; /* outputs */
 
 static const struct {
     const char *name;
@@ -189,7 +189,7 @@ static const struct {
     [CHANNEL_AFFINE] = {"ChannelAffine", 3, 1, ACTIVATION | CHANNELS_LAST},
     [ONNX_GROUP_NORM] = {"GroupNormalization", 3, 1, NUM_GROUPS | EPSILON},
     [ONNX_INSTANCE_NORM] = {"InstanceNormalization", 3, 1, EPSILON},
-    [ONNX_BATCH_NORM] = {"BatchNormalization", 5, 1, EPSILON | TRAINING_MODE},
+    [ONNX_BATCH_NORM] = {"BatchNormalization", 5, 3, EPSILON | TRAINING_MODE},
 };
 
 static const int types[] = {TYPE_F32, TYPE_F16, TYPE_BF16, TYPE_F64};
@@ -210,7 +210,8 @@ struct kernel {
     int32_t device_type;
     bool channels_last;
     int64_t groups;
-    double eps, act_param;
+    bool trains;
+    double eps, act_param, momentum;
     int32_t activation;
     uint32_t flags;
 };
@@ -241,10 +242,10 @@ static size_t get_input_count(const struct ort_op *op)
     return kinds[operator_of(op)->kind].inputs;
 }
 
+/* New running statistics have the type of the last input, which is what ONNX Runtime gives to an open type. */
 static int get_output_type(const struct ort_op *op, size_t index)
 {
-    (void)index;
-    return operator_of(op)->type;
+    return index == Y || operator_of(op)->kind == SKIP_GROUP_NORM ? operator_of(op)->type : TYPE_UNDEFINED;
 }
 
 static size_t get_output_count(const struct ort_op *op)
@@ -374,13 +375,25 @@ static struct ort_status *read_switch(const struct ort_api *api, const struct or
     return status;
 }
 
+static struct ort_status *read_training(struct kernel *kernel, const struct ort_info *info)
+{
+    const char *const operator = kinds[kernel->kind].name;
+    bool found;
+    struct ort_status *const status = read_switch(kernel->api, info, operator, "training_mode", &kernel->trains);
+    if (status != NULL)
+        return status;
+    if (kernel->trains && kernel->device_type == NORMFUSE_CUDA)
+        return refuse(kernel->api, operator, "training_mode", "is 1, which CUDA has no kernel for");
+    return read_float(kernel->api, info, operator, "momentum", &kernel->momentum, &found);
+}
+
 static struct ort_status *read_attributes(struct kernel *kernel, const struct ort_info *info)
 {
     const struct ort_api *const api = kernel->api;
     const char *const operator = kinds[kernel->kind].name;
     const int attributes = kinds[kernel->kind].attributes;
     struct ort_status *status = NULL;
-    bool found = false, training = false;
+    bool found = false;
     if ((attributes & (GROUPS | NUM_GROUPS)) != 0)
         status = read_int(api, info, operator, (attributes & GROUPS) != 0 ? "groups" : "num_groups", true,
                           &kernel->groups);
@@ -389,9 +402,7 @@ static struct ort_status *read_attributes(struct kernel *kernel, const struct or
     if (status == NULL && (attributes & CHANNELS_LAST) != 0)
         status = read_switch(api, info, operator, "channels_last", &kernel->channels_last);
     if (status == NULL && (attributes & TRAINING_MODE) != 0)
-        status = read_switch(api, info, operator, "training_mode", &training);
-    if (status == NULL && training)
-        return refuse(api, operator, "training_mode", "is 1; only evaluation is supported");
+        status = read_training(kernel, info);
     if (status != NULL || (attributes & ACTIVATION) == 0)
         return status;
     status = read_activation(api, info, operator, &kernel->activation);
@@ -413,6 +424,7 @@ static struct ort_status *create_kernel(const struct ort_op *op, const struct or
     kernel->kind = operator_of(op)->kind;
     kernel->device_type = operator_of(op)->device_type;
     kernel->eps = (double)1e-5F;
+    kernel->momentum = (double)0.9F;
     struct ort_status *const status = read_attributes(kernel, info);
     if (status != NULL) {
         free(kernel);
@@ -446,15 +458,16 @@ static bool is_described(const struct ort_api *api, const struct ort_shape *shap
     return true;
 }
 
-/* Outputs have the shape of x. A node may have fewer outputs than the operator; then the call for the others fails. */
+/* Y and the sum have the shape of x. A node may have no sum; then the call for it fails. */
 static struct ort_status *infer(const struct ort_op *op, struct ort_inference *inference)
 {
     const struct ort_api *const api = operator_of(op)->api;
     struct ort_shape *shape;
     if (!succeeded(api, api->inferred_input(inference, X, &shape)) || !is_described(api, shape))
         return NULL;
-    for (size_t i = 0; i < get_output_count(op); i++)
-        succeeded(api, api->infer_output(inference, i, shape));
+    succeeded(api, api->infer_output(inference, Y, shape));
+    if (operator_of(op)->kind == SKIP_GROUP_NORM)
+        succeeded(api, api->infer_output(inference, SUM, shape));
     return NULL;
 }
 
@@ -633,22 +646,29 @@ static struct ort_status *read_inputs(struct call *call)
     return describe_parameters(call);
 }
 
-/* An output of x's shape. */
-static struct ort_status *make_output(struct call *call, size_t index, struct described *described, bool *is_used)
+/* An output of the shape and type of `like`: its memory, and whether the model uses it. */
+static struct ort_status *make_output(const struct call *call, size_t index, const struct given *like,
+                                      struct given *output, bool *is_used)
 {
     const struct ort_api *const api = call->kernel->api;
-    const struct given *const x = &call->given[X];
     size_t outputs = 0;
     struct ort_status *status = api->output_count(call->context, &outputs);
     struct ort_value *value = NULL;
     if (status == NULL && index < outputs)
-        status = api->get_output(call->context, index, x->sizes, x->rank, &value);
-    struct given given = *x;
-    given.data = NULL;
+        status = api->get_output(call->context, index, like->sizes, like->rank, &value);
+    *output = *like;
+    output->data = NULL;
     if (status == NULL && value != NULL)
-        status = api->get_data(value, &given.data);
-    describe_big(call, &given, described);
+        status = api->get_data(value, &output->data);
     *is_used = value != NULL;
+    return status;
+}
+
+static struct ort_status *make_big_output(struct call *call, size_t index, struct described *described, bool *is_used)
+{
+    struct given output;
+    struct ort_status *const status = make_output(call, index, &call->given[X], &output, is_used);
+    describe_big(call, &output, described);
     return status;
 }
 
@@ -685,7 +705,7 @@ static void parallel_for(void *pool, int64_t count, void (*task)(void *context, 
 
 /* ---- calls of the library -------------------------------------------------------------------------------------- */
 
-enum function { GROUP, BATCH, AFFINE };
+enum function { GROUP, BATCH, BATCH_STATS, BATCH_APPLY, AFFINE };
 
 union options {
     normfuse_group_norm_options group;
@@ -699,10 +719,13 @@ static normfuse_status forward(enum function function, const union options *opti
     switch (function) {
     case GROUP: return normfuse_group_norm_forward(&options->group, tensors, exec);
     case BATCH: return normfuse_batch_norm_forward(&options->batch, tensors, exec);
+    case BATCH_STATS: return normfuse_batch_norm_stats(&options->batch, tensors, exec);
+    case BATCH_APPLY: return normfuse_batch_norm_apply(&options->batch, tensors, exec);
     default: return normfuse_affine_forward(&options->affine, tensors, exec);
     }
 }
 
+/* Of the functions that CUDA kernels call. */
 static normfuse_status scratch_bytes(enum function function, const union options *options,
                                      const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {
@@ -830,7 +853,7 @@ static struct ort_status *run_broadcast(struct call *call, const normfuse_tensor
 
 static struct ort_status *run_skip_group_norm(struct call *call)
 {
-    struct ort_status *const status = make_output(call, SUM, &call->sum, &call->has_sum);
+    struct ort_status *const status = make_big_output(call, SUM, &call->sum, &call->has_sum);
     if (status != NULL)
         return status;
     const normfuse_tensor *const sum = call->has_sum ? &call->sum.tensor : NULL;
@@ -856,10 +879,103 @@ static void add_channel(struct call *call)
     set_tensor(&call->y, &y, call->device, 2, sizes, false);
 }
 
+/* new = momentum * old + (1 - momentum) * the batch's, as a channel affine of one sample: it takes every type. */
+static struct ort_status *update_running(struct call *call, size_t input, size_t output, const double *of_batch,
+                                         double *factors, double *terms)
+{
+    const struct given *const old = &call->given[input];
+    const int64_t channels = call->x.sizes[1], sizes[] = {1, channels};
+    const double momentum = call->kernel->momentum;
+    if (old->rank != 1 || old->sizes[0] != channels)
+        return call->kernel->api->create_status(CODE_INVALID_ARGUMENT,
+                                                "normfuse: BatchNormalization: mean or var is not of shape [C]");
+    struct given new;
+    bool is_used;
+    struct ort_status *const status = make_output(call, output, old, &new, &is_used);
+    if (status != NULL || !is_used)
+        return status;
+    for (int64_t c = 0; c < channels; c++) {
+        factors[c] = momentum;
+        terms[c] = (1 - momentum) * of_batch[c];
+    }
+    struct described from, to;
+    set_tensor(&from, old, call->device, 2, sizes, false);
+    set_tensor(&to, &new, call->device, 2, sizes, false);
+    normfuse_axes axes;
+    const normfuse_tensor weight = normfuse_tensor_contiguous(factors, NORMFUSE_F64, 1, &channels, &axes);
+    normfuse_tensor bias = weight;
+    bias.data = terms;
+    const union options options = {.affine = {.struct_bytes = sizeof options.affine}};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &from.tensor, .weight = &weight,
+                                      .bias = &bias, .y = &to.tensor};
+    return run(call, AFFINE, &options, &tensors);
+}
+
+/* Statistics to [C, 3], then y. ONNX's running variance takes the biased variance of the batch, the library's own takes
+ * the unbiased one, so both are updated here. `memory`: 7 doubles a channel. */
+static struct ort_status *train(struct call *call, double *memory)
+{
+    const int64_t channels = call->x.sizes[1];
+    double *const of_mean = memory + 3 * channels, *const of_var = of_mean + channels;
+    normfuse_axes axes;
+    const normfuse_tensor stats = normfuse_tensor_contiguous(memory, NORMFUSE_F64, 2, (int64_t[]){channels, 3}, &axes);
+    const union options options = {.batch = {.struct_bytes = sizeof options.batch, .eps = call->kernel->eps}};
+    normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &call->x.tensor, .stats = &stats};
+    struct ort_status *status = run(call, BATCH_STATS, &options, &tensors);
+    if (status != NULL)
+        return status;
+    for (int64_t c = 0; c < channels; c++) {
+        of_mean[c] = memory[3 * c + 1];
+        of_var[c] = memory[3 * c + 2] / memory[3 * c];
+    }
+    tensors.weight = &call->parameters[WEIGHT].tensor;
+    tensors.bias = &call->parameters[BIAS].tensor;
+    tensors.y = &call->y.tensor;
+    status = run(call, BATCH_APPLY, &options, &tensors);
+    double *const factors = of_var + channels, *const terms = factors + channels;
+    if (status == NULL)
+        status = update_running(call, MEAN, NEW_MEAN, of_mean, factors, terms);
+    return status != NULL ? status : update_running(call, VAR, NEW_VAR, of_var, factors, terms);
+}
+
+static struct ort_status *run_training(struct call *call)
+{
+    const struct ort_api *const api = call->kernel->api;
+    if (call->x.tensor.ndim < 2)
+        return api->create_status(CODE_INVALID_ARGUMENT, "normfuse: BatchNormalization: X has no axis C");
+    double *const memory = malloc((size_t)call->x.sizes[1] * 7 * sizeof *memory + 1);
+    if (memory == NULL)
+        return api->create_status(CODE_FAIL, "normfuse: out of memory");
+    struct ort_status *const status = train(call, memory);
+    free(memory);
+    return status;
+}
+
+/* An evaluation has no new statistics; a model that uses them would read nothing. */
+static struct ort_status *refuse_statistics(const struct call *call)
+{
+    for (size_t i = NEW_MEAN; i < kinds[call->kernel->kind].outputs; i++) {
+        struct given output;
+        bool is_used;
+        struct ort_status *const status = make_output(call, i, &call->given[MEAN], &output, &is_used);
+        if (status != NULL)
+            return status;
+        if (is_used)
+            return call->kernel->api->create_status(
+                CODE_INVALID_ARGUMENT, "normfuse: BatchNormalization: new statistics are outputs of training only");
+    }
+    return NULL;
+}
+
 static struct ort_status *run_batch_norm(struct call *call)
 {
     if (call->given[X].rank == 1)
         add_channel(call);
+    if (call->kernel->trains)
+        return run_training(call);
+    struct ort_status *const refused = refuse_statistics(call);
+    if (refused != NULL)
+        return refused;
     const struct kernel *const kernel = call->kernel;
     const union options options = {
         .batch = {.struct_bytes = sizeof options.batch, .flags = kernel->flags | NORMFUSE_EVALUATE, .eps = kernel->eps,
@@ -897,7 +1013,7 @@ static struct ort_status *compute(void *data, struct ort_context *context)
     }
     struct ort_status *status = read_inputs(&call);
     if (status == NULL)
-        status = make_output(&call, Y, &call.y, &has_y);
+        status = make_big_output(&call, Y, &call.y, &has_y);
     if (status != NULL)
         return status;
     if (!has_y)

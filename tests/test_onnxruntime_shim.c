@@ -35,8 +35,8 @@ struct value {
 
 struct context {
     const struct value *inputs[5];
-    struct value made[2];
-    float *outputs[2]; /* NULL: the model does not use it */
+    struct value made[3];
+    float *outputs[3]; /* NULL: the model does not use it */
     size_t output_count;
 };
 
@@ -204,7 +204,9 @@ static struct status *get_output(struct context *context, size_t index, const in
 {
     MAY_FAIL;
     const struct shape *const x = &context->inputs[0]->shape;
-    CHECK(rank == x->rank && memcmp(sizes, x->sizes, rank * sizeof *sizes) == 0, "an output has not the shape of x");
+    CHECK((rank == x->rank && memcmp(sizes, x->sizes, rank * sizeof *sizes) == 0) ||
+              (context->output_count == 3 && index > 0 && rank == 1 && sizes[0] == x->sizes[1]),
+          "output %zu has another shape", index);
     context->made[index].data = context->outputs[index];
     *value = context->outputs[index] == NULL ? NULL : &context->made[index];
     return NULL;
@@ -456,7 +458,8 @@ static void test_descriptions(void)
         CHECK(version == 18, "version %u", version);
         const int type = type_of(added[i], INPUT_TYPE, 0);
         for (size_t k = 0; k < count_of(added[i], OUTPUTS); k++)
-            CHECK(type_of(added[i], OUTPUT_TYPE, k) == type, "an output has another type than x");
+            CHECK(type_of(added[i], OUTPUT_TYPE, k) == (k > 0 && count_of(added[i], OUTPUTS) == 3 ? 0 : type),
+                  "output %zu of %s has another type", k, text_of(added[i], NAME));
         for (size_t k = 1; k < count_of(added[i], INPUTS); k++)
             CHECK(type_of(added[i], INPUT_TYPE, k) == 0, "a parameter has a fixed type");
         int *inputs = NULL, *outputs = NULL;
@@ -471,9 +474,10 @@ static void test_descriptions(void)
 enum { N = 2, C = 4, H = 128, W = 128, ELEMENTS = N * C * H * W };
 
 static float x[ELEMENTS], skip[ELEMENTS], y[ELEMENTS], sum[ELEMENTS], want[ELEMENTS];
-static float scale[C] = {1, 2, 3, 4}, shift[C] = {0.5F, -1, 0, 2}, variance[C] = {1, 2, 0.25F, 1};
+static float variances[C], scale[C] = {1, 2, 3, 4}, shift[C] = {0.5F, -1, 0, 2}, variance[C] = {1, 2, 0.25F, 1};
 static const struct attribute attributes[] = {{"groups", 'i', 2, 0, NULL}, {"num_groups", 'i', 2, 0, NULL},
                                               {"epsilon", 'f', 0, 1e-3F, NULL}, {NULL, 0, 0, 0, NULL}};
+static const struct attribute training[] = {{"training_mode", 'i', 1, 0, NULL}, {NULL, 0, 0, 0, NULL}};
 static const char *const names[] = {"GroupNorm", "SkipGroupNorm", "InstanceNorm", "BatchNorm", "ChannelAffine",
                                     "GroupNormalization", "InstanceNormalization", "BatchNormalization"};
 
@@ -499,7 +503,8 @@ static void fill_arguments(struct arguments *arguments, const char *name)
                                     .fourth = channels(variance)};
     arguments->context = (struct context){.inputs = {&arguments->x, &arguments->scale, &arguments->shift,
                                                      &arguments->third, &arguments->fourth},
-                                          .outputs = {y, sum}, .output_count = 2};
+                                          .outputs = {y, sum, variances},
+                                          .output_count = strcmp(name, "SkipGroupNorm") == 0 ? 2 : 1};
 }
 
 static void fill_data(void)
@@ -511,16 +516,18 @@ static void fill_data(void)
 }
 
 /* Each call that may fail fails once. The last round has no failure and gives the bits of the first. */
-static void test_failures_of(const char *name)
+static void test_failures_of(const char *name, bool trains)
 {
     const void *const op = find_operator(name, false);
     struct arguments arguments;
     void *kernel = NULL;
-    if (!CHECK(op != NULL && create(op, attributes, &kernel) == NULL, "%s: a kernel", name))
+    if (!CHECK(op != NULL && create(op, trains ? training : attributes, &kernel) == NULL, "%s: a kernel", name))
         return;
     tasks_to_run = -1;
     until_failure = 0;
     fill_arguments(&arguments, name);
+    if (trains)
+        arguments.context.output_count = 3;
     CHECK(compute(op, kernel, &arguments.context) == NULL, "%s runs", name);
     memcpy(want, y, sizeof y);
     check_nothing_left(name);
@@ -542,6 +549,38 @@ static void test_failures_of(const char *name)
     }
     CHECK(failed >= 5 * (int)count_of(op, INPUTS), "%s: %d calls failed", name, failed);
     destroy(op, kernel);
+}
+
+static void test_training(void)
+{
+    const void *const op = find_operator("BatchNormalization", false);
+    struct arguments arguments;
+    void *kernel = NULL;
+    CHECK(create(op, attributes, &kernel) == NULL, "a kernel that evaluates");
+    fill_arguments(&arguments, "BatchNormalization");
+    arguments.context.output_count = 3;
+    CHECK(says(compute(op, kernel, &arguments.context), "outputs of training only"), "new statistics of an evaluation");
+    destroy(op, kernel);
+    kernel = NULL;
+    CHECK(says(create(find_operator("BatchNormalization", true), training, &kernel), "training_mode is 1, which CUDA"),
+          "training on CUDA");
+    CHECK(create(op, training, &kernel) == NULL, "a kernel that trains");
+    fill_arguments(&arguments, "BatchNormalization");
+    arguments.context.output_count = 3;
+    until_no_memory = 1;
+    CHECK(says(compute(op, kernel, &arguments.context), "out of memory"), "training without memory");
+    until_no_memory = 0;
+    for (int wrong = 0; wrong < 2; wrong++) {
+        fill_arguments(&arguments, "BatchNormalization");
+        arguments.context.output_count = 3;
+        (wrong == 0 ? &arguments.third : &arguments.fourth)->shape.sizes[0] = 3;
+        CHECK(says(compute(op, kernel, &arguments.context), "not of shape [C]"), "a statistic of another size");
+    }
+    fill_arguments(&arguments, "BatchNormalization");
+    arguments.x.shape.rank = 0;
+    CHECK(says(compute(op, kernel, &arguments.context), "no axis C"), "training of a number");
+    destroy(op, kernel);
+    check_nothing_left("training");
 }
 
 /* The table may run some of the tasks, and the rest is the caller's. */
@@ -612,7 +651,8 @@ static void test_attributes(void)
         {"InstanceNorm", "act_param means nothing", {{"act_param", 'f', 0, 1, NULL}}},
         {"InstanceNorm", NULL, {{"act_param", 'f', 0, 1, NULL}, {"activation", 's', 0, 0, "elu"}}},
         {"GroupNormalization", "num_groups is missing", {{"groups", 'i', 2, 0, NULL}}},
-        {"BatchNormalization", "training_mode is 1", {{"training_mode", 'i', 1, 0, NULL}}},
+        {"BatchNormalization", "training_mode is neither", {{"training_mode", 'i', 2, 0, NULL}}},
+        {"BatchNormalization", "momentum is not a float", {{"momentum", 'i', 1, 0, NULL}}},
         {"BatchNormalization", NULL, {{"training_mode", 'i', 0, 0, NULL}}},
         {"ChannelAffine", NULL, {{NULL, 0, 0, 0, NULL}}},
     };
@@ -698,7 +738,9 @@ int main(void)
     test_registration();
     test_descriptions();
     for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
-        test_failures_of(names[k]);
+        test_failures_of(names[k], false);
+    test_failures_of("BatchNormalization", true);
+    test_training();
     test_tasks();
     test_refusals();
     test_attributes();

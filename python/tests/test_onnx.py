@@ -241,16 +241,36 @@ def test_node_cases(case):
     model.opset_import.append(helper.make_opsetid("normfuse", 1))
     for node in model.graph.node:
         node.domain = "normfuse"
-    if "training" in case.name:
-        with pytest.raises(Exception, match="BatchNormalization:1.*output size 3|training_mode is 1"):
-            session(model)
-        return
     compiled = session(model)
     assert case.data_sets
     for inputs, outputs in case.data_sets:
         made = compiled.run(None, {value.name: array for value, array in zip(model.graph.input, inputs)})
         for got, want in zip(made, outputs):
             numpy.testing.assert_allclose(got, want, rtol=case.rtol, atol=case.atol)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+@pytest.mark.parametrize("dtype,statistics", [("float32", "float32"), ("float16", "float32"), ("float32", "float64"),
+                                              ("float64", "float64"), ("float32", "float16")], ids=str)
+def test_training(dtype, statistics, outputs):
+    given = arguments("BatchNorm", dtype, False)
+    given.update((name, given[name].astype(statistics)) for name in ("mean", "var"))
+    model = one_node("BatchNormalization", {"training_mode": 1, "momentum": 0.75}, given, dtype, outputs)
+    for value in model.graph.output[1:]:
+        value.type.tensor_type.elem_type = KINDS[statistics]
+    made = session(model).run(None, given)
+    problem = problem_of("BatchNorm", {name: given[name] for name in ("x", "scale", "bias")}, dtype, False)
+    compare("y", made[0], reference.forward(problem)["y"], False, dtype)
+    x = big(given["x"], False)
+    for got, old, new in zip(made[1:], (given["mean"], given["var"]), (x.mean((0, 2)), x.var((0, 2)))):
+        assert got.dtype == statistics
+        numpy.testing.assert_allclose(got, 0.75 * old.astype("f8") + 0.25 * new, rtol=2e-3 if statistics == "float16" else 1e-6)
+
+
+def test_statistics_of_an_evaluation():
+    given = arguments("BatchNorm", "float32", False)
+    with pytest.raises(Exception, match="new statistics are outputs of training only"):
+        run("BatchNormalization", {}, given, outputs=3)
 
 
 def test_shape_inference():
@@ -344,7 +364,9 @@ REFUSED = {
     "a mean of another size": ("BatchNorm", {}, {"mean": (7,)}, "tensors.running_mean"),
     "a skip": ("SkipGroupNorm", {"groups": 4}, {"skip": (3, 8, 5, 1)}, "skip has neither the shape of X"),
     "a skip of other samples": ("SkipGroupNorm", {"groups": 4}, {"skip": (2, 8)}, "tensors.bias has 2 elements"),
-    "training": ("BatchNormalization", {"training_mode": 1}, {}, "training_mode is 1; only evaluation"),
+    "training": ("BatchNormalization", {"training_mode": 2}, {}, "training_mode is neither 0 nor 1"),
+    "training of one value": ("BatchNormalization", {"training_mode": 1}, {"x": (1, 8, 1, 1)}, "more than 1 value"),
+    "momentum": ("BatchNormalization", {"training_mode": 1, "momentum": 1}, {}, "momentum is not a float"),
     "no num_groups": ("GroupNormalization", {"groups": 4}, {}, "num_groups is missing"),
 }
 
