@@ -29,7 +29,8 @@ def add_group_norm_silu(nodes, weights, x, name):
              "zero": numpy.zeros(GROUPS, "float32"), "scale": draw.random((CHANNELS, 1, 1), "float32") + 0.5,
              "bias": draw.random((CHANNELS, 1, 1), "float32")}
     weights += [numpy_helper.from_array(array, f"{name}.{key}") for key, array in given.items()]
-    for operator, inputs, output in (("Reshape", [x, "shape"], "groups"), ("InstanceNormalization", ["groups", "one", "zero"], "norm"),
+    for operator, inputs, output in (("Reshape", [x, "shape"], "groups"),
+                                     ("InstanceNormalization", ["groups", "one", "zero"], "norm"),
                                      ("Shape", [x], "x_shape"), ("Reshape", ["norm", "x_shape"], "back"),
                                      ("Mul", ["back", "scale"], "scaled"), ("Add", ["scaled", "bias"], "shifted"),
                                      ("Sigmoid", ["shifted"], "sigmoid"), ("Mul", ["shifted", "sigmoid"], "silu")):

@@ -178,7 +178,8 @@ static struct status *attribute_string(const struct attribute *attributes, const
     return NULL;
 }
 
-static struct status *attribute_floats(const struct attribute *attributes, const char *name, float *values, size_t *size)
+static struct status *attribute_floats(const struct attribute *attributes, const char *name, float *values,
+                                       size_t *size)
 {
     (void)values;
     *size = 0;
@@ -368,8 +369,8 @@ static int type_of(const void *op, int number, size_t index)
 
 static struct status *create(const void *op, const struct attribute *attributes, void **kernel)
 {
-    return ((struct status * (*)(const void *, const void *, const void *, void **)) field(op, CREATE))(op, table,
-                                                                                                       attributes, kernel);
+    typedef struct status *(*creator)(const void *, const void *, const void *, void **);
+    return ((creator)field(op, CREATE))(op, table, attributes, kernel);
 }
 
 static struct status *compute(const void *op, void *kernel, struct context *context)
@@ -539,7 +540,7 @@ static void test_failures_of(const char *name, bool trains)
         const bool reached = until_failure == 0;
         until_failure = 0;
         if (status == NULL)
-            CHECK(memcmp(y, want, sizeof y) == 0, "%s: call %d fails, and there is no error and another result", name, i);
+            CHECK(memcmp(y, want, sizeof y) == 0, "%s: call %d fails, no error, another result", name, i);
         else
             CHECK(says(status, "planted"), "%s: call %d fails with another error", name, i);
         failed += status != NULL;
