@@ -237,8 +237,8 @@ class Change:
     def __str__(self) -> str:
         if self.operator is None:
             return f"left {self.name} ({self.kind}): {self.note}"
-        return f"replaced {self.name} ({self.kind}): {self.operator} for {self.nodes} nodes" + \
-            (f"; {self.note}" if self.note else "")
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"replaced {self.name} ({self.kind}): {self.operator} for {nodes}" + (f"; {self.note}" if self.note else "")
 
 
 @dataclasses.dataclass
@@ -268,7 +268,7 @@ def _check_groups(graph: Graph, reshape: Any) -> int:
     samples, groups, rest = (int(size) for size in sizes)
     if not (samples == 0 and not _attribute(reshape, "allowzero", 0) or x is not None and samples == x[0]):
         raise Left("the Reshape before it changes the samples")
-    if rest != -1 and not (known and samples * groups * rest == numpy.prod(x)):
+    if rest != -1 and not (known and (samples or x[0]) * groups * rest == numpy.prod(x)):
         raise Left("the shape of the Reshape before it is not [0, groups, -1]")
     if x is None or len(x) < 3 or not isinstance(x[1], int):
         raise Left("the channels of its input are not known")
@@ -555,8 +555,17 @@ def rewrite(model: bytes, folder: Optional[str] = None) -> Tuple[bytes, List[Cha
     return b"".join(made), plan.changes
 
 
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+        for inner in _subgraphs(node):
+            yield from _tensors(inner)
+
+
 def external_data(model: bytes) -> List[str]:
     """The files that hold tensors of a serialized model."""
     proto = onnx.ModelProto.FromString(model)
-    return sorted({entry.value for tensor in proto.graph.initializer for entry in tensor.external_data
+    return sorted({entry.value for tensor in _tensors(proto.graph) for entry in tensor.external_data
                    if entry.key == "location"})
