@@ -621,7 +621,7 @@ def test_batch_norm_is_found():
     check_equal(before, after)
 
 
-def test_batch_norm_behind_a_convolution_is_left():
+def test_batch_norm_behind_a_convolution_is_left(tmp_path):
     graph = Builder()
     y = graph.add("Conv", ["x", graph.vector(5, (CHANNELS, CHANNELS, 1, 1))])
     y = graph.add("BatchNormalization", [y, *(graph.vector(seed) for seed in range(4))])
@@ -630,6 +630,10 @@ def test_batch_norm_behind_a_convolution_is_left():
     assert made == before.SerializeToString()
     assert [str(change) for change in changes] == [
         "left BatchNormalization_v1 (BatchNormalization): ONNX Runtime folds it into the Conv before it"]
+    options = onnxruntime.SessionOptions()  # whether it does
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 4
+    onnxruntime.InferenceSession(made, options)
+    assert "BatchNormalization" not in operators(onnx.load(tmp_path / "optimized.onnx"))
 
 
 # What keeps a group norm from being one; it is then an instance norm, and the words say why.
