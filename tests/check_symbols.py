@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""check_symbols.py SHARED STATIC - what the libraries export, need and call, read with nm, readelf and size."""
+"""check_symbols.py SHARED STATIC - what the libraries export, need and call, read with nm, readelf and size; also of
+libnormfuse_onnxruntime.so beside SHARED."""
 import pathlib
 import re
 import subprocess
@@ -17,6 +18,8 @@ FORBIDDEN = {"abort", "exit", "_exit", "_Exit", "quick_exit", "raise", "__assert
 TEXT_LIMIT = 1536 * 1024
 # The CUDA kernels of all architectures, compressed.
 FATBIN_LIMIT = 10 * 1024 * 1024
+# libnormfuse_onnxruntime.so, which has no kernels.
+ONNXRUNTIME_LIMIT = 24 * 1024
 
 counts = [0, 0]
 
@@ -69,6 +72,24 @@ check(f"text is under {TEXT_LIMIT} bytes", {f"{text_bytes} bytes"} if text_bytes
 check(f"the CUDA kernels are under {FATBIN_LIMIT} bytes", {f"{fatbin_bytes} bytes"} if fatbin_bytes >= FATBIN_LIMIT
       else set())
 
-print(f"text: {text_bytes} bytes; CUDA kernels: {fatbin_bytes} bytes; {len(exported)} exported functions")
+custom = pathlib.Path(shared).with_name("libnormfuse_onnxruntime.so")
+dynamic = symbols(custom, "-D")
+undefined = {name for kind, name in dynamic if kind in "Uwv"}
+header = tool("readelf", "-l", "-d", "-W", custom)
+needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", header))
+check(f"{custom.name} exports RegisterCustomOps only", {name for kind, name in dynamic if kind not in "Uwv"} ^
+      {"RegisterCustomOps"})
+check(f"{custom.name} does not end the process nor print to standard output", undefined & FORBIDDEN)
+check(f"{custom.name} needs {shared} and libc only", {name for name in needed if not LIBC.match(name)} ^ set(soname))
+check(f"{custom.name} calls what the headers declare", {name for name in undefined if name.startswith("normfuse_")} -
+      declared)
+check(f"{custom.name} finds libnormfuse.so beside itself", set() if "[$ORIGIN]" in header else {"no RUNPATH $ORIGIN"})
+check(f"{custom.name} is never unloaded, since sessions point into it", set() if "NODELETE" in header else {"no NODELETE"})
+check(f"{custom.name}: no executable stack, no text relocations", {word for word in ("RWE", "TEXTREL") if word in header})
+custom_bytes = int(tool("size", custom).splitlines()[1].split()[0])
+check(f"{custom.name}: text is under {ONNXRUNTIME_LIMIT} bytes", {f"{custom_bytes} bytes"}
+      if custom_bytes >= ONNXRUNTIME_LIMIT else set())
+
+print(f"text: {text_bytes} bytes, {custom.name} {custom_bytes}; CUDA kernels: {fatbin_bytes} bytes; {len(exported)} exported functions")
 print(f"{counts[0]} passed, {counts[1]} failed, 0 skipped")
 sys.exit(counts[1] > 0)

@@ -18,7 +18,7 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$")
 PROGRAMS = ["test_passes", "test_problem_line", "test_arguments", "test_failures", "test_threads", "test_reference",
-            "test_verify", "test_operators", "test_stack", "test_torch_shim"]
+            "test_verify", "test_operators", "test_stack", "test_torch_shim", "test_onnxruntime_shim"]
 # In a static program libc itself calls what they refuse, and no library can be loaded.
 DYNAMIC = {"test_failures", "test_torch_shim"}
 # There only where the build found nvcc.
@@ -233,7 +233,7 @@ def installed():
         shutil.rmtree(BUILD / folder, ignore_errors=True)
     if not check("install", [args.cmake, "--install", BUILD / "release", "--prefix", BUILD / "stage"]):
         return
-    wanted = ["include/normfuse.h", "include/normfuse.hpp", "bin/normfuse", "*/libnormfuse.so", "*/libnormfuse.a", "*/pkgconfig/normfuse.pc",
+    wanted = ["include/normfuse.h", "include/normfuse.hpp", "bin/normfuse", "*/libnormfuse.so", "*/libnormfuse_onnxruntime.so", "*/libnormfuse.a", "*/pkgconfig/normfuse.pc",
               "*/cmake/normfuse/normfuse-config.cmake", "share/man/man1/normfuse.1",
               "share/bash-completion/completions/normfuse", "share/zsh/site-functions/_normfuse"]
     files = [str(path.relative_to(BUILD / "stage")) for path in (BUILD / "stage").rglob("*")]

@@ -29,6 +29,15 @@ from normfuse import _library
 print(_library.library.path)
 """
 
+# Nothing that names libnormfuse.so is loaded before it.
+USE_ONNX = """
+import importlib.util, ctypes, pathlib
+folder = pathlib.Path(importlib.util.find_spec("normfuse").origin).parent
+ctypes.CDLL(str(folder / "lib/libnormfuse_onnxruntime.so")).RegisterCustomOps
+import normfuse.onnx
+print(normfuse.onnx.library_path())
+"""
+
 
 def version():
     lines = re.findall(r"#define NORMFUSE_VERSION_\w+ (\d+)", (ROOT / "include/normfuse.h").read_text())
@@ -85,9 +94,10 @@ def test_name(wheel):
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {str(path.relative_to(ROOT / "python")) for path in (ROOT / "python/normfuse").rglob("*.py")}
-    assert package | {"normfuse/py.typed", "normfuse/lib/libnormfuse.so"} <= names
+    libraries = {"normfuse/lib/libnormfuse.so", "normfuse/lib/libnormfuse_onnxruntime.so"}
+    assert package | {"normfuse/py.typed"} | libraries <= names
     others = {name for name in names - package if not name.startswith(f"normfuse-{version()}.dist-info/")}
-    assert others == {"normfuse/py.typed", "normfuse/lib/libnormfuse.so"}
+    assert others == {"normfuse/py.typed"} | libraries
 
 
 def test_metadata(wheel):
@@ -109,6 +119,8 @@ def test_fresh_environment(wheel, tmp_path):
     first, library = run([python, "-c", USE], empty).splitlines()
     assert first.startswith(version() + " ") and str(tmp_path / "venv") in first
     assert library.startswith(str(tmp_path / "venv")) and library.endswith("normfuse/lib/libnormfuse.so")
+    custom = run([python, "-c", USE_ONNX], empty).strip()
+    assert custom.startswith(str(tmp_path / "venv")) and custom.endswith("normfuse/lib/libnormfuse_onnxruntime.so")
     info = run([python, "-m", "normfuse", "info"], empty)
     assert version() in info and "torch     not installed" in info
     built_with_cuda = cached("NORMFUSE_CUDA") != "OFF" and (RELEASE / "cuda/flags.txt").exists()

@@ -543,7 +543,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1, sums_in_turn = columns ? V : V > 1 ? 2 : 1;
+    constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1, sums_in_turn = columns ? V : V < 4 ? V : 4;
     constexpr int most_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
@@ -620,9 +620,12 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         for (int i = 0; i < V; i++)
             numbers[i % W] += tile.count - (V > 1 && g.ragged ? ranges.lacking(a, tile, i) : 0);
         R mean[W], squares[W];
-        if constexpr (!columns && sums_in_turn == 2) {
-            first[0] += first[1];
-            second[0] += second[1];
+        if constexpr (!columns) {
+#pragma unroll
+            for (int i = 1; i < sums_in_turn; i++) {
+                first[0] += first[i];
+                second[0] += second[i];
+            }
         }
 #pragma unroll
         for (int i = 0; i < W; i++) {
@@ -854,8 +857,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             differentiate_by<fast, false>(dy, z, chosen, p.activation, (R)p.act_param);
         }
     };
-    /* Sums, then of dx what is a multiple of u - mean, and what is the same in the whole set. */
-    R first[W] = {}, second[W] = {};
+    R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
     general_result<T, V, columns> dx(a, tile, p.dx), dz(a, tile, p.dpost_add);
     const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool gives_dz,
                           bool gives_dx, R(&u)[V], R(&dy)[V]) {
@@ -880,6 +882,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         if (V == 1)
             dz.places.advance();
     };
+    constexpr int sums_in_turn = columns ? V : V < 4 ? V : 4;
+    R first[sums_in_turn] = {}, second[sums_in_turn] = {};
     if (sums || !centred) {
         const bool gives_dx = !centred && applies && p.dx.data;
         const bool gives_dz = p.dpost_add.data && !twice &&
@@ -890,8 +894,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 differentiate(chosen, from, u, dy);
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    first[i % W] += dy[i];
-                    second[i % W] += dy[i] * u[i];
+                    first[i % sums_in_turn] += dy[i];
+                    second[i % sums_in_turn] += dy[i] * u[i];
                 }
                 if (gives_dx || gives_dz) {
 #pragma unroll
@@ -904,6 +908,13 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     }
     if (sums) {
         const int lanes = g.unit_lanes;
+        if constexpr (!columns) {
+#pragma unroll
+            for (int i = 1; i < sums_in_turn; i++) {
+                first[0] += first[i];
+                second[0] += second[i];
+            }
+        }
         __syncthreads(); /* shared memory that is read no more */
         if (tile.active) {
 #pragma unroll
@@ -985,8 +996,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 #pragma unroll
         for (int i = 0; i < W; i++) {
             const totals<R> found = of_sets[divide(first_channel + i, g.by_group)];
-            first[i] = found.plain;
-            second[i] = found.centred;
+            level[i] = found.plain;
+            of_mean[i] = found.centred;
         }
         if (!data.keeps) {
             data.from[GENERAL_DU] = p.dx.data ? p.du.data : nullptr;
@@ -1000,8 +1011,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
             const double *const total = a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
             const R rstd = parameter<R>(p.rstd, tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
-            second[i] = -((R)total[1] * rstd) * (rstd * portion);
-            first[i] = -(R)total[0] * portion - second[i] * channels[first_channel + i].rest;
+            of_mean[i] = -((R)total[1] * rstd) * (rstd * portion);
+            level[i] = -(R)total[0] * portion - of_mean[i] * channels[first_channel + i].rest;
         }
     }
 
@@ -1012,7 +1023,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             differentiate(chosen, from, u, dy);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                u[i] = fma(slope[i % W], dy[i], fma(second[i % W], u[i], first[i % W]));
+                u[i] = fma(slope[i % W], dy[i], fma(of_mean[i % W], u[i], level[i % W]));
             give(from, range, p.dpost_add.data, p.dx.data, u, dy);
         });
     });

@@ -110,9 +110,13 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     }
     const bool sums_alone = sums && !(phases & ~first);
     found = keeps                     ? normfuse_cuda_hold(shape, step)
-            : !shape->plain && !shape->added ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
+            : (!shape->plain && !shape->added) || normfuse_cuda_has_short_rows(shape) ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
             : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
                                       : normfuse_cuda_pass_rows(shape, step, sums_alone);
+    if (!found && !keeps) {
+        *step = (struct step){0};
+        found = normfuse_cuda_pass_general(shape, step, sums, !sums_alone);
+    }
     if (!found)
         return false;
     if (shape->explains)
@@ -161,7 +165,15 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         kept = can_keep && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
     if (!kept) {
         const struct normfuse_cuda_geometry *summed = &nothing;
-        const struct shape of_x = shape->added ? normfuse_cuda_without_addition(shape, p) : *shape;
+        /* The sums are of x alone where nothing is added to it. */
+        struct normfuse_problem bare = *p;
+        bare.post_add.data = NULL;
+        struct shape of_x = *shape;
+        if (p->post_add.data != NULL && p->pre_add.data == NULL &&
+            normfuse_cuda_shape_of(&bare, shape->device, shape->has_tickets, &of_x))
+            of_x.explains = shape->explains;
+        if (!of_x.plain)
+            of_x = shape->added ? normfuse_cuda_without_addition(shape, p) : *shape;
         if (statistics && !empty) {
             if (!add_step(&of_x, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
                 return false;

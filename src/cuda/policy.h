@@ -87,9 +87,10 @@ struct normfuse_cuda_policy {
     .added_bytes = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}},                                                          \
     .parted_waves = 2,                                                                                                 \
     .passing_waves = {{4, 1}, {4, 1}}, /* 1x256x512x512 NHWC backward: sums in 1 wave 174 us, 2 177 */                 \
-    /* 2x320x128x128 NCHW backward, 8 parts: 35.6 us, a later kernel 40.9; NHWC 8x640x16x16, 8 parts: 17.9, 11.9;      \
-     * 2x640x32x32, 8 parts: 14.7, 14.0; 2x1280x8x8, 2 parts: 8.8, 8.8 */                                              \
-    .most_parts_of_last = {40, 2},                                                                                     \
+    /* Backward, a later kernel for the gradients and the last block: NCHW 16x640x32x32 f16, 16 parts, 34 us and 50;   \
+     * 128x1024x32x32, 8 parts, 444 and 476; 6x1312x12x20 f16 25 and 32; 2x320x128x128 f16 36.6 and 36.1; one part,    \
+     * 16x256x14x14 f16, 12.4 and 9.5. NHWC 8x640x16x16, 8 parts: 11.9 and 17.9; 2x1280x8x8, 2 parts: 8.8 and 8.8 */   \
+    .most_parts_of_last = {2, 2},                                                                                      \
     /* 1x128x1024x1024 f16 NCHW: 4 sets at a time 188 us, 6 209; batch norm 16x64x112x112 backward: 22 67 us, 26 71,   \
      * 18 72 */                                                                                                        \
     .round_wait = 7.5,                                                                                                 \

@@ -50,6 +50,7 @@ bool normfuse_cuda_holds_lines(const struct shape *shape);
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
 /* The same by the general kernels; where no norm group is shared, both at once. */
+bool normfuse_cuda_has_short_rows(const struct shape *shape);
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);

@@ -517,10 +517,8 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
         if (pass_width(shape, step, sums, width, group))
             return true;
     }
-    if (shape->abreast > 1) {
-        const struct shape narrow = normfuse_cuda_narrowed(shape);
-        return normfuse_cuda_pass_columns(&narrow, step, sums);
-    }
+    if (shape->abreast > 1)
+        return false;
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
     for (width = least(packs, 64); width >= 1; width /= 2)
         if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->pack))

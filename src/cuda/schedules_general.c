@@ -253,8 +253,11 @@ static double estimate(const struct shape *given, const struct step *step)
     const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (keeps ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->pack == 1 ? 4.0 : 1.1;
-    double time = fmax(moved / (policy->bytes_a_microsecond * reach) * uneven * narrow, 2.5 * waves);
-    time += 3.0 + (step->cluster > 1 ? 1.0 + 0.1 * step->cluster : 0.0);
+    /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
+     * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,
+     * a cluster of 4 14 us, of 16 51. */
+    const double once = step->cluster > 1 ? 8.0 + 2.0 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
+    double time = moved / (policy->bytes_a_microsecond * reach) * uneven * narrow + 3.0 + once * waves;
     const double row = step->geometry.width * (double)shape->pack_bytes;
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
@@ -267,7 +270,8 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
-    return 8.5 + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) / shape->policy->bytes_a_microsecond;
+    const double start = shape->problem->columns ? 16.0 : 12.0;
+    return start + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) / shape->policy->bytes_a_microsecond;
 }
 
 const struct schedule normfuse_cuda_general = {.name = "general",
@@ -288,6 +292,15 @@ static bool goes_on_from_dz(const struct normfuse_problem *p)
             p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6);
 }
 
+/* Rows whose gradients are summed channel by channel by the other kernels, one after the other: 277x1003x1x2 f32 in
+ * evaluation 106 us where the memory takes 3. */
+bool normfuse_cuda_has_short_rows(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return !p->columns && shape->direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE && shape->wants_gradients &&
+           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type)) && normfuse_tune("SHORT", 1);
+}
+
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
 {
     const struct shape general = general_of(given), *const shape = &general;
@@ -303,9 +316,11 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
         choose_block(shape, g, false, 64 * (shape->pack == 1 ? 2 : 1), lanes);
     /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
     const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
-    const int64_t fewest = 2 * vectors_of(shape, NORMFUSE_SCHEDULE_general), most_of_thread = least(most_vectors(shape), 96);
-    const int64_t blocks_wanted = (sums ? 6 : 16) * shape->device->processors;
-    int64_t of_thread = most(fewest, divide_up(of_sample * samples * g->sets, blocks_wanted));
+    const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
+    const int64_t fewest = (p->columns ? 4 : 2) * ahead, most_of_thread = least(most_vectors(shape), 96);
+    const int64_t blocks_wanted = (sums || p->columns ? 6 : 16) * shape->device->processors;
+    const int64_t all = of_sample * samples * g->sets;
+    int64_t of_thread = most(divide_up(all, blocks_wanted), least(fewest, divide_up(all, 2 * shape->device->processors)));
     of_thread = least(of_thread, most_of_thread);
     if (of_sample >= of_thread)
         part_block(shape, g, divide_up(of_sample, of_thread), samples);

@@ -158,9 +158,9 @@ class Tree:
         """What a check needs built; "" for a check that this build does not have."""
         words = shlex.split(check)
         if words[0] == "pytest":
-            return "normfuse_program" if words[1] == "tests/test_program.py" else "normfuse"
+            return "normfuse_program" if words[1] == "tests/test_program.py" else "normfuse normfuse_onnxruntime"
         if words[0] == "check_symbols.py":
-            return "normfuse normfuse_static"
+            return "normfuse normfuse_onnxruntime normfuse_static"
         has_cuda = (self.release / "cuda").is_dir()
         return "" if words[0].startswith("test_cuda") and not has_cuda else words[0]
 
