@@ -12,7 +12,7 @@ struct column_place {
     int first_channel;                /* of the block */
     int first, stop;                  /* the rows of the part, or what it is from, interleaved with the others */
     int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
-    unsigned step;                    /* bytes from one row of the thread to the next, of tensors that are alike */
+    unsigned step;                    /* bytes from one row of the thread to the next */
     bool active;                      /* has a pack at all */
 };
 
@@ -38,43 +38,24 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     return place;
 }
 
-template <bool alike> struct offset_type {
-    using type = int64_t;
-};
-template <> struct offset_type<true> {
-    using type = unsigned;
-};
-
-/* The thread's place in one tensor, in bytes from `base`. Tensors that are `alike` have the strides of x, and no sample
- * is so large that 32 bits would not do: all of them share one offset, in one register. */
-template <typename T, int V, bool alike> struct column_cursor {
-    using offset = typename offset_type<alike>::type;
+/* The thread's place in one tensor, in bytes from `base`. All tensors have the strides of x, and no sample is so large
+ * that 32 bits would not do: they share one offset, in one register. */
+template <typename T, int V> struct column_cursor {
     char *base;
-    offset at;
+    unsigned at;
 
     __device__ __forceinline__ column_cursor(const normfuse_view &own, const normfuse_view &x,
                                              const column_place &place, int row, int lead = 0)
     {
-        const int64_t sample = ((int64_t)place.n * own.batch - lead) * (int64_t)sizeof(T);
-        base = own.data;
-        if constexpr (alike) {
-            base += sample;
-            /* Else it is found again at each access, by a dozen instructions. */
-            asm("" : "+l"(base));
-            at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
-        } else {
-            asm volatile("" : "+r"(row));
-            at = sample +
-                 ((int64_t)row * own.position + (int64_t)place.c * (V > 1 ? 1 : own.channel)) * (int64_t)sizeof(T);
-        }
+        base = own.data + ((int64_t)place.n * own.batch - lead) * (int64_t)sizeof(T);
+        /* Else it is found again at each access, by a dozen instructions. */
+        asm("" : "+l"(base));
+        at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
     }
     /* To the row that the thread has next. */
-    __device__ __forceinline__ void advance(const normfuse_view &own, const column_place &place)
+    __device__ __forceinline__ void advance(const column_place &place)
     {
-        if constexpr (alike)
-            at += place.step;
-        else
-            at += (offset)place.rows_at_once * own.position * (offset)sizeof(T);
+        at += place.step;
     }
     __device__ __forceinline__ raw<T, V> load() const
     {
@@ -86,13 +67,11 @@ template <typename T, int V, bool alike> struct column_cursor {
     }
 };
 
-/* A pack is worked on in parts of at most four values: those of eight would be as many registers as two packs more. */
-template <int V> struct part_of {
-    static constexpr int values = V == 8 ? 4 : V;
-};
+/* A pack is worked on in parts of four values: those of eight would be as many registers as two packs more. */
+constexpr int values_a_part = 4;
 
 template <typename T, int V>
-__device__ __forceinline__ void unpack_part(const raw<T, V> &pack, int part, compute<T> (&values)[part_of<V>::values])
+__device__ __forceinline__ void unpack_part(const raw<T, V> &pack, int part, float (&values)[values_a_part])
 {
     if constexpr (V == 8) {
         const float2 low = pair_of(part == 0 ? pack.x : pack.z, T()), high = pair_of(part == 0 ? pack.y : pack.w, T());
@@ -106,7 +85,7 @@ __device__ __forceinline__ void unpack_part(const raw<T, V> &pack, int part, com
 }
 
 template <typename T, int V>
-__device__ __forceinline__ void put_part(raw<T, V> &pack, int part, const compute<T> (&values)[part_of<V>::values])
+__device__ __forceinline__ void put_part(raw<T, V> &pack, int part, const float (&values)[values_a_part])
 {
     if constexpr (V == 8) {
         const unsigned low = bits_of(values[0], values[1], T()), high = bits_of(values[2], values[3], T());
@@ -140,7 +119,7 @@ __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const 
  * its first one may hold elements of the sample before, its last one of the next, and there is none behind the
  * tensor's end. The thread that has such an edge puts what is its own of it in its ring ahead of its whole packs, by
  * single elements, and so do its results leave, after those of the loop: in the loop itself an edge cost all shapes up
- * to 20 %. Tensors are alike. */
+ * to 20 %. */
 template <typename T, int V, bool allowed> struct column_edges {
     int count, whole; /* packs of the thread: edges, at most two, and whole ones */
     int marks;        /* one register for what is rarely asked for */
@@ -300,26 +279,25 @@ template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
 /* What a block knows of its channels, each an array in shared memory. First as the parameters are: weight, bias, scale
  * and shift, of which absent ones hold nothing. Where a set is one channel, or each channel has statistics of its own,
  * one thread then makes of them what all threads of the channel need: slope, offset, mean (`ready`). */
-template <typename R> struct channel_values {
-    R *slopes, *offsets, *means, *shifts;
+struct channel_values {
+    float *slopes, *offsets, *means, *shifts;
 };
 
-template <typename R>
-__device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_values<R> &of, int i, R &weight, R &bias)
+__device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_values &of, int i, float &weight,
+                                      float &bias)
 {
-    const R scale = p.scale.data ? R(1) + of.means[i] : R(1);
-    weight = (p.weight.data ? of.slopes[i] : R(1)) * scale;
-    bias = (p.bias.data ? of.offsets[i] : R(0)) * scale + (p.shift.data ? of.shifts[i] : R(0));
+    const float scale = p.scale.data ? 1.0f + of.means[i] : 1.0f;
+    weight = (p.weight.data ? of.slopes[i] : 1.0f) * scale;
+    bias = (p.bias.data ? of.offsets[i] : 0.0f) * scale + (p.shift.data ? of.shifts[i] : 0.0f);
 }
 
-/* What the block knows of the i-th of `count` channels or groups, rows abreast have each, one after the other: `all`.
- */
-/* The first of these places where rows begin `later` channels before their first one. */
+/* The first place of the i-th of `count` channels, where rows begin `later` channels before their first one. */
 __device__ __forceinline__ int first_place(int i, int later, int count)
 {
     return i + later - (later > 0 && i + later >= count ? count : 0);
 }
 
+/* work(place) for each place of a channel or group in `all`: rows abreast have each, one after the other. */
 template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int count, int all, Work work)
 {
 #pragma unroll 1
@@ -328,67 +306,52 @@ template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int 
 }
 
 /* The parameters of a block's channels into shared memory. */
-template <typename R>
-__device__ __forceinline__ void stage(const normfuse_problem &p, const channel_values<R> &of, int n, int first,
-                                      int count, int all, int later, int threads)
+__device__ __forceinline__ void stage(const normfuse_problem &p, const channel_values &of, int n, int first, int count,
+                                      int all, int later, int threads)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
         const int c = first + i;
-        bits<R> weight = 0, bias = 0, scale = 0, shift = 0;
+        bits<float> weight = 0, bias = 0, scale = 0, shift = 0;
         if (p.weight.data)
-            weight = ask<R>(p.weight, n * p.weight.batch + c * p.weight.channel);
+            weight = ask<float>(p.weight, n * p.weight.batch + c * p.weight.channel);
         if (p.bias.data)
-            bias = ask<R>(p.bias, n * p.bias.batch + c * p.bias.channel);
+            bias = ask<float>(p.bias, n * p.bias.batch + c * p.bias.channel);
         if (p.scale.data)
-            scale = ask<R>(p.scale, n * p.scale.batch + c * p.scale.channel);
+            scale = ask<float>(p.scale, n * p.scale.batch + c * p.scale.channel);
         if (p.shift.data)
-            shift = ask<R>(p.shift, n * p.shift.batch + c * p.shift.channel);
+            shift = ask<float>(p.shift, n * p.shift.batch + c * p.shift.channel);
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
             if (p.weight.data)
-                of.slopes[at] = told<R>(weight, p.weight.type);
+                of.slopes[at] = told<float>(weight, p.weight.type);
             if (p.bias.data)
-                of.offsets[at] = told<R>(bias, p.bias.type);
+                of.offsets[at] = told<float>(bias, p.bias.type);
             if (p.scale.data)
-                of.means[at] = told<R>(scale, p.scale.type);
+                of.means[at] = told<float>(scale, p.scale.type);
             if (p.shift.data)
-                of.shifts[at] = told<R>(shift, p.shift.type);
+                of.shifts[at] = told<float>(shift, p.shift.type);
         });
     }
 }
 
-/* Adjacent values; `from` on a boundary of 16 bytes where there are several. */
-template <typename R, int V> __device__ __forceinline__ void read_values(const R *from, R (&to)[V])
+/* Adjacent values, on a boundary of 16 bytes. */
+template <int V> __device__ __forceinline__ void read_values(const float *from, float (&to)[V])
 {
-    if constexpr (V == 1) {
-        to[0] = from[0];
-    } else if constexpr (sizeof(R) == 8) {
-        const double2 pair = *reinterpret_cast<const double2 *>(from);
-        to[0] = pair.x;
-        to[1] = pair.y;
-    } else {
 #pragma unroll
-        for (int i = 0; i < V; i += 4) {
-            const float4 four = *reinterpret_cast<const float4 *>(from + i);
-            to[i] = four.x;
-            to[i + 1] = four.y;
-            to[i + 2] = four.z;
-            to[i + 3] = four.w;
-        }
+    for (int i = 0; i < V; i += 4) {
+        const float4 four = *reinterpret_cast<const float4 *>(from + i);
+        to[i] = four.x;
+        to[i + 1] = four.y;
+        to[i + 2] = four.z;
+        to[i + 3] = four.w;
     }
 }
 
-template <typename R, int V> __device__ __forceinline__ void write_values(R *to, const R (&from)[V])
+template <int V> __device__ __forceinline__ void write_values(float *to, const float (&from)[V])
 {
-    if constexpr (V == 1) {
-        to[0] = from[0];
-    } else if constexpr (sizeof(R) == 8) {
-        *reinterpret_cast<double2 *>(to) = make_double2(from[0], from[1]);
-    } else {
 #pragma unroll
-        for (int i = 0; i < V; i += 4)
-            *reinterpret_cast<float4 *>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
-    }
+    for (int i = 0; i < V; i += 4)
+        *reinterpret_cast<float4 *>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
 }
 
 /* A mean as it is subtracted: in the tensor's own type, whose distance from x is exact where the two are near, and what
@@ -421,43 +384,43 @@ template <typename T> __device__ __forceinline__ void split_mean(double mean, co
 }
 
 /* z = (x - shift) * slope + offset for the thread's channels, which begin with the of_group-th of the groups'. */
-template <typename R, int V>
-__device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a, const channel_values<R> &of,
-                                                const group_statistics<R> *groups, int column, int of_group, bool ready,
-                                                R (&slope)[V], R (&offset)[V], R (&shift)[V])
+template <int V>
+__device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a, const channel_values &of,
+                                                const group_statistics<float> *groups, int column, int of_group,
+                                                bool ready, float (&slope)[V], float (&offset)[V], float (&shift)[V])
 {
     const normfuse_problem &p = a.problem;
     if (ready) {
-        read_values<R, V>(of.slopes + column * V, slope);
-        read_values<R, V>(of.offsets + column * V, offset);
-        read_values<R, V>(of.means + column * V, shift);
+        read_values<V>(of.slopes + column * V, slope);
+        read_values<V>(of.offsets + column * V, offset);
+        read_values<V>(of.means + column * V, shift);
         return;
     }
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        slope[i] = R(1);
-        offset[i] = R(0);
+        slope[i] = 1.0f;
+        offset[i] = 0.0f;
     }
     if (p.weight.data)
-        read_values<R, V>(of.slopes + column * V, slope);
+        read_values<V>(of.slopes + column * V, slope);
     if (p.bias.data)
-        read_values<R, V>(of.offsets + column * V, offset);
+        read_values<V>(of.offsets + column * V, offset);
     if (p.scale.data) {
-        read_values<R, V>(of.means + column * V, shift);
+        read_values<V>(of.means + column * V, shift);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            slope[i] *= R(1) + shift[i];
-            offset[i] *= R(1) + shift[i];
+            slope[i] *= 1.0f + shift[i];
+            offset[i] *= 1.0f + shift[i];
         }
     }
     if (p.shift.data) {
-        read_values<R, V>(of.shifts + column * V, shift);
+        read_values<V>(of.shifts + column * V, shift);
 #pragma unroll
         for (int i = 0; i < V; i++)
             offset[i] += shift[i];
     }
     /* Adjacent channels of a piece are of one group. */
-    group_statistics<R> found;
+    group_statistics<float> found;
 #pragma unroll
     for (int i = 0; i < V; i++) {
         if ((i & ((1 << a.geometry.piece_bits) - 1)) == 0)
@@ -470,23 +433,10 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
 
 /* What a block tells the others of its team of a group: forward the mean, less a value of the set that all know, and
  * squares about it; backward two sums. */
-template <typename R> struct pair_type {
-    using type = float2;
-};
-template <> struct pair_type<double> {
-    using type = double2;
-};
-template <typename R> using pair = typename pair_type<R>::type;
-
 __device__ __forceinline__ void send(mailbox &box, float2 *place, int rank, float2 value)
 {
     send(box, reinterpret_cast<double *>(place), rank,
          __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
-}
-__device__ __forceinline__ void send(mailbox &box, double2 *place, int rank, double2 value)
-{
-    send(box, &place->x, rank, value.x);
-    send(box, &place->y, rank, value.y);
 }
 
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */

@@ -12,14 +12,11 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    using R = compute<T>;
-    constexpr bool plain = schedule != NORMFUSE_SCHEDULE_general, keeps = schedule == NORMFUSE_SCHEDULE_split;
-    constexpr bool shares = !plain || keeps, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
-    constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass || uneven, loops = plain && !uneven;
-    using cursor = column_cursor<T, V, plain>;
-    constexpr bool fast = sizeof(T) == 2, all = !plain || streams;
-    constexpr int H = part_of<V>::values;
-    using values_of_part = R[H];
+    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
+    using cursor = column_cursor<T, V>;
+    constexpr bool fast = sizeof(T) == 2;
+    constexpr int H = values_a_part;
+    using values_of_part = float[H];
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -30,67 +27,56 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const bool ready = !centred || g.group == 1; /* coefficients are made once a channel, else by each thread */
-    const bool backwards = !keeps && g.backwards, half = takes_half<fast, plain>(p.activation);
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
+    const bool backwards = !keeps && g.backwards, half = takes_half<fast, true>(p.activation);
+    const int exchange = keeps ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
 
     struct both {
         raw<T, V> x, dy;
-    } kept[streams ? 1 : K];
+    } kept[keeps ? K : 1];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
     const auto read = [&](int slot, int h, values_of_part &x, values_of_part &dy) {
-        if constexpr (V > 1) {
-            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept[slot < 0 ? 0 : slot].x, h, x);
-            unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept[slot < 0 ? 0 : slot].dy, h, dy);
-        } else {
-            unpack_part<T, V>(kept[slot].x, h, x);
-            unpack_part<T, V>(kept[slot].dy, h, dy);
-        }
+        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept[slot < 0 ? 0 : slot].x, h, x);
+        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept[slot < 0 ? 0 : slot].dy, h, dy);
     };
 
     int parity = 0;
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     for (int team = first_team;;) {
         const column_place place = place_of<T, V>(a, team, part);
-        const int shared = V > 1 && !streams ? g.kept_shared : 0;
-        const int tile_rows = (K + shared) * place.rows_at_once;
+        const int shared = keeps ? g.kept_shared : 0;
         uint32_t ticket_before = 0, counted = 0;
-        R slope[V], offset[V], shift[V];
+        float slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
-        R first[V] = {}, second[V] = {};
-
-        for (int pass = 0; pass < passes; pass++) {
-            const int row = place.first + (backwards ? passes - 1 - pass : pass) * tile_rows + place.beside;
-            const column_edges<T, V, uneven> edges(a, place, row, streams ? 1 << 30 : K + shared);
+        float first[V] = {}, second[V] = {};
+        /* Once. Without the loop ptxas orders the instructions of four kernels otherwise. */
+        for (int pass = 0; pass < 1; pass++) {
+            const int row = place.first + place.beside;
+            const column_edges<T, V, uneven> edges(a, place, row, keeps ? K + shared : 1 << 30);
             const int count = edges.count;
 
             /* ---- load ---- */
             cursor x_at(p.x, p.x, place, row, edges.lead()), dy_at(p.dy, p.x, place, row, edges.lead());
             const auto load = [&](cursor &x, cursor &dy, int slot) {
-                if constexpr (V > 1) {
-                    if (slot < 0) {
-                        copy_once(&place_of_slot(slot, 0), x.base + x.at, 0);
-                        copy_once(&place_of_slot(slot, 1), dy.base + dy.at, 0);
-                    } else {
-                        kept[slot < 0 ? 0 : slot].x = x.load();
-                        kept[slot < 0 ? 0 : slot].dy = dy.load();
-                    }
+                if (slot < 0) {
+                    copy_once(&place_of_slot(slot, 0), x.base + x.at, 0);
+                    copy_once(&place_of_slot(slot, 1), dy.base + dy.at, 0);
                 } else {
-                    kept[slot].x = x.load();
-                    kept[slot].dy = dy.load();
+                    kept[slot < 0 ? 0 : slot].x = x.load();
+                    kept[slot < 0 ? 0 : slot].dy = dy.load();
                 }
-                x.advance(p.x, place);
-                dy.advance(p.dy, place);
+                x.advance(place);
+                dy.advance(place);
             };
             const auto copy = [&](int slot) {
                 uint4 *const to = dynamic + 2 * slot * threads + (int)threadIdx.x;
                 copy_ahead(to, x_at.base + x_at.at, 0);
                 copy_ahead(to + threads, dy_at.base + dy_at.at, 0);
-                x_at.advance(p.x, place);
-                dy_at.advance(p.dy, place);
+                x_at.advance(place);
+                dy_at.advance(place);
             };
             if constexpr (uneven) {
                 char *const first_x = x_at.base + x_at.at, *const first_dy = dy_at.base + dy_at.at;
@@ -104,7 +90,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     to[0] = load_range<T>(first_x + edges.at(k), begin, finish, make_uint4(0, 0, 0, 0));
                     to[threads] = load_range<T>(first_dy + edges.at(k), begin, finish, make_uint4(0, 0, 0, 0));
                 }
-            } else if constexpr (streams) {
+            } else if constexpr (!keeps) {
                 open_ring<K>(edges, copy);
             } else if (!is_loaded) {
                 walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
@@ -127,19 +113,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int here = min(channels, (int)p.c - first_channel);
             const int groups_here = divide(here, g.by_group);
             const int groups = divide(channels, g.by_group) + (edges.later() > 0 ? groups_here : 0);
-            group_statistics<R> *const of_groups =
-                reinterpret_cast<group_statistics<R> *>(dynamic + 2 * (streams ? K : shared) * threads);
-            const int stride = channels + (V == 1 ? channels & 1 : 0);
-            R *const values = reinterpret_cast<R *>(of_groups + groups);
-            const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
-            R *const of_plain = values + 4 * stride, *const of_centred = of_plain + at_once * channels;
-            totals<R> *const of_sums = reinterpret_cast<totals<R> *>(of_centred + at_once * channels);
-            totals<R> *const of_totals = of_sums + channels;
-            pair<R> *const of_parts = reinterpret_cast<pair<R> *>(of_totals + groups);
+            group_statistics<float> *const of_groups =
+                reinterpret_cast<group_statistics<float> *>(dynamic + 2 * (keeps ? shared : K) * threads);
+            float *const values = reinterpret_cast<float *>(of_groups + groups);
+            const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
+            float *const of_plain = values + 4 * channels, *const of_centred = of_plain + at_once * channels;
+            totals<float> *const of_sums = reinterpret_cast<totals<float> *>(of_centred + at_once * channels);
+            totals<float> *const of_totals = of_sums + channels;
+            float2 *const of_parts = reinterpret_cast<float2 *>(of_totals + groups);
 
             if (pass == 0) {
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    open_mail(mail, groups_here * g.parts * (int)sizeof(pair<R>));
+                    open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
                 if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
                 const int n = g.all_samples ? 0 : sample;
@@ -147,21 +132,21 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 #pragma unroll 1
                     for (int i = (int)threadIdx.x; i < here; i += step) {
                         const int c = first_channel + i;
-                        R rstd = R(1), rest;
+                        float rstd = 1.0f, rest;
                         double mean = 0.0;
                         if (a.source == NORMFUSE_SOURCE_SAVED) {
                             const int set = divide(c, g.by_set_channels);
-                            rstd = parameter<R>(p.rstd, n, set, R(1));
+                            rstd = parameter<float>(p.rstd, n, set, 1.0f);
                             mean = parameter<double>(p.mean, n, set, 0.0);
                         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
                             mean = parameter<double>(p.running_mean, 0, c, 0.0);
-                            rstd = scaled_by_running(p, c, R(1));
+                            rstd = scaled_by_running(p, c, 1.0f);
                         }
-                        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-                        const R slope_here = parameter<R>(p.weight, n, c, R(1)) * scale * rstd;
-                        const R offset_here =
-                            parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
-                        R mean_here;
+                        const float scale = 1.0f + parameter<float>(p.scale, n, c, 0.0f);
+                        const float slope_here = parameter<float>(p.weight, n, c, 1.0f) * scale * rstd;
+                        const float offset_here =
+                            parameter<float>(p.bias, n, c, 0.0f) * scale + parameter<float>(p.shift, n, c, 0.0f);
+                        float mean_here;
                         split_mean<T>(mean, mean_here, rest);
                         in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
                             of_channels.means[at] = mean_here;
@@ -174,18 +159,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 } else {
                     /* Of the groups, asked for with the rest. */
-                    const auto ask_group = [&](int i, bits<R> &rstd, bits<double> &mean) {
+                    const auto ask_group = [&](int i, bits<float> &rstd, bits<double> &mean) {
                         const int set = divide(first_channel + i * g.group, g.by_set_channels);
-                        rstd = ask<R>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
+                        rstd = ask<float>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
                         mean = ask<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
                     };
-                    const auto keep_group = [&](int i, bits<R> rstd, bits<double> mean) {
-                        group_statistics<R> found;
-                        found.rstd = told<R>(rstd, p.rstd.type);
+                    const auto keep_group = [&](int i, bits<float> rstd, bits<double> mean) {
+                        group_statistics<float> found;
+                        found.rstd = told<float>(rstd, p.rstd.type);
                         split_mean<T>(told<double>(mean, p.mean.type), found.mean, found.rest);
                         in_all_rows(i, groups_here, groups, [&](int at) { of_groups[at] = found; });
                     };
-                    bits<R> rstd = 0;
+                    bits<float> rstd = 0;
                     bits<double> mean = 0;
                     if ((int)threadIdx.x < groups_here)
                         ask_group((int)threadIdx.x, rstd, mean);
@@ -198,68 +183,31 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         keep_group(i, rstd, mean);
                     }
                 }
-                if (V > 1 && shared > 0)
+                if (shared > 0)
                     wait_for_copies();
                 __syncthreads();
                 const int column = place.active ? place.column : 0;
-                coefficients_of<R, V>(a, of_channels, of_groups, column, edges.of_group(column * V, here), ready, slope,
+                coefficients_of<V>(a, of_channels, of_groups, column, edges.of_group(column * V, here), ready, slope,
                                       offset, shift);
                 if (half) {
 #pragma unroll
                     for (int i = 0; i < V; i++) {
-                        slope[i] *= R(0.5);
-                        offset[i] *= R(0.5);
+                        slope[i] *= 0.5f;
+                        offset[i] *= 0.5f;
                     }
                 }
-            } else if (V > 1 && shared > 0) {
-                wait_for_copies();
             }
-            if (!plain && p.pre_add.data) {
-                cursor other(p.pre_add, p.x, place, row);
-                walk<K>(count, shared, [&](int slot) {
-                    const raw<T, V> more = other.load();
-                    raw<T, V> pack = zero_pack<T, V>();
-#pragma unroll
-                    for (int h = 0; h < V / H; h++) {
-                        R value[H], added[H], unused[H];
-                        read(slot, h, value, unused);
-                        unpack_part<T, V>(more, h, added);
-#pragma unroll
-                        for (int i = 0; i < H; i++)
-                            value[i] += added[i];
-                        put_part<T, V>(pack, h, value);
-                    }
-                    if constexpr (V > 1) {
-                        if (slot < 0)
-                            place_of_slot(slot, 0) = pack;
-                        else
-                            kept[slot < 0 ? 0 : slot].x = pack;
-                    } else {
-                        kept[slot].x = pack;
-                    }
-                    other.advance(p.pre_add, place);
-                });
-            }
-            /* Of part `h` of a pack, x and dy become x - shift and dy'; `post` is what was added before the activation.
-             */
-            const auto differentiate = [&](auto chosen, int h, const raw<T, V> &post, values_of_part &x,
-                                           values_of_part &dy) {
+            /* Of part `h` of a pack, x and dy become x - shift and dy'. */
+            const auto differentiate = [&](auto chosen, int h, values_of_part &x, values_of_part &dy) {
 #pragma unroll
                 for (int i = 0; i < H; i++)
                     x[i] -= shift[h * H + i];
-                if (chosen.of(p.activation) != NORMFUSE_IDENTITY && (loops || p.activation != NORMFUSE_IDENTITY)) {
-                    R z[H];
+                if (chosen.of(p.activation) != NORMFUSE_IDENTITY && (!uneven || p.activation != NORMFUSE_IDENTITY)) {
+                    float z[H];
 #pragma unroll
                     for (int i = 0; i < H; i++)
                         z[i] = fma(x[i], slope[h * H + i], offset[h * H + i]);
-                    if (!plain && p.post_add.data) {
-                        R added[H];
-                        unpack_part<T, V>(post, h, added);
-#pragma unroll
-                        for (int i = 0; i < H; i++)
-                            z[i] = p.from_y ? added[i] : z[i] + added[i];
-                    }
-                    differentiate_by<fast, loops>(dy, z, chosen, p.activation, (R)p.act_param);
+                    differentiate_by<fast, !uneven>(dy, z, chosen, p.activation, (float)p.act_param);
                 }
             };
 
@@ -279,38 +227,25 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             };
 
             /* ---- sums ---- */
-            if (sums && !streams) {
-                cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
-                choose_activation<plain, all>(p.activation, [&](auto chosen) {
+            if constexpr (keeps)
+                choose_activation<true, false>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
-                        raw<T, V> post = zero_pack<T, V>();
-                        if (!plain && p.post_add.data) {
-                            post = other.load();
-                            other.advance(p.post_add, place);
-                        }
 #pragma unroll
                         for (int h = 0; h < V / H; h++) {
-                            R x[H], dy[H];
+                            float x[H], dy[H];
                             read(slot, h, x, dy);
-                            differentiate(chosen, h, post, x, dy);
+                            differentiate(chosen, h, x, dy);
                             sum_up(h, x, dy);
                         }
                     });
                 });
-            }
-            const bool summed = sums && pass + 1 == passes;
-            /* In place of dy it must not be written before dy was read for the last time. */
-            const bool gives_dy =
-                !plain && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
-            if (sums && !summed && !applies && !gives_dy)
-                continue;
 
             const auto join_threads = [&] {
                 if (half) {
 #pragma unroll
                     for (int i = 0; i < V; i++) {
-                        first[i] *= R(0.5);
-                        second[i] *= R(0.5);
+                        first[i] *= 0.5f;
+                        second[i] *= 0.5f;
                     }
                 }
                 if (place.active) {
@@ -324,19 +259,19 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             of_centred[to] = second[i];
                         }
                     } else {
-                        write_values<R, V>(of_plain + at, first);
-                        write_values<R, V>(of_centred + at, second);
+                        write_values<V>(of_plain + at, first);
+                        write_values<V>(of_centred + at, second);
                     }
                 }
                 __syncthreads();
                 /* Rows abreast are beside one another here, too. */
-                const int row_channels = V > 1 && g.abreast > 1 ? here : channels, sums_beside = at_once * g.abreast;
+                const int row_channels = g.abreast > 1 ? here : channels, sums_beside = at_once * g.abreast;
                 const int lanes = 1 << channel_bits, lane = (int)threadIdx.x & (lanes - 1);
                 const int first_of_warp = (int)(threadIdx.x & ~31u) >> channel_bits;
 #pragma unroll 1
                 for (int round = 0; round + first_of_warp < here; round += step >> channel_bits) {
                     const int i = round + ((int)threadIdx.x >> channel_bits);
-                    R sum = R(0), product = R(0);
+                    float sum = 0.0f, product = 0.0f;
 #pragma unroll 4
                     for (int beside = lane; beside < (i < here ? sums_beside : 0); beside += lanes) {
                         sum += of_plain[beside * row_channels + i];
@@ -346,18 +281,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     product = sum_few(product, lanes);
                     if (i >= here || lane != 0)
                         continue;
-                    R weight, bias;
+                    float weight, bias;
                     const int of_channel = first_place(i, edges.later(), here);
                     if (ready) {
                         product -= of_channels.shifts[of_channel] * sum;
                         weight = of_channels.slopes[of_channel];
                     } else {
-                        const group_statistics<R> of_group = of_groups[divide(i, g.by_group)];
+                        const group_statistics<float> of_group = of_groups[divide(i, g.by_group)];
                         product -= of_group.rest * sum;
                         weigh(p, of_channels, of_channel, weight, bias);
                         weight *= of_group.rstd;
                     }
-                    if (!streams)
+                    if (keeps)
                         of_sums[i] = {weight * sum, weight * product};
                     if (a.sums) {
                         const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : sample) * p.c + first_channel + i;
@@ -366,24 +301,24 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 }
             };
-            if (summed && !streams)
+            if constexpr (keeps)
                 join_threads();
 
             /* ---- the totals of the groups ---- */
-            if (applies && centred && (summed || (!sums && pass == 0))) {
-                const R share = R(1) / (R)p.set_values;
-                const auto finish = [&](int group, R sum, R product) {
-                    const R rstd = of_groups[group].rstd;
+            if (applies && centred) {
+                const float share = 1.0f / (float)p.set_values;
+                const auto finish = [&](int group, float sum, float product) {
+                    const float rstd = of_groups[group].rstd;
                     in_all_rows(group, groups_here, groups, [&](int at) {
                         of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)};
                     });
                 };
-                if (sums && !streams) { /* tiles that keep nothing have no group at once */
+                if constexpr (keeps) {
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
                     const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                     const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
                     const bool far = exchange == NORMFUSE_EXCHANGE_GRID;
-                    pair<R> *const of_grid = reinterpret_cast<pair<R> *>(a.partials) +
+                    float2 *const of_grid = reinterpret_cast<float2 *>(a.partials) +
                                              ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
                     if (threadIdx.x == 0 && g.contributors > 0)
@@ -394,10 +329,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                         const int group = round + own_group;
                         const bool exists = group < groups_here;
-                        R sum = R(0), product = R(0);
+                        float sum = 0.0f, product = 0.0f;
 #pragma unroll 4
                         for (int i = lane; i < (exists ? g.group : 0); i += lanes) {
-                            const totals<R> found = of_sums[group * g.group + i];
+                            const totals<float> found = of_sums[group * g.group + i];
                             sum += found.plain;
                             product += found.centred;
                         }
@@ -405,7 +340,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         product = sum_few(product, lanes);
                         if (!exists)
                             continue;
-                        const pair<R> both = {sum, product};
+                        const float2 both = {sum, product};
                         if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                             for (int other = lane; other < g.parts; other += lanes)
                                 send(mail, of_parts + group * g.parts + part, other, both);
@@ -431,7 +366,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             if (far) {
 #pragma unroll 8
                                 for (int i = lane; i < g.parts; i += lanes) {
-                                    const pair<R> found = __ldcg(of_grid + begin + i);
+                                    const float2 found = __ldcg(of_grid + begin + i);
                                     sum += found.x;
                                     product += found.y;
                                 }
@@ -444,7 +379,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             sum = sum_few(sum, lanes);
                             product = sum_few(product, lanes);
                             if (exists && lane == 0)
-                                finish(group, (R)sum, (R)product);
+                                finish(group, (float)sum, (float)product);
                         }
                     }
                 } else {
@@ -452,13 +387,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     for (int group = (int)threadIdx.x; group < groups_here; group += step) {
                         const int c = first_channel + group * g.group;
                         const int64_t set = by_channel ? c : (int64_t)sample * p.groups + divide(c, g.by_set_channels);
-                        finish(group, (R)a.totals[set * PAIR], (R)a.totals[set * PAIR + 1]);
+                        finish(group, (float)a.totals[set * PAIR], (float)a.totals[set * PAIR + 1]);
                     }
                 }
                 __syncthreads();
                 const int column = place.active ? place.column : 0, of_group_at = edges.of_group(column * V, here);
-                totals<R> of_group;
-                R rest = R(0);
+                totals<float> of_group;
+                float rest = 0.0f;
 #pragma unroll
                 for (int i = 0; i < V; i++) {
                     if ((i & ((1 << piece_bits) - 1)) == 0) {
@@ -473,20 +408,20 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- results ---- */
 #pragma unroll
-            for (int k = 0; k < (streams ? 0 : K); k++) {
+            for (int k = 0; k < (keeps ? K : 0); k++) {
                 forget(kept[k].x);
                 forget(kept[k].dy);
             }
-            if constexpr (streams) {
+            if constexpr (!keeps) {
                 /* Sums without results, results from totals that are known, or results that need none. */
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row, edges.lead());
                 char *const first_dx = dx.base + dx.at;
                 if constexpr (uneven)
                     dx.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-                choose_activation<loops, all, plain>(p.activation, [&](auto chosen) {
+                choose_activation<!uneven, true, true>(p.activation, [&](auto chosen) {
                     struct row_values {
-                        R x[V / H][H], dy[V / H][H];
+                        float x[V / H][H], dy[V / H][H];
                     };
                     walk_ring<K>(
                         count, copy,
@@ -505,7 +440,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             raw<T, V> dx_out = zero_pack<T, V>();
 #pragma unroll
                             for (int h = 0; h < V / H; h++) {
-                                differentiate(chosen, h, dx_out, values.x[h], values.dy[h]);
+                                differentiate(chosen, h, values.x[h], values.dy[h]);
                                 if (sums)
                                     sum_up(h, values.x[h], values.dy[h]);
                                 if (gives_dx) {
@@ -518,7 +453,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                                     of_edges[edges.result(count - left)] = dx_out;
                                 else
                                     dx.store(dx_out);
-                                dx.advance(p.dx, place);
+                                dx.advance(place);
                             }
                         });
                 });
@@ -526,54 +461,30 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     store_edges<T>(edges, first_dx, of_edges);
                 if (sums)
                     join_threads();
-            } else if (gives_dy || (applies && p.dx.data)) {
-                cursor other(!plain && p.post_add.data ? p.post_add : p.x, p.x, place, row);
+            } else if (p.dx.data) {
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-                cursor du(!plain && p.du.data ? p.du : p.x, p.x, place, row);
-                cursor dpost(!plain && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
                 /* The same rows of the team that this block has next are asked for as places become free. */
                 const int next_team = team + g.teams;
-                is_loaded = schedule == NORMFUSE_SCHEDULE_split && exchange == NORMFUSE_EXCHANGE_GRID &&
+                is_loaded = exchange == NORMFUSE_EXCHANGE_GRID &&
                             next_team < g.sets && g.row_channels == g.blocks_wide * g.width * V;
                 const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
-                choose_activation<plain, all>(p.activation, [&](auto chosen) {
+                choose_activation<true, false>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
-                        raw<T, V> post = zero_pack<T, V>(), more = post, dy_out = post, dx_out = post;
-                        if (!plain && p.post_add.data) {
-                            post = other.load();
-                            other.advance(p.post_add, place);
-                        }
-                        if (!plain && p.du.data && p.dx.data && applies) {
-                            more = du.load();
-                            du.advance(p.du, place);
-                        }
+                        raw<T, V> dx_out = zero_pack<T, V>();
 #pragma unroll
                         for (int h = 0; h < V / H; h++) {
-                            R x[H], dy[H];
+                            float x[H], dy[H];
                             read(slot, h, x, dy);
-                            differentiate(chosen, h, post, x, dy);
-                            if (gives_dy)
-                                put_part<T, V>(dy_out, h, dy);
+                            differentiate(chosen, h, x, dy);
                             gradient(h, x, dy);
-                            if (!plain && p.du.data) {
-                                R added[H];
-                                unpack_part<T, V>(more, h, added);
-#pragma unroll
-                                for (int i = 0; i < H; i++)
-                                    x[i] += added[i];
-                            }
                             put_part<T, V>(dx_out, h, x);
                         }
-                        if (gives_dy) {
-                            dpost.store(dy_out);
-                            dpost.advance(p.dpost_add, place);
-                        }
-                        if (p.dx.data && applies) {
+                        if (p.dx.data) {
                             dx.store(dx_out);
-                            dx.advance(p.dx, place);
+                            dx.advance(place);
                         }
-                        if (schedule == NORMFUSE_SCHEDULE_split && is_loaded)
+                        if (is_loaded)
                             load(next_x, next_dy, slot);
                     });
                 });
@@ -581,7 +492,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
 
         /* ---- the parameters' gradients ---- */
-        if (!streams && g.contributors > 0 && is_last(a, counted)) {
+        if (keeps && g.contributors > 0 && is_last(a, counted)) {
             const int channels = min(g.width * V, (int)p.c - place.first_channel);
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < channels; i += threads)

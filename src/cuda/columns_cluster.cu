@@ -466,8 +466,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
                 first[i] *= factor;
                 second[i] *= factor;
             }
-            write_values<float, V>(of_plain + at, first);
-            write_values<float, V>(of_centred + at, second);
+            write_values<V>(of_plain + at, first);
+            write_values<V>(of_centred + at, second);
         }
     }
     __syncthreads();

@@ -138,7 +138,7 @@ template <typename T, int V, int K, bool added>
 __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    using cursor = column_cursor<T, V, true>;
+    using cursor = column_cursor<T, V>;
     using packs = known_packs<added>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
         load_pack_where<T, V>(wanted, of.x, x.base + x.at);
         if constexpr (added)
             load_pack_where<T, V>(wanted, of.added, other.base + x.at);
-        x.advance(p.x, place);
+        x.advance(place);
     };
     ask_first<K>(kept, count, ask_pack);
     known_channels<T, V> known;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
             }
             activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
             y.store(make_pack<T, V>(z));
-            y.advance(p.y, place);
+            y.advance(place);
         });
     });
 }
@@ -197,10 +197,10 @@ template <typename T, int V, int K, bool added>
 __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    using cursor = column_cursor<T, V, true>;
+    using cursor = column_cursor<T, V>;
     using packs = known_pairs<added>;
     constexpr bool fast = sizeof(T) == 2;
-    constexpr int H = part_of<V>::values;
+    constexpr int H = values_a_part;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -217,8 +217,8 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
         load_pack_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
         if constexpr (added)
             load_pack_where<T, V>(wanted, of.added, added_at.base + x_at.at);
-        x_at.advance(p.x, place);
-        dy_at.advance(p.dy, place);
+        x_at.advance(place);
+        dy_at.advance(place);
     };
     ask_first<K>(kept, count, ask_pack);
     known_channels<T, V> known;
@@ -273,7 +273,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
                 if (p.dpost_add.data)
                     store_pack<T, V>(dadded.base + dx.at, 0, out_added);
             }
-            dx.advance(p.x, place);
+            dx.advance(place);
         });
     });
     if (!a.sums)
@@ -289,8 +289,8 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
             second[i] *= factor;
         }
         const int at = place.beside * channels + place.column * V;
-        write_values<float, V>(of_plain + at, first);
-        write_values<float, V>(of_centred + at, second);
+        write_values<V>(of_plain + at, first);
+        write_values<V>(of_centred + at, second);
     }
     __syncthreads();
     const int lanes = 1 << g.channel_bits, lane = (int)threadIdx.x & (lanes - 1);

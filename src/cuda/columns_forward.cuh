@@ -12,14 +12,11 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    using R = compute<T>;
-    constexpr bool plain = schedule != NORMFUSE_SCHEDULE_general, keeps = schedule == NORMFUSE_SCHEDULE_split;
-    constexpr bool shares = !plain || keeps, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
-    constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass || uneven, loops = plain && !uneven;
-    using cursor = column_cursor<T, V, plain>;
+    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
+    using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
-    constexpr int most_bits = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0;
-    constexpr int most_held = sizeof(R) == 8 ? 2 : K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
+    constexpr int most_bits = V == 8 ? 3 : 2;
+    constexpr int most_held = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -27,506 +24,435 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     __shared__ uint4 of_edges[2]; /* results of the first and the last pack of a sample */
     const int threads = (int)blockDim.x;
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = keeps || (streams ? !sums : (a.phases & NORMFUSE_PHASE_APPLY) != 0);
+    const bool applies = keeps || !sums;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, backwards = !keeps && g.backwards;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
+    const int exchange = keeps ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
 
-    raw<T, V> kept[streams ? 1 : K];
-    const auto read = [&](int slot, R(&value)[V]) {
-        if constexpr (V > 1)
-            unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot],
-                         value);
-        else
-            unpack<T, V>(kept[slot], value);
+    raw<T, V> kept[keeps ? K : 1];
+    const auto read = [&](int slot, float(&value)[V]) {
+        unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot], value);
     };
 
     int parity = 0;
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     for (int team = first_team;;) {
         const column_place place = place_of<T, V>(a, team, part);
-        const int shared = V > 1 && !streams ? g.kept_shared : 0;
-        const int tile_rows = (K + shared) * place.rows_at_once;
+        const int shared = keeps ? g.kept_shared : 0;
         int met = 0;
         uint32_t ticket_before = 0;
         /* Of the thread's channels. First a value of its own and sums of distances from it and of their squares, then
          * the mean, slope and offset. */
-        R shift[V], first[V] = {}, second[V] = {};
+        float shift[V], first[V] = {}, second[V] = {};
+        const int row = place.first + place.beside;
+        const column_edges<T, V, uneven> edges(a, place, row, keeps ? K + shared : 1 << 30);
+        const int count = edges.count;
 
-        for (int pass = 0; pass < passes; pass++) {
-            const int row = place.first + (backwards ? passes - 1 - pass : pass) * tile_rows + place.beside;
-            const column_edges<T, V, uneven> edges(a, place, row, streams ? 1 << 30 : K + shared);
-            const int count = edges.count;
-
-            /* ---- load ---- */
-            cursor x(p.x, p.x, place, row, edges.lead());
-            const auto load = [&](cursor &from, int slot) {
-                if constexpr (V > 1) {
-                    if (slot < 0)
-                        copy_once(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
-                    else
-                        kept[slot < 0 ? 0 : slot] = from.load();
-                } else {
-                    kept[slot] = from.load();
-                }
-                from.advance(p.x, place);
-            };
-            const auto copy = [&](int slot) {
-                copy_ahead(dynamic + slot * threads + (int)threadIdx.x, x.base + x.at, 0);
-                x.advance(p.x, place);
-            };
-            if constexpr (uneven) {
-                char *const first_pack = x.base + x.at;
-                x.at += edges.skipped();
-                uint4 pack = make_uint4(0, 0, 0, 0);
-                if (edges.edges() > 0 && edges.whole > 0)
-                    pack = x.load();
-                open_ring<K>(edges, copy);
-                /* What is not its own are values that it has of the same channels, so that their distance from the
-                 * first ones is 0. */
-                if (edges.edges() > 0 && edges.whole == 0)
-                    pack = load_range<T>(first_pack + edges.at(1), 0, edges.finish(), pack);
+        /* ---- load ---- */
+        cursor x(p.x, p.x, place, row, edges.lead());
+        const auto load = [&](cursor &from, int slot) {
+            if (slot < 0)
+                copy_once(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
+            else
+                kept[slot < 0 ? 0 : slot] = from.load();
+            from.advance(place);
+        };
+        const auto copy = [&](int slot) {
+            copy_ahead(dynamic + slot * threads + (int)threadIdx.x, x.base + x.at, 0);
+            x.advance(place);
+        };
+        if constexpr (uneven) {
+            char *const first_pack = x.base + x.at;
+            x.at += edges.skipped();
+            uint4 pack = make_uint4(0, 0, 0, 0);
+            if (edges.edges() > 0 && edges.whole > 0)
+                pack = x.load();
+            open_ring<K>(edges, copy);
+            /* What is not its own are values that it has of the same channels, so that their distance from the
+             * first ones is 0. */
+            if (edges.edges() > 0 && edges.whole == 0)
+                pack = load_range<T>(first_pack + edges.at(1), 0, edges.finish(), pack);
 #pragma unroll 1
-                for (int k = 0; k < edges.edges(); k++) {
-                    pack = load_range<T>(first_pack + edges.at(k), edges.begin(k), edges.finish(k), pack);
-                    dynamic[k * threads + (int)threadIdx.x] = pack;
-                }
-            } else if constexpr (streams) {
-                open_ring<K>(edges, copy);
-            } else if (!is_loaded) {
-                walk<K>(count, shared, [&](int slot) { load(x, slot); });
+            for (int k = 0; k < edges.edges(); k++) {
+                pack = load_range<T>(first_pack + edges.at(k), edges.begin(k), edges.finish(k), pack);
+                dynamic[k * threads + (int)threadIdx.x] = pack;
             }
-            /* Calls work(values, slot, left) for each row of the thread. */
-            struct row_values {
-                R of[V];
-            };
-            const auto walk_all = [&](auto work) {
-                if constexpr (streams)
-                    walk_ring<K>(
-                        count, copy,
-                        [&](int slot) {
-                            row_values values;
-                            unpack<T, V>(dynamic[slot * threads + (int)threadIdx.x], values.of);
-                            return values;
-                        },
-                        [&](row_values &values, int left) { work(values.of, 0, left); });
-                else
-                    walk<K>(count, shared, [&](int slot) {
-                        R values[V];
-                        read(slot, values);
-                        work(values, slot, 0);
-                    });
-            };
-
-            /* What follows from these is found now, not ahead of all loops and loads. */
-            int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
-            int n = place.n, step = threads, rows = g.rows, part_rows = g.part_rows;
-            forget(width);
-            forget(at_once);
-            forget(group_bits);
-            forget(piece_bits);
-            forget(n);
-            forget(step);
-            forget(rows);
-            forget(part_rows);
-            /* Shared memory, in this order: packs; sums of pieces (where rings are, once these are done with);
-             * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
-             * cluster the pair of a group. */
-            const int channels = width * V, first_channel = place.first_channel;
-            const int here = min(channels, (int)p.c - first_channel);
-            const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
-            const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
-            piece_sums<R> *const of_pieces = reinterpret_cast<piece_sums<R> *>(dynamic + shared * threads);
-            const int pieces_bytes = sums ? ((at_once * width) << pack_bits) * (int)sizeof(piece_sums<R>) : 0;
-            group_statistics<R> *const of_groups = reinterpret_cast<group_statistics<R> *>(
-                reinterpret_cast<char *>(of_pieces) + (streams ? max(pieces_bytes, K * threads * 16) : pieces_bytes));
-            const int stride = channels + (V == 1 ? channels & 1 : 0);
-            R *const values = reinterpret_cast<R *>(of_groups + (sums ? groups : 0));
-            const channel_values<R> of_channels = {values, values + stride, values + 2 * stride, values + 3 * stride};
-            double *const of_means =
-                reinterpret_cast<double *>(values + (sums && (p.scale.data || p.shift.data) ? 4 : 3) * stride);
-            pair<R> *const of_parts = reinterpret_cast<pair<R> *>(of_means + groups + (groups & 1));
-
-            if (pass == 0) {
-                if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    open_mail(mail, groups_here * g.parts * (int)sizeof(pair<R>));
-                if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                    ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
-                /* The first value of each group, which all of its blocks know: what means are told less. */
-                const auto first_value = [&](int i) {
-                    const int64_t c = first_channel + i * g.group;
-                    return load_pack<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel);
-                };
-                const auto keep_first = [&](int i, raw<T, 1> own) {
-                    R value[1];
-                    unpack<T, 1>(own, value);
-                    if (!plain && p.pre_add.data) {
-                        R added[1];
-                        const int64_t c = first_channel + i * g.group;
-                        unpack<T, 1>(load_pack<T, 1>(p.pre_add.data, n * p.pre_add.batch + c * p.pre_add.channel),
-                                     added);
-                        value[0] += added[0];
-                        unpack<T, 1>(make_pack<T, 1>(value), value);
-                    }
-                    of_groups[i].mean = value[0];
-                };
-                raw<T, 1> first_own = raw<T, 1>();
-                if (sums && (int)threadIdx.x < groups_here)
-                    first_own = first_value((int)threadIdx.x);
-                if (sums && applies)
-                    stage(p, of_channels, n, first_channel, here, channels, 0, step);
-                if (sums) {
-                    if ((int)threadIdx.x < groups_here)
-                        keep_first((int)threadIdx.x, first_own);
-#pragma unroll 1
-                    for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
-                        keep_first(i, first_value(i));
-                } else if (applies) {
-                    /* Each channel's by one thread: those of a block have each channel many times. */
-#pragma unroll 1
-                    for (int i = (int)threadIdx.x; i < here; i += step) {
-                        const int c = first_channel + i;
-                        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-                        R slope_here = parameter<R>(p.weight, n, c, R(1)) * scale, rest;
-                        const R offset_here =
-                            parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
-                        double mean = 0.0;
-                        if (a.source == NORMFUSE_SOURCE_SCRATCH) {
-                            const normfuse_cuda_statistics *const of_set =
-                                a.statistics + (by_channel ? c : n * p.groups + divide(c, g.by_set_channels));
-                            mean = of_set->mean;
-                            slope_here *= (R)of_set->rstd;
-                        } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                            mean = parameter<double>(p.running_mean, 0, c, 0.0);
-                            slope_here = scaled_by_running(p, c, slope_here);
-                        }
-                        R mean_here;
-                        split_mean<T>(mean, mean_here, rest);
-                        in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
-                            of_channels.means[at] = mean_here;
-                            of_channels.slopes[at] = slope_here;
-                            of_channels.offsets[at] = offset_here - rest * slope_here;
-                        });
-                    }
-                }
-            }
-            if (V > 1 && shared > 0)
-                wait_for_copies();
-            /* In place of x or what is added to it u must not be written before all blocks have read the value that
-             * they all know. */
-            const bool gives_u = !plain && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
-            if (!plain && p.pre_add.data) {
-                cursor other(p.pre_add, p.x, place, row), u(p.u.data ? p.u : p.x, p.x, place, row);
-                const bool writes = gives_u && !(sums && applies);
+        } else if constexpr (!keeps) {
+            open_ring<K>(edges, copy);
+        } else if (!is_loaded) {
+            walk<K>(count, shared, [&](int slot) { load(x, slot); });
+        }
+        /* Calls work(values, slot, left) for each row of the thread. */
+        struct row_values {
+            float of[V];
+        };
+        const auto walk_all = [&](auto work) {
+            if constexpr (!keeps)
+                walk_ring<K>(
+                    count, copy,
+                    [&](int slot) {
+                        row_values values;
+                        unpack<T, V>(dynamic[slot * threads + (int)threadIdx.x], values.of);
+                        return values;
+                    },
+                    [&](row_values &values, int left) { work(values.of, 0, left); });
+            else
                 walk<K>(count, shared, [&](int slot) {
-                    R value[V], added[V];
-                    read(slot, value);
-                    unpack<T, V>(other.load(), added);
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        value[i] += added[i];
-                    const raw<T, V> pack = make_pack<T, V>(value);
-                    if constexpr (V > 1) {
-                        if (slot < 0)
-                            dynamic[(-1 - slot) * threads + (int)threadIdx.x] = pack;
-                        else
-                            kept[slot < 0 ? 0 : slot] = pack;
-                    } else {
-                        kept[slot] = pack;
-                    }
-                    if (writes)
-                        u.store(pack);
-                    other.advance(p.pre_add, place);
-                    u.advance(p.u.data ? p.u : p.x, place);
+                    float values[V];
+                    read(slot, values);
+                    work(values, slot, 0);
+                });
+        };
+
+        /* What follows from these is found now, not ahead of all loops and loads. */
+        int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
+        int n = place.n, step = threads, rows = g.rows, part_rows = g.part_rows;
+        forget(width);
+        forget(at_once);
+        forget(group_bits);
+        forget(piece_bits);
+        forget(n);
+        forget(step);
+        forget(rows);
+        forget(part_rows);
+        /* Shared memory, in this order: packs; sums of pieces (where rings are, once these are done with);
+         * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
+         * cluster the pair of a group. */
+        const int channels = width * V, first_channel = place.first_channel;
+        const int here = min(channels, (int)p.c - first_channel);
+        const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
+        const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
+        piece_sums<float> *const of_pieces = reinterpret_cast<piece_sums<float> *>(dynamic + shared * threads);
+        const int pieces_bytes = sums ? ((at_once * width) << pack_bits) * (int)sizeof(piece_sums<float>) : 0;
+        group_statistics<float> *const of_groups = reinterpret_cast<group_statistics<float> *>(
+            reinterpret_cast<char *>(of_pieces) + (keeps ? pieces_bytes : max(pieces_bytes, K * threads * 16)));
+        float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
+        const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
+        double *const of_means =
+            reinterpret_cast<double *>(values + (sums && (p.scale.data || p.shift.data) ? 4 : 3) * channels);
+        float2 *const of_parts = reinterpret_cast<float2 *>(of_means + groups + (groups & 1));
+
+        if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
+            open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
+        if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+            ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
+        /* The first value of each group, which all of its blocks know: what means are told less. */
+        const auto first_value = [&](int i) {
+            const int64_t c = first_channel + i * g.group;
+            return load_pack<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel);
+        };
+        const auto keep_first = [&](int i, raw<T, 1> own) {
+            float value[1];
+            unpack<T, 1>(own, value);
+            of_groups[i].mean = value[0];
+        };
+        raw<T, 1> first_own = raw<T, 1>();
+        if (sums && (int)threadIdx.x < groups_here)
+            first_own = first_value((int)threadIdx.x);
+        if (sums && applies)
+            stage(p, of_channels, n, first_channel, here, channels, 0, step);
+        if (sums) {
+            if ((int)threadIdx.x < groups_here)
+                keep_first((int)threadIdx.x, first_own);
+#pragma unroll 1
+            for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
+                keep_first(i, first_value(i));
+        } else if (applies) {
+            /* Each channel's by one thread: those of a block have each channel many times. */
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < here; i += step) {
+                const int c = first_channel + i;
+                const float scale = 1.0f + parameter<float>(p.scale, n, c, 0.0f);
+                float slope_here = parameter<float>(p.weight, n, c, 1.0f) * scale, rest;
+                const float offset_here =
+                    parameter<float>(p.bias, n, c, 0.0f) * scale + parameter<float>(p.shift, n, c, 0.0f);
+                double mean = 0.0;
+                if (a.source == NORMFUSE_SOURCE_SCRATCH) {
+                    const normfuse_cuda_statistics *const of_set =
+                        a.statistics + (by_channel ? c : n * p.groups + divide(c, g.by_set_channels));
+                    mean = of_set->mean;
+                    slope_here *= (float)of_set->rstd;
+                } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
+                    mean = parameter<double>(p.running_mean, 0, c, 0.0);
+                    slope_here = scaled_by_running(p, c, slope_here);
+                }
+                float mean_here;
+                split_mean<T>(mean, mean_here, rest);
+                in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
+                    of_channels.means[at] = mean_here;
+                    of_channels.slopes[at] = slope_here;
+                    of_channels.offsets[at] = offset_here - rest * slope_here;
                 });
             }
+        }
+        if (shared > 0)
+            wait_for_copies();
 
-            /* ---- sums ---- */
-            if (sums) {
-                if (count > 0) {
-                    /* Squares about one of the thread's own values cannot cancel by more than their number. */
-                    if (met == 0) {
-                        if constexpr (streams)
-                            wait_for_older_copies<K - 1>();
-                        /* Not one slot or the other: registers have no places to count through. */
-                        if (V > 1 && (streams || shared > 0))
-                            read(-1, shift);
-                        else
-                            read(0, shift);
-                    }
-                    met += count;
-                    walk_all([&](R(&value)[V], int, int) {
+        /* ---- sums ---- */
+        if (sums) {
+            if (count > 0) {
+                /* Squares about one of the thread's own values cannot cancel by more than their number. */
+                if constexpr (!keeps)
+                    wait_for_older_copies<K - 1>();
+                /* Not one slot or the other: registers have no places to count through. */
+                if (!keeps || shared > 0)
+                    read(-1, shift);
+                else
+                    read(0, shift);
+                met = count;
+                walk_all([&](float(&value)[V], int, int) {
 #pragma unroll
-                        for (int i = 0; i < V; i++) {
-                            const R distance = value[i] - shift[i];
-                            first[i] += distance;
-                            second[i] += distance * distance;
-                        }
+                    for (int i = 0; i < V; i++) {
+                        const float distance = value[i] - shift[i];
+                        first[i] += distance;
+                        second[i] += distance * distance;
+                    }
+                });
+            }
+            /* ---- the statistics of the groups ---- */
+            const int pieces = g.group >> piece_bits, entries = pieces * at_once;
+            if (!keeps)
+                __syncthreads();
+            if (place.active) {
+                const float count_here = (float)met, share = 1.0f / (float)max(met, 1);
+                const float share_of_fewer = uneven ? 1.0f / (float)max(met - 1, 1) : share;
+                /* A bit for each element that an edge lacks. */
+                const unsigned lacking = uneven ? ~(~0u << edges.begin()) | ~0u << edges.finish() : 0;
+                const auto met_of = [&](int i) { return met - (uneven ? (int)(lacking >> i & 1) : 0); };
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    const float mean = first[i] * (uneven && met_of(i) != met ? share_of_fewer : share);
+                    second[i] -= first[i] * mean;
+                    first[i] = mean;
+                }
+                join_channels<float, V>(shift, first, second, count_here, piece_bits);
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    const int met_here = met_of(i);
+                    const bool any = met_here > 0;
+                    if (i < pieces_a_pack) {
+                        const int of_row = (place.column << pack_bits) + i - edges.later();
+                        const int piece = of_row + (uneven && of_row < 0 ? channels : 0),
+                                  group = divide(piece, g.by_pieces);
+                        of_pieces[group * entries + place.beside * pieces + piece - group * pieces] = {
+                            any ? shift[i] : 0.0f, any ? first[i] : 0.0f, any ? second[i] : 0.0f,
+                            (float)(met_here << piece_bits)};
+                    }
+                }
+            }
+            __syncthreads();
+
+            const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
+            const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
+            const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
+            const float rows_part = (float)rows_of(g, place) * (float)g.row_values;
+            const float count_all = (float)rows * (float)g.row_values;
+            /* `mean` is less the value that all know, which the statistics then replace. */
+            const auto finish = [&](int group, float mean, float squares) {
+                group_statistics<float> of_group;
+                const float base = of_groups[group].mean;
+                of_group.variance = squares / count_all;
+                of_group.rstd = inverse_root(of_group.variance + (float)p.eps);
+                split_sum<T>(base, mean, of_group.mean, of_group.rest);
+                in_all_rows(group, groups_here, groups, [&](int at) { of_groups[at] = of_group; });
+                of_means[group] = (double)base + (double)mean;
+                if (g.group == 1) {
+                    float weight, bias;
+                    weigh(p, of_channels, group, weight, bias);
+                    in_all_rows(group, groups_here, groups, [&](int at) {
+                        of_channels.slopes[at] = weight * of_group.rstd;
+                        of_channels.offsets[at] = bias - of_group.rest * (weight * of_group.rstd);
+                        of_channels.means[at] = of_group.mean;
                     });
                 }
-                if (pass + 1 < passes)
-                    continue;
-
-                /* ---- the statistics of the groups ---- */
-                const int pieces = g.group >> piece_bits, entries = pieces * at_once;
-                if (streams)
-                    __syncthreads();
-                if (place.active) {
-                    const R count_here = (R)met, share = R(1) / (R)max(met, 1);
-                    const R share_of_fewer = uneven ? R(1) / (R)max(met - 1, 1) : share;
-                    /* A bit for each element that an edge lacks. */
-                    const unsigned lacking = uneven ? ~(~0u << edges.begin()) | ~0u << edges.finish() : 0;
-                    const auto met_of = [&](int i) { return met - (uneven ? (int)(lacking >> i & 1) : 0); };
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        const R mean = first[i] * (uneven && met_of(i) != met ? share_of_fewer : share);
-                        second[i] -= first[i] * mean;
-                        first[i] = mean;
-                    }
-                    join_channels<R, V>(shift, first, second, count_here, piece_bits);
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        const int met_here = met_of(i);
-                        const bool any = met_here > 0;
-                        if (i < pieces_a_pack) {
-                            const int of_row = (place.column << pack_bits) + i - edges.later();
-                            const int piece = of_row + (uneven && of_row < 0 ? channels : 0),
-                                      group = divide(piece, g.by_pieces);
-                            of_pieces[group * entries + place.beside * pieces + piece - group * pieces] = {
-                                any ? shift[i] : R(0), any ? first[i] : R(0), any ? second[i] : R(0),
-                                (R)(met_here << piece_bits)};
-                        }
+            };
+            if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
+                await_boxes();
+                /* First the mean, then squares about it, which cannot cancel. */
+#pragma unroll 1
+            for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
+                const int group = round + own_group, own = group < groups_here ? entries : 0;
+                const float base = of_groups[own > 0 ? group : 0].mean;
+                const piece_sums<float> *const of_group = of_pieces + (own > 0 ? group : 0) * entries;
+                float mean = 0.0f, squares = 0.0f, met_in_all = 0.0f;
+                /* The groups of the rows abreast follow one another. */
+#pragma unroll 1
+                for (int row = 0; row < g.abreast; row++) {
+#pragma unroll 2
+                    for (int i = lane; i < own; i += lanes) {
+                        const piece_sums<float> found = of_group[row * groups_here * entries + i];
+                        mean += found.count * ((found.first - base) + found.mean);
+                        if (uneven)
+                            met_in_all += found.count;
                     }
                 }
-                __syncthreads();
-
-                const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
-                const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
-                const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
-                const R rows_part = (R)rows_of(g, place) * (R)g.row_values;
-                const R count_all = (R)rows * (R)g.row_values;
-                /* `mean` is less the value that all know, which the statistics then replace. */
-                const auto finish = [&](int group, R mean, R squares) {
-                    group_statistics<R> of_group;
-                    const R base = of_groups[group].mean;
-                    of_group.variance = squares / count_all;
-                    of_group.rstd = inverse_root(of_group.variance + (R)p.eps);
-                    split_sum<T>(base, mean, of_group.mean, of_group.rest);
-                    in_all_rows(group, groups_here, groups, [&](int at) { of_groups[at] = of_group; });
-                    of_means[group] = (double)base + (double)mean;
-                    if (g.group == 1) {
-                        R weight, bias;
-                        weigh(p, of_channels, group, weight, bias);
-                        in_all_rows(group, groups_here, groups, [&](int at) {
-                            of_channels.slopes[at] = weight * of_group.rstd;
-                            of_channels.offsets[at] = bias - of_group.rest * (weight * of_group.rstd);
-                            of_channels.means[at] = of_group.mean;
-                        });
+                /* Exact, of no more than 2^24. */
+                const float count_part = uneven ? sum_few(met_in_all, lanes) : rows_part;
+                mean = sum_few(mean, lanes) / max(count_part, 1.0f);
+#pragma unroll 1
+                for (int row = 0; row < g.abreast; row++) {
+#pragma unroll 2
+                    for (int i = lane; i < own; i += lanes) {
+                        const piece_sums<float> found = of_group[row * groups_here * entries + i];
+                        const float distance = ((found.first - base) + found.mean) - mean;
+                        squares += found.squares + found.count * distance * distance;
                     }
+                }
+                squares = sum_few(squares, lanes);
+                if (own == 0)
+                    continue;
+                const float2 both = {mean, squares};
+                if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                    for (int other = lane; other < g.parts; other += lanes)
+                        send(mail, of_parts + group * g.parts + part, other, both);
+                } else if (lane == 0) {
+                    if (!applies) {
+                        /* A later kernel joins the parts. */
+                        const int set = (g.all_samples ? 0 : n * divide((int)p.c, g.by_group)) +
+                                        divide(first_channel, g.by_group) + group;
+                        double *const triple = a.partials + ((int64_t)set * g.parts + part) * TRIPLE;
+                        triple[0] = (double)count_part;
+                        triple[1] = (double)base + (double)mean;
+                        triple[2] = (double)squares;
+                    } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
+                        reinterpret_cast<float2 *>(
+                            a.partials)[(((int64_t)parity * g.teams + first_team) * groups + group) * g.parts +
+                                        part] = both;
+                    } else {
+                        finish(group, mean, squares);
+                    }
+                }
+            }
+            if (!applies)
+                return;
+            /* How many values a part has follows from its place. */
+            const auto join_parts = [&](const float2 *pairs, auto ask) {
+                const auto number = [&](int i) {
+                    return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
                 };
-                if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    await_boxes();
-                    /* First the mean, then squares about it, which cannot cancel. */
 #pragma unroll 1
                 for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
-                    const int group = round + own_group, own = group < groups_here ? entries : 0;
-                    const R base = of_groups[own > 0 ? group : 0].mean;
-                    const piece_sums<R> *const of_group = of_pieces + (own > 0 ? group : 0) * entries;
-                    R mean = R(0), squares = R(0), met_in_all = R(0);
-                    /* The groups of the rows abreast follow one another. */
-#pragma unroll 1
-                    for (int row = 0; row < g.abreast; row++) {
-#pragma unroll 2
-                        for (int i = lane; i < own; i += lanes) {
-                            const piece_sums<R> found = of_group[row * groups_here * entries + i];
-                            mean += found.count * ((found.first - base) + found.mean);
-                            if (uneven)
-                                met_in_all += found.count;
-                        }
+                    const int group = round + own_group;
+                    const bool exists = group < groups_here;
+                    const float2 *const own = pairs + (exists ? group : 0) * g.parts;
+                    float mean = 0.0f, squares = 0.0f;
+                    float2 held[most_held];
+#pragma unroll
+                    for (int k = 0; k < most_held; k++) {
+                        const int i = lane + k * lanes;
+                        held[k] = {0.0f, 0.0f};
+                        if (i < g.parts)
+                            held[k] = ask(own + i);
                     }
-                    /* Exact, of no more than 2^24. */
-                    const R count_part = uneven ? sum_few(met_in_all, lanes) : rows_part;
-                    mean = sum_few(mean, lanes) / max(count_part, R(1));
-#pragma unroll 1
-                    for (int row = 0; row < g.abreast; row++) {
-#pragma unroll 2
-                        for (int i = lane; i < own; i += lanes) {
-                            const piece_sums<R> found = of_group[row * groups_here * entries + i];
-                            const R distance = ((found.first - base) + found.mean) - mean;
-                            squares += found.squares + found.count * distance * distance;
-                        }
+#pragma unroll
+                    for (int k = 0; k < most_held; k++)
+                        mean += number(lane + k * lanes) * held[k].x;
+#pragma unroll 4
+                    for (int i = lane + most_held * lanes; i < g.parts; i += lanes)
+                        mean += number(i) * ask(own + i).x;
+                    mean = sum_few(mean, lanes) / count_all;
+#pragma unroll
+                    for (int k = 0; k < most_held; k++) {
+                        const float distance = held[k].x - mean;
+                        squares += held[k].y + number(lane + k * lanes) * distance * distance;
+                    }
+#pragma unroll 4
+                    for (int i = lane + most_held * lanes; i < g.parts; i += lanes) {
+                        const float2 next = ask(own + i);
+                        const float distance = next.x - mean;
+                        squares += next.y + number(i) * distance * distance;
                     }
                     squares = sum_few(squares, lanes);
-                    if (own == 0)
-                        continue;
-                    const pair<R> both = {mean, squares};
-                    if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        for (int other = lane; other < g.parts; other += lanes)
-                            send(mail, of_parts + group * g.parts + part, other, both);
-                    } else if (lane == 0) {
-                        if (!applies) {
-                            /* A later kernel joins the parts. */
-                            const int set = (g.all_samples ? 0 : n * divide((int)p.c, g.by_group)) +
-                                            divide(first_channel, g.by_group) + group;
-                            double *const triple = a.partials + ((int64_t)set * g.parts + part) * TRIPLE;
-                            triple[0] = (double)count_part;
-                            triple[1] = (double)base + (double)mean;
-                            triple[2] = (double)squares;
-                        } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                            reinterpret_cast<pair<R> *>(
-                                a.partials)[(((int64_t)parity * g.teams + first_team) * groups + group) * g.parts +
-                                            part] = both;
-                        } else {
-                            finish(group, mean, squares);
-                        }
-                    }
+                    if (exists && lane == 0)
+                        finish(group, mean, squares);
                 }
-                if (!applies)
-                    break;
-                /* How many values a part has follows from its place. */
-                const auto join_parts = [&](const pair<R> *pairs, auto ask) {
-                    const auto number = [&](int i) {
-                        return (R)max(0, min(part_rows, rows - i * part_rows)) * (R)g.row_values;
-                    };
-#pragma unroll 1
-                    for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
-                        const int group = round + own_group;
-                        const bool exists = group < groups_here;
-                        const pair<R> *const own = pairs + (exists ? group : 0) * g.parts;
-                        R mean = R(0), squares = R(0);
-                        pair<R> held[most_held];
-#pragma unroll
-                        for (int k = 0; k < most_held; k++) {
-                            const int i = lane + k * lanes;
-                            held[k] = {R(0), R(0)};
-                            if (i < g.parts)
-                                held[k] = ask(own + i);
-                        }
-#pragma unroll
-                        for (int k = 0; k < most_held; k++)
-                            mean += number(lane + k * lanes) * held[k].x;
-#pragma unroll 4
-                        for (int i = lane + most_held * lanes; i < g.parts; i += lanes)
-                            mean += number(i) * ask(own + i).x;
-                        mean = sum_few(mean, lanes) / count_all;
-#pragma unroll
-                        for (int k = 0; k < most_held; k++) {
-                            const R distance = held[k].x - mean;
-                            squares += held[k].y + number(lane + k * lanes) * distance * distance;
-                        }
-#pragma unroll 4
-                        for (int i = lane + most_held * lanes; i < g.parts; i += lanes) {
-                            const pair<R> next = ask(own + i);
-                            const R distance = next.x - mean;
-                            squares += next.y + number(i) * distance * distance;
-                        }
-                        squares = sum_few(squares, lanes);
-                        if (exists && lane == 0)
-                            finish(group, mean, squares);
-                    }
-                };
-                if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                    await_mail(mail);
-                    join_parts(of_parts, [](const pair<R> *of_part) { return *of_part; });
-                } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                    meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
-                    join_parts(reinterpret_cast<const pair<R> *>(a.partials) +
-                                   ((int64_t)parity * g.teams + first_team) * groups * g.parts,
-                               [](const pair<R> *of_part) { return __ldcg(of_part); });
-                }
-            }
-
-            /* ---- results ---- */
-            if (sums) {
-                __syncthreads();
-                const int column = place.active ? place.column : 0;
-                coefficients_of<R, V>(a, of_channels, of_groups, column, column * V, g.group == 1, first, second,
-                                      shift);
-            } else if (pass == 0) {
-                __syncthreads();
-                coefficients_of<R, V>(a, of_channels, of_groups, place.active ? place.column : 0, 0, true, first,
-                                      second, shift);
-            }
-            if (p.y.data) {
-                if (takes_half<fast, plain>(p.activation)) {
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        first[i] *= R(0.5);
-                        second[i] *= R(0.5);
-                    }
-                }
-#pragma unroll
-                for (int k = 0; k < (streams ? 0 : K); k++)
-                    forget(kept[k]);
-                cursor y(p.y, p.x, place, row, edges.lead());
-                char *const first_result = y.base + y.at;
-                if constexpr (uneven)
-                    y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-                cursor other(!plain && p.post_add.data ? p.post_add : p.y, p.x, place, row);
-                cursor u(!plain && p.u.data ? p.u : p.y, p.x, place, row);
-                /* The same rows of the team that this block has next are asked for as places become free. */
-                const int next_team = team + g.teams;
-                is_loaded = schedule == NORMFUSE_SCHEDULE_split && exchange == NORMFUSE_EXCHANGE_GRID &&
-                            next_team < g.sets && g.row_channels == g.blocks_wide * g.width * V;
-                cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
-                choose_activation<loops, true, plain>(p.activation, [&](auto chosen) {
-                    walk_all([&](R(&z)[V], int slot, int left) {
-                        if (gives_u && sums) {
-                            u.store(make_pack<T, V>(z));
-                            u.advance(p.u, place);
-                        }
-#pragma unroll
-                        for (int i = 0; i < V; i++)
-                            z[i] = fma(z[i] - shift[i], first[i], second[i]);
-                        if (!plain && p.post_add.data) {
-                            R added[V];
-                            unpack<T, V>(other.load(), added);
-#pragma unroll
-                            for (int i = 0; i < V; i++)
-                                z[i] += added[i];
-                            other.advance(p.post_add, place);
-                        }
-                        activate<fast, loops>(z, chosen, p.activation, (R)p.act_param);
-                        const raw<T, V> pack = make_pack<T, V>(z);
-                        bool is_edge = false;
-                        if constexpr (uneven) {
-                            is_edge = left > edges.whole;
-                            if (is_edge)
-                                of_edges[edges.result(count - left)] = pack;
-                        }
-                        if (!is_edge)
-                            y.store(pack);
-                        y.advance(p.y, place);
-                        if (schedule == NORMFUSE_SCHEDULE_split && is_loaded)
-                            load(next, slot);
-                    });
-                });
-                if constexpr (uneven)
-                    store_edges<T>(edges, first_result, of_edges);
-            }
-
-            /* ---- what others are told: after the results, which wait for nothing here ---- */
-            if (sums && part == 0) {
-                const int first_set = divide(first_channel, g.by_group);
-#pragma unroll 1
-                for (int group = (int)threadIdx.x; group < groups_here; group += step) {
-                    const int set = first_set + group;
-                    const double mean = of_means[group], count_all = (double)rows * (double)g.row_values;
-                    const group_statistics<R> found = of_groups[group];
-                    put_parameter<double>(p.mean, n, set, mean);
-                    put_parameter<R>(p.rstd, n, set, found.rstd);
-                    if (a.statistics || (p.has_running_momentum && by_channel)) {
-                        const double variance = unbiased((double)found.variance, count_all);
-                        if (a.statistics)
-                            a.statistics[by_channel ? set : n * p.groups + set] = {mean, (double)found.rstd, variance};
-                        if (p.has_running_momentum && by_channel)
-                            update_running<R>(p, set, mean, variance);
-                    }
-                }
+            };
+            if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                await_mail(mail);
+                join_parts(of_parts, [](const float2 *of_part) { return *of_part; });
+            } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
+                meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
+                join_parts(reinterpret_cast<const float2 *>(a.partials) +
+                               ((int64_t)parity * g.teams + first_team) * groups * g.parts,
+                           [](const float2 *of_part) { return __ldcg(of_part); });
             }
         }
 
+        /* ---- results ---- */
+        if (sums) {
+            __syncthreads();
+            const int column = place.active ? place.column : 0;
+            coefficients_of<V>(a, of_channels, of_groups, column, column * V, g.group == 1, first, second,
+                                  shift);
+        } else {
+            __syncthreads();
+            coefficients_of<V>(a, of_channels, of_groups, place.active ? place.column : 0, 0, true, first,
+                                  second, shift);
+        }
+        if (p.y.data) {
+            if (takes_half<fast, true>(p.activation)) {
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    first[i] *= 0.5f;
+                    second[i] *= 0.5f;
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < (keeps ? K : 0); k++)
+                forget(kept[k]);
+            cursor y(p.y, p.x, place, row, edges.lead());
+            char *const first_result = y.base + y.at;
+            if constexpr (uneven)
+                y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
+            /* The same rows of the team that this block has next are asked for as places become free. */
+            const int next_team = team + g.teams;
+            is_loaded = keeps && exchange == NORMFUSE_EXCHANGE_GRID &&
+                        next_team < g.sets && g.row_channels == g.blocks_wide * g.width * V;
+            cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
+            choose_activation<!uneven, true, true>(p.activation, [&](auto chosen) {
+                walk_all([&](float(&z)[V], int slot, int left) {
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        z[i] = fma(z[i] - shift[i], first[i], second[i]);
+                    activate<fast, !uneven>(z, chosen, p.activation, (float)p.act_param);
+                    const raw<T, V> pack = make_pack<T, V>(z);
+                    bool is_edge = false;
+                    if constexpr (uneven) {
+                        is_edge = left > edges.whole;
+                        if (is_edge)
+                            of_edges[edges.result(count - left)] = pack;
+                    }
+                    if (!is_edge)
+                        y.store(pack);
+                    y.advance(place);
+                    if (keeps && is_loaded)
+                        load(next, slot);
+                });
+            });
+            if constexpr (uneven)
+                store_edges<T>(edges, first_result, of_edges);
+        }
+
+        /* ---- what others are told: after the results, which wait for nothing here ---- */
+        if (sums && part == 0) {
+            const int first_set = divide(first_channel, g.by_group);
+#pragma unroll 1
+            for (int group = (int)threadIdx.x; group < groups_here; group += step) {
+                const int set = first_set + group;
+                const double mean = of_means[group], count_all = (double)rows * (double)g.row_values;
+                const group_statistics<float> found = of_groups[group];
+                put_parameter<double>(p.mean, n, set, mean);
+                put_parameter<float>(p.rstd, n, set, found.rstd);
+                if (a.statistics || (p.has_running_momentum && by_channel)) {
+                    const double variance = unbiased((double)found.variance, count_all);
+                    if (a.statistics)
+                        a.statistics[by_channel ? set : n * p.groups + set] = {mean, (double)found.rstd, variance};
+                    if (p.has_running_momentum && by_channel)
+                        update_running<float>(p, set, mean, variance);
+                }
+            }
+        }
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
         team += g.teams;

@@ -104,8 +104,8 @@ __device__ __forceinline__ void put_sums(const normfuse_cuda_columns &a, const g
                 first[i] *= factor;
                 second[i] *= factor;
             }
-            write_values<float, V>(of_plain + at, first);
-            write_values<float, V>(of_centred + at, second);
+            write_values<V>(of_plain + at, first);
+            write_values<V>(of_centred + at, second);
         }
     }
 }

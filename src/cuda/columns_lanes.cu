@@ -225,8 +225,8 @@ __device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &
                                                                     in_shared<float>(dynamic, at_of.normalized);
     if (place.left > 0) {
         const int at = (place.sample * a.at_once + place.beside) * channels + place.channel - first_channel;
-        write_values<float, V>(of_plain + at, plain);
-        write_values<float, V>(of_normalized + at, normalized);
+        write_values<V>(of_plain + at, plain);
+        write_values<V>(of_normalized + at, normalized);
     }
     __syncthreads();
     const int lasting = min(a.at_once, a.rows); /* rows of a sample whose threads have any */

@@ -109,7 +109,7 @@ struct normfuse_cuda_geometry {
     int32_t rows;        /* of a set or team */
     int32_t part_rows;
     int32_t parts;       /* blocks a set or team */
-    int32_t passes;      /* tiles that each part walks through one after the other; 1: kept on the chip */
+    int32_t passes;      /* tiles of a part, one after the other; kernels read it for forward sums of ragged runs alone */
     int32_t kept_shared; /* packs of each tensor that a thread keeps in shared memory beside those in registers */
     int32_t teams;       /* exchange by the grid: sets at a time, each with a ticket */
     int32_t exchange;    /* enum normfuse_cuda_exchange */

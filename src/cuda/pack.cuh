@@ -688,7 +688,7 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
         }
     } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
         /* In relu's loop relu6 has a branch of its own, elsewhere it is a second step of relu: the other way round
-         * registers spill, 24 bytes of rows_general_backward_f32_4x3 and 28 of columns_lanes_backward_bf16_8x1. */
+         * registers spill, 28 bytes of columns_lanes_backward_bf16_8x1. */
         constexpr bool apart = Chosen::known == NORMFUSE_RELU;
         if (Chosen::known == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
             (!apart && activation == NORMFUSE_RELU6)) {

@@ -102,7 +102,6 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     struct shape general = *shape;
     if (keeps && shape->uneven) {
         general = normfuse_cuda_narrowed(shape);
-        general.narrowed = true;
         shape = &general;
     } else if (keeps && shape->problem->columns && shape->direction == BACKWARD &&
                is_rare(shape->problem->activation)) {

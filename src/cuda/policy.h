@@ -16,8 +16,7 @@ struct normfuse_cuda_policy {
     int32_t part_bytes[2];       /* that a block keeps at most before a set is shared: forward, backward */
     int32_t small_part_bytes[2]; /* the same of blocks of 128 threads, where a cluster of them holds a set; 0: never */
     int32_t least_part_bytes;    /* below which sharing a set costs more than it gains */
-    int32_t few_threads[2];      /* a block of the kernels that keep few packs, at most */
-    int32_t many_threads[2];
+    int32_t many_threads[2];     /* of a block that shares a set, at most */
     /* Of a block that holds a set by itself, most first; 0: no more. */
     int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
@@ -29,8 +28,8 @@ struct normfuse_cuda_policy {
     int32_t added_passes[2]; /* and with an addition before the activation: */
     int32_t added_bytes[2][2]; /* of a tensor, from which on that is the faster way: forward, backward; of batch norm */
     int32_t parted_waves;                                      /* where blocks have parts of rows, applying */
-    int32_t passing_slots[2][2][2]; /* packs in shared memory of those that are no rings: runs, columns; forward,
-                                       backward; applying, summing */
+    int32_t passing_slots[2][2];    /* runs: packs in shared memory of tiles that are not kept: forward, backward;
+                                       applying, summing */
     int32_t most_parts_of_last[2];  /* of a channel, that the tile kernel's last block adds: runs, columns */
     double least_round_bytes;       /* of x that a block of the whole grid keeps, where the grid goes round */
     double round_wait;              /* microseconds that each round takes beside its bytes */
@@ -62,14 +61,12 @@ struct normfuse_cuda_policy {
     double spread_stretch, spread_meeting;                        /* the same where threads keep all packs */
     int64_t l2_again_bytes;         /* that is read again, above which the L2 is not told what to keep */
     double twice[2], twice_wait[2]; /* what reading twice takes: times the floor, and microseconds */
-    double narrow[2];               /* how many times as long what keeps sets takes with packs of one element */
     double twice_wide; /* the same of channels that are sets of their own, where a block has not all of them */
 };
 
 /* Figures that all GPUs have so far: measured on an H200, or of schedules that no other GPU has. */
 #define NORMFUSE_CUDA_POLICY_OF_ALL                                                                                    \
     .least_part_bytes = 16 << 10,                                                                                      \
-    .few_threads = {64, 64},                                                                                           \
     .many_threads = {256, 256},                                                                                        \
     /* affine 64x256x64x64 backward: 128 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142 */       \
     .passing_threads = {128, 64},                                                                                      \
@@ -136,9 +133,7 @@ struct normfuse_cuda_policy {
     .grid_round = {8.5, 5.5},                                                                                          \
     /* f16 NHWC: batch norm 256x2048x7x7 50 us, 46.7 with 32 MB kept, backward 73.0 and 70.3; 1x256x512x512 108.1      \
      * and 104.4; backward 1x128x1024x1024 322 and 336, batch norm 256x64x112x112 483 and 495 */                       \
-    .l2_again_bytes = 200 << 20,                                                                                       \
-    .narrow = {3.0, 3.0}, /* f16 NHWC: 2x30x7x7 5.0 us, by two readings 12.3; 2x33x61x67 13.6, 15.6; backward 33.7,    \
-                             18.6 */
+    .l2_again_bytes = 200 << 20
 
 /* Best first: the first row whose capability the device has. What each figure was measured on is in
  * docs/decisions/0011-cuda.md. */
@@ -154,8 +149,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .whole_threads = {{448, 224}, {256, 192, 160, 128}},
         .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
         .most_cluster = {8, 8},
-        /* affine bf16 NHWC: 0 92 us, 8 81, 16 76; backward 0 248, 4 214, 8 168, 12 187 */
-        .passing_slots = {{{0, 8}, {8, 8}}, {{16, 8}, {8, 8}}},
+        .passing_slots = {{0, 8}, {8, 8}},
         .least_round_bytes = 48e3,
         .cycles_a_microsecond = 1800,
         .shared_a_block = 112 << 10,
@@ -177,7 +171,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
         .whole_threads = {{256, 224}, {256, 192, 160, 128}},
         .small_set_bytes = 32 << 10,
         .most_cluster = {1, 1},
-        .passing_slots = {{{0, 4}, {4, 4}}, {{4, 4}, {0, 4}}},
+        .passing_slots = {{0, 4}, {4, 4}},
         .least_round_bytes = 24e3,
         .cycles_a_microsecond = 1400,
         .shared_a_block = 48 << 10,

@@ -250,10 +250,8 @@ template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data
         if constexpr (sizeof(T) == 2) {
             pack = make_uint4(pack.x << 16 | value, __funnelshift_l(pack.x, pack.y, 16),
                               __funnelshift_l(pack.y, pack.z, 16), __funnelshift_l(pack.z, pack.w, 16));
-        } else if constexpr (sizeof(T) == 4) {
-            pack = make_uint4(__float_as_uint(value), pack.x, pack.y, pack.z);
         } else {
-            pack = make_uint4((unsigned)__double2loint(value), (unsigned)__double2hiint(value), pack.x, pack.y);
+            pack = make_uint4(__float_as_uint(value), pack.x, pack.y, pack.z);
         }
     }
     return pack;
@@ -276,10 +274,8 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &pack, con
             if (own.has(i)) {
                 if constexpr (sizeof(T) == 2)
                     store_pack<T, 1>(data, i, (unsigned short)(words[i / 2] >> (i % 2 * 16)));
-                else if constexpr (sizeof(T) == 4)
-                    store_pack<T, 1>(data, i, __uint_as_float(words[i]));
                 else
-                    store_pack<T, 1>(data, i, __hiloint2double((int)words[2 * i + 1], (int)words[2 * i]));
+                    store_pack<T, 1>(data, i, __uint_as_float(words[i]));
             }
     }
 }

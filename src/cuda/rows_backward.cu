@@ -89,12 +89,12 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
-    constexpr bool simple = !many && schedule != NORMFUSE_SCHEDULE_general;
     constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
                    ragged = schedule == NORMFUSE_SCHEDULE_unaligned;
-    using tensor = run_tensor<T, V, simple, ragged>;
-    /* Of plain tiles ragged ones alone have the rare derivatives, by a call in each pack. */
-    constexpr bool fast = sizeof(T) == 2, all = !simple || ragged;
+    using tensor = run_tensor<T, V, !many, ragged>;
+    /* Lanes alone have additions and tensors of different strides. Beside them ragged tiles alone have the rare
+     * derivatives, by a call in each pack. */
+    constexpr bool fast = sizeof(T) == 2, all = many || ragged;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -104,14 +104,14 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     __shared__ R rstd_of_set;
     const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
     const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
-    const int shared = V > 1 && !many ? g.kept_shared : 0;
+    const int shared = !many ? g.kept_shared : 0;
     run_gradient<R> *const coefficients = reinterpret_cast<run_gradient<R> *>(dynamic + 2 * shared * threads);
     totals<R> *const of_channels = reinterpret_cast<totals<R> *>(coefficients + g.coefficients);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = schedule == NORMFUSE_SCHEDULE_split || schedule == NORMFUSE_SCHEDULE_general || ragged;
+    const bool shares = schedule == NORMFUSE_SCHEDULE_split || ragged;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(!keeps && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
@@ -135,7 +135,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         const auto walk = [&](auto work, int64_t next = 0) {
             int index = packs.index;
             forget(index);
-            if constexpr (V > 1 && !many) {
+            if constexpr (!many) {
 #pragma unroll 1
                 for (int k = 0; k < shared && index - lane < packs.end; k++) {
                     work(place_of_slot(k, 0), place_of_slot(k, 1), index);
@@ -166,10 +166,10 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         if constexpr (keeps)
             first = ask_gradient(a, packs, (int)threadIdx.x);
         {
-            const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, simple ? p.x : p.dy, packs.n, packs.c);
+            const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, many ? p.dy : p.x, packs.n, packs.c);
             const run_end<T, ragged> end(a, packs, x.lead);
             int index = packs.index;
-            if constexpr (V > 1 && !many) {
+            if constexpr (!many) {
 #pragma unroll 1
                 for (int k = 0; k < shared; k++) {
                     if (!asked && index < packs.end) {
@@ -227,7 +227,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             ticket_before() = ticket;
         const R portion = R(1) / (R)p.set_values;
-        const R factor = takes_half<fast, simple>(p.activation) ? R(0.5) : R(1);
+        const R factor = takes_half<fast, !many>(p.activation) ? R(0.5) : R(1);
         if constexpr (keeps) {
             for (int i = (int)threadIdx.x; has_channel(a, packs, i); i += threads) {
                 if (i >= threads)
@@ -239,9 +239,9 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         } else {
             prepare_gradients<many>(a, packs, factor, coefficients);
         }
-        if (V > 1 && shared > 0)
+        if (shared > 0)
             wait_for_copies();
-        if (!simple && p.pre_add.data) {
+        if (many && p.pre_add.data) {
             const tensor other(a, p.pre_add, p.pre_add, packs.n, packs.c);
             walk([&](raw<T, V> &x, raw<T, V> &, int index) {
                 if (index >= packs.end)
@@ -260,7 +260,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         /* Channels of the block are counted from the first that it touches; all of a channel's set are the same one. */
         const int channel_step = by_sample ? 0 : 1;
         const run_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
-        const normfuse_view &post_view = !simple && p.post_add.data ? p.post_add : p.x;
+        const normfuse_view &post_view = many && p.post_add.data ? p.post_add : p.x;
         const tensor post(a, post_view, post_view, packs.n, packs.c);
         /* x - shift, dy' */
         const auto differentiate = [&](auto chosen, const run_gradient<R> &coefficient, int index, int stretch,
@@ -273,14 +273,14 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     z[i] = fma(x[i], coefficient.slope, coefficient.offset);
-                if (!simple && p.post_add.data) {
+                if (many && p.post_add.data) {
                     R added[V];
                     unpack<T, V>(load_pack<T, V>(post.at(g, index, stretch), 0), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] = p.from_y ? added[i] : z[i] + added[i];
                 }
-                differentiate_by<fast, simple && !ragged>(dy, z, chosen, p.activation, (R)p.act_param);
+                differentiate_by<fast, !many && !ragged>(dy, z, chosen, p.activation, (R)p.act_param);
             }
         };
 
@@ -305,7 +305,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 }
                 channel = {R(0), R(0)};
             };
-            choose_activation<simple, all>(p.activation, [&](auto chosen) {
+            choose_activation<!many, all>(p.activation, [&](auto chosen) {
                 walk([&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
                     const int stretch = divide(index, g.by_spans);
                     R plain = R(0), about = R(0);
@@ -316,7 +316,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                         unpack<T, V>(x_pack, x);
                         unpack<T, V>(dy_pack, dy);
                         differentiate(chosen, own[channel_here], index, stretch, x, dy);
-                        const run_elements<V, ragged> elements = elements_of<T, V, simple, ragged>(a, packs, index);
+                        const run_elements<V, ragged> elements = elements_of<T, V, !many, ragged>(a, packs, index);
                         if (!elements.are_all()) {
                             /* Not by a factor of 0: what others have there may be infinite. */
 #pragma unroll
@@ -387,7 +387,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             }
         };
         /* In place of dy it must not be written before dy was read for the last time. */
-        const bool gives_dy = !simple && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        const bool gives_dy = many && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
         const bool exchanges = sums && applies && centred && !many;
         if (sums && !exchanges) {
             __syncthreads();
@@ -459,9 +459,9 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             forget(kept_x[k]);
             forget(kept_dy[k]);
         }
-        const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = !simple && p.du.data ? p.du : p.x;
-        const normfuse_view &dpost_view = !simple && p.dpost_add.data ? p.dpost_add : p.x;
-        const tensor dx(a, dx_view, simple ? p.x : dx_view, packs.n, packs.c);
+        const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
+        const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;
+        const tensor dx(a, dx_view, many ? dx_view : p.x, packs.n, packs.c);
         const tensor du(a, du_view, du_view, packs.n, packs.c), dpost(a, dpost_view, dpost_view, packs.n, packs.c);
         /* The set after this one, whose packs take the places of those that were read, is so many bytes further on. */
         int64_t next = 0;
@@ -473,7 +473,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, packs.n, packs.c).data;
             }
         }
-        choose_activation<simple, all>(p.activation, [&](auto chosen) {
+        choose_activation<!many, all>(p.activation, [&](auto chosen) {
             const auto give = [&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
                 if (index >= packs.end)
                     return;
@@ -489,7 +489,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         x[i] = fma(coefficient.slope, dy[i], centred ? fma(share, x[i], level) : R(0));
-                    if (!simple && p.du.data) {
+                    if (many && p.du.data) {
                         R added[V];
                         unpack<T, V>(load_pack<T, V>(du.at(g, index, stretch), 0), added);
 #pragma unroll
@@ -497,7 +497,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                             x[i] += added[i];
                     }
                     store_own<T, V, ragged>(dx.at(g, index, stretch), make_pack<T, V>(x),
-                                            elements_of<T, V, simple, ragged>(a, packs, index));
+                                            elements_of<T, V, !many, ragged>(a, packs, index));
                 }
             };
             walk(give, next);

@@ -55,7 +55,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
-    constexpr bool plain = !many && schedule != NORMFUSE_SCHEDULE_general;
+    constexpr bool plain = !many; /* lanes alone have additions and tensors of different strides */
     constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
                    ragged = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass;
@@ -68,14 +68,14 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_RUN_CLUSTER];
     __shared__ mailbox mail;
     __shared__ set_statistics<R> of_set;
-    const int shared = V > 1 && !many && !streams ? g.kept_shared : 0;
+    const int shared = !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
     run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = schedule == NORMFUSE_SCHEDULE_split || schedule == NORMFUSE_SCHEDULE_general || ragged;
+    const bool shares = schedule == NORMFUSE_SCHEDULE_split || ragged;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const bool backwards = !keeps && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -131,7 +131,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             } else {
                 const tensor x(a, p.x, p.x, packs.n, packs.c);
                 const run_end<T, ragged> end(a, packs, x.lead);
-                if constexpr (V > 1 && !many) {
+                if constexpr (!many) {
 #pragma unroll 1
                     for (int k = 0; k < (asked ? 0 : shared); k++) {
                         const int index = packs.index + k * packs.step;
@@ -203,10 +203,10 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             };
             if (applies && !later && (pass == 0 || !many))
                 prepare((int)threadIdx.x);
-            if (V > 1 && shared > 0)
+            if (shared > 0)
                 wait_for_copies();
-            /* Calls work(pack, index) for each pack that the thread has in shared memory; it says whether it changed
-             * the pack. Where nothing is kept, for all packs that the thread has. */
+            /* Calls work(pack, index) for each pack that the thread has in shared memory; where nothing is kept, for all
+             * packs that the thread has. */
             const auto walk_shared = [&](auto work, const char *next = nullptr) {
                 int index = packs.index;
                 forget(index);
@@ -215,12 +215,11 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         work(pack, index);
                         index += packs.step;
                     });
-                } else if constexpr (V > 1 && !many) {
+                } else if constexpr (!many) {
 #pragma unroll 1
                     for (int k = 0; k < shared && index < packs.end; k++) {
                         raw<T, V> pack = own_shared[k * (int)blockDim.x];
-                        if (work(pack, index))
-                            own_shared[k * (int)blockDim.x] = pack;
+                        work(pack, index);
                         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                             tensor x(a, p.x, p.x, packs.n, packs.c);
                             x.data = const_cast<char *>(next);
@@ -243,10 +242,6 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     index += packs.step;
                 }
             };
-            const auto walk = [&](auto work) {
-                walk_shared(work);
-                walk_registers(work);
-            };
             if (!plain && p.pre_add.data) {
                 const tensor other(a, p.pre_add, p.pre_add, packs.n, packs.c);
                 const normfuse_view &to = p.u.data ? p.u : p.x;
@@ -256,7 +251,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                  * share. */
                 if (writes && sums && pass == 0)
                     __syncthreads();
-                walk([&](raw<T, V> &pack, int index) {
+                walk_registers([&](raw<T, V> &pack, int index) {
                     const int stretch = divide(index, g.by_spans);
                     R value[V], added[V];
                     unpack<T, V>(pack, value);
@@ -267,7 +262,6 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     pack = make_pack<T, V>(value);
                     if (writes)
                         store_pack<T, V>(u.at(g, index, stretch), 0, pack);
-                    return true;
                 });
             }
 
@@ -321,7 +315,6 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                             square[i % 2] += distance * distance;
                         }
                         count += own.count();
-                        return false;
                     });
                     if (count > 0) {
                         const R total = sum[0] + sum[1], number = (R)count, mean = total / number;
@@ -331,7 +324,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 if constexpr (streams) {
                     gather(kept[0], packs.index, walk_shared);
                 } else {
-                    if constexpr (V > 1 && !many) {
+                    if constexpr (!many) {
                         if (shared > 0)
                             gather(own_shared[0], packs.index, walk_shared);
                     }
@@ -450,7 +443,6 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         }
                         activate<fast, plain>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
-                        return false;
                     };
                     walk_shared(give, next);
                     walk_registers(give);

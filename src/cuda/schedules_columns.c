@@ -60,8 +60,6 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
     g->kept_shared = streams(kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
-    if (g->kept_shared > 0 && !shape->wide)
-        return false;
     const int64_t channels = (int64_t)g->width * shape->pack;
     int64_t groups = channels / g->group;
     g->group_bits = g->channel_bits = g->piece_bits = 0;
@@ -79,23 +77,23 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     g->sum_slots = g->parts;
     step->blocks = (int64_t)g->sets * g->parts;
     /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
-    const int64_t stride = channels + channels % 2, in_cluster = cluster > 1 ? groups * cluster : 0;
+    const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
     /* What passes goes through a ring of each thread. */
     const bool rings = kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
     size_t packs = (size_t)shape->tensors * 16 * (size_t)(rings ? registers : g->kept_shared) * threads;
     if (shape->direction == BACKWARD) {
-        words = 4 * groups + 4 * stride + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
+        words = 4 * groups + 4 * channels + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
         const size_t pieces = (size_t)(4 * at_once * (shape->pack >> g->piece_bits) * g->width) * shape->value_bytes;
         /* Rings are done with when sums are joined. */
         packs = rings ? (packs > pieces ? packs : pieces) : packs + pieces;
         words = 4 * groups;
-        words += (modulated ? 4 : 3) * stride + 2 * in_cluster;
+        words += (modulated ? 4 : 3) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
     } else {
-        words = 3 * stride;
+        words = 3 * channels;
     }
     step->shared = packs + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
     return step->shared + 1024 <= shape->device->shared_per_block;
@@ -275,7 +273,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         time += policy->grid_wait[shape->direction] * rounds +
                 (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
-    return time * (shape->narrowed ? policy->narrow[shape->direction] : 1.0);
+    return time;
 }
 
 /* Packs of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
@@ -445,8 +443,7 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
     &normfuse_cuda_grid_registers, &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};
 
 /* Blocks of `width` packs, whose sums are joined over `group` channels. */
-static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group,
-                       int64_t more)
+static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
     const struct normfuse_problem *const p = shape->problem;
     const struct normfuse_cuda_policy *const policy = shape->policy;
@@ -455,15 +452,14 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
                                               : shape->added  ? NORMFUSE_SCHEDULE_elementwise_residual
                                               : shape->uneven ? NORMFUSE_SCHEDULE_unaligned
                                                               : NORMFUSE_SCHEDULE_two_pass;
-    const int64_t slots = vectors_of(shape, small) + (shape->plain || shape->added ? 0 : more);
+    const int64_t slots = vectors_of(shape, small);
     step->geometry = normfuse_cuda_columns_geometry(shape, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their rings find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t most_threads = normfuse_tune("PASSING", known          ? policy->known_threads[shape->direction]
-                                                    : shape->plain ? policy->passing_column_threads[parted]
-                                                                   : 256);
+    int64_t most_threads = normfuse_tune("PASSING", known ? policy->known_threads[shape->direction]
+                                                          : policy->passing_column_threads[parted]);
     uint32_t threads;
     for (;; most_threads = policy->passing_column_threads[0]) {
         threads = whole_warps(width * least(most(1, most_threads / width), at_most));
@@ -487,7 +483,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
                            : shape->known ? normfuse_tune("PASSES", policy->known_passes[shape->direction])
                                           : normfuse_tune("PASSES", 4));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
-    if (sums && streams(small) && normfuse_tune("INTERLEAVE", 1)) {
+    if (sums && normfuse_tune("INTERLEAVE", 1)) {
         const int64_t parts = most(divide_up(g->rows, 128 * at_once),
                                    least(tiles, most(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
         g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
@@ -510,8 +506,6 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->added;
     const int64_t packs = normfuse_cuda_packs_of_row(shape), d = of_groups ? p->c / p->groups : 1;
     const int64_t unit = packs_of_unit(shape, d);
-    const int64_t more =
-        shape->wide ? normfuse_tune("SLOTS", shape->policy->passing_slots[1][shape->direction][sums]) : 0;
     const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->added && (sums || shape->direction == BACKWARD);
     const int64_t widest = widest_of(d);
     int64_t width = least(packs, widest);
@@ -520,14 +514,14 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     if (unit <= 512 || packs <= widest) {
         /* Of rows that begin inside of packs a lane would have too much of a large group: a later kernel joins it. */
         const int64_t group = !joins ? width * shape->pack : normfuse_cuda_most_at_once(shape, d) > 0 ? d : 1;
-        if (pass_width(shape, step, sums, width, group, more) || pass_width(shape, step, sums, width, group, 0))
+        if (pass_width(shape, step, sums, width, group))
             return true;
     }
     if (shape->abreast > 1)
         return false;
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
     for (width = least(packs, 64); width >= 1; width /= 2)
-        if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->pack, 0))
+        if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->pack))
             return true;
     return false;
 }

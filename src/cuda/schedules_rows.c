@@ -47,8 +47,6 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(shape->direction == FORWARD ? each : 32 * each);
     g->kept_shared = streams(shape, kept) ? 0 : (int32_t)most(0, each - registers);
-    if (g->kept_shared > 0 && shape->pack == 1)
-        return false;
     const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
     g->coefficients = (int32_t)touched;
     g->channels_a_segment = shape->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
@@ -346,9 +344,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     const enum normfuse_cuda_schedule small = small_schedule(shape);
     const bool stream = streams(shape, small);
     /* Packs in shared memory are asked for with the others: more in flight for each wait. */
-    const int64_t more = shape->pack > 1 && !stream
-                             ? normfuse_tune("SLOTS", shape->policy->passing_slots[0][shape->direction][sums])
-                             : 0;
+    const int64_t more = stream ? 0 : normfuse_tune("SLOTS", shape->policy->passing_slots[shape->direction][sums]);
     const int64_t slots = vectors_of(shape, small) + more;
     const int64_t threads = least(normfuse_tune("PASSING", shape->policy->passing_threads[stream && !sums]),
                                   whole_warps(divide_up(g->rows, slots)));

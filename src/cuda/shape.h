@@ -22,7 +22,6 @@ struct shape {
     int pack;             /* elements of a vector */
     int32_t abreast;      /* columns: rows that are walked as one, so that they are whole vectors */
     bool uneven;          /* these and samples do not end together, which two passes can bear */
-    bool narrowed;        /* element by element, where two passes go by vectors */
     size_t value_bytes;   /* of what is computed in */
     bool same_strides;    /* of all tensors */
     bool alike;           /* the tensors have the same strides, and what a block has of one fewer than 2^31 bytes */
