@@ -15,8 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cuda/loader.h"
 #include "cuda/launch.h"
+#include "cuda/loader.h"
 #include "fake_driver.h"
 #include "harness.h"
 #include "normfuse.h"
@@ -236,7 +236,8 @@ static void test_destroyed_streams(struct fake_driver *there, void (*destroy_gra
     CHECK(first != NULL && sync_of(0, 0x500) == first, "a stream's memory has changed");
     there->renewals = 1;
     char *const second = sync_of(0, 0x500);
-    CHECK(second != NULL && second != first && sync_of(0, 0x500) == second, "a new stream has a destroyed one's memory");
+    CHECK(second != NULL && second != first && sync_of(0, 0x500) == second,
+          "a new stream has a destroyed one's memory");
     there->capturing = true;
     const int before = there->allocations;
     int most = 0;
@@ -1025,8 +1026,8 @@ static void test_scratch_of_empty_shards(void)
     normfuse_tensor sums = normfuse_tensor_contiguous(address + 4096, NORMFUSE_F64, 2, pairs, &axes_of_sums);
     x.device = saved.device = sums.device = (normfuse_device){NORMFUSE_CUDA, 0};
     const normfuse_batch_norm_options options = {.struct_bytes = sizeof options, .eps = 1e-5};
-    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .dy = &x, .mean = &saved,
-                                      .rstd = &saved, .sums = &sums};
+    const normfuse_tensors tensors = {
+        .struct_bytes = sizeof tensors, .x = &x, .dy = &x, .mean = &saved, .rstd = &saved, .sums = &sums};
     normfuse_exec exec = {.struct_bytes = sizeof exec, .scratch = address};
     CHECK(normfuse_batch_norm_backward_scratch_bytes(&options, &tensors, NULL, &exec.scratch_bytes) == NORMFUSE_OK,
           "%s", normfuse_last_error());
@@ -1095,8 +1096,8 @@ struct plan_case {
 };
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, general_launches, ragged_launches, abreast_launches, compact_launches, grid_launches,
-    short_launches, spread_launches, uneven_launches, added_launches, line_launches;
+static int too_large, too_little_shared, general_launches, ragged_launches, abreast_launches, compact_launches,
+    grid_launches, short_launches, spread_launches, uneven_launches, added_launches, line_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -1179,7 +1180,8 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
-    const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows, vectors = up(rows, g->unit_lanes) * g->part_samples;
+    const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows,
+                  vectors = up(rows, g->unit_lanes) * g->part_samples;
     const int64_t in_turn = p->columns ? pack : pack < 4 ? pack : 4, lanes = INT64_C(1) << g->group_bits;
     const int64_t in_thread = vectors * up(pack, in_turn) + (p->columns ? 0 : in_turn - 1);
     const int64_t joined = g->joined_blocks > 1 ? up(g->joined_blocks, lanes) + 7 : 0;
@@ -1231,7 +1233,8 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         if (is_short(kernel)) {
             /* In a thread, a pack or its rows; channels of a pack; lanes. Sums of channels: of a sample, then of
              * samples; threads are joined in double. */
-            const int64_t in_sample = up(rows, at_once), samples = up(p->n, (int64_t)g->parts * a->columns.of.lanes.samples);
+            const int64_t in_sample = up(rows, at_once),
+                          samples = up(p->n, (int64_t)g->parts * a->columns.of.lanes.samples);
             const int64_t of_set = (kept == 1 ? pack : in_sample + levels(pack)) + 5 + 7;
             const struct tolerance_arithmetic cuda = {.on_cuda = true};
             const int64_t of_sums =
@@ -1329,7 +1332,8 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
         return;
     }
     const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
-    const int64_t samples = is_compact(launch->name) && a->columns.of.cluster.samples > 0 ? a->columns.of.cluster.samples : 1;
+    const int64_t samples =
+        is_compact(launch->name) && a->columns.of.cluster.samples > 0 ? a->columns.of.cluster.samples : 1;
     if (is_short(launch->name)) {
         const struct normfuse_cuda_columns *const c = &a->columns;
         const struct normfuse_cuda_lanes *const of = &c->of.lanes;
@@ -1421,8 +1425,8 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
 }
 
 /* In `seen`, one an element: how many threads of a general kernel have it. */
-static void count_elements_of_general(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int pack,
-                                      unsigned char *seen)
+static void count_elements_of_general(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a,
+                                      int pack, unsigned char *seen)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1430,7 +1434,8 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
         const int64_t block = i / launch->threads, thread = i % launch->threads;
         const int64_t team = block / g->parts, part = block % g->parts, chunk = part % g->parts_a_sample;
-        const int64_t first_sample = g->all_samples ? part / g->parts_a_sample * g->part_samples : team / g->blocks_wide;
+        const int64_t first_sample =
+            g->all_samples ? part / g->parts_a_sample * g->part_samples : team / g->blocks_wide;
         const int64_t past = first_sample + (g->all_samples ? g->part_samples : 1);
         const int64_t unit = p->columns ? thread % g->width : thread / g->unit_lanes;
         const int64_t lane = p->columns ? thread / g->width : thread % g->unit_lanes;
@@ -1473,7 +1478,8 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         HOLDS(pack == 1 || ((uintptr_t)view->data % 16 == 0 && view->batch == p->x.batch &&
                             view->channel == p->x.channel && view->position == p->x.position));
         HOLDS(pack == 1 || (p->columns ? view->channel == 1 : view->position == 1 || p->s == 1));
-        tensors += view == &p->x || view == &p->dy || (view == &p->post_add && (backward ? p->activation != 0 : applies));
+        tensors +=
+            view == &p->x || view == &p->dy || (view == &p->post_add && (backward ? p->activation != 0 : applies));
     }
     HOLDS(pack == 1 || g->ragged || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
     HOLDS(g->abreast == g->copies && (g->abreast == 1 || (p->columns && p->x.position == p->c * g->abreast)));
@@ -1497,8 +1503,8 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const bool keeps = g->general.keeps != 0;
     HOLDS(keeps == (g->kept_shared > 0) && (!keeps || (both && (pack > 1 || vectors <= kept))));
     HOLDS(pack == 1 || g->general.slots >= (keeps ? vectors : kept) * tensors * 16 * (int64_t)launch->threads);
-    HOLDS(!sums || g->general.entries >= (int64_t)g->width * g->unit_lanes *
-                                             (p->columns ? backward ? pack : pack >> g->piece_bits : 1));
+    HOLDS(!sums || g->general.entries >=
+                       (int64_t)g->width * g->unit_lanes * (p->columns ? backward ? pack : pack >> g->piece_bits : 1));
     HOLDS((!applies && !backward) || g->general.channels >= channels);
     HOLDS(!both || g->general.sets * (int64_t)g->group >= channels);
     HOLDS(launch->cluster <= 1 || g->general.blocks >= (int32_t)launch->cluster);
@@ -1558,8 +1564,8 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
                                          views[i]->channel == p->x.channel && views[i]->position == 1),
               "%s: %s: tensor %zu is not like x, or not aligned", test->name, launch->name, i);
     /* Sums of x know nothing of what is added after them. */
-    CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) && p->u.data == NULL && p->du.data == NULL &&
-              p->dpost_add.data == NULL,
+    CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
+              p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
     const int64_t elements = p->n * p->c * p->s;
     /* Of large ones the last rows: by then every place that a row can begin at in a pack was met. */
@@ -1627,7 +1633,7 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
     HOLDS((int64_t)(g->parts - 1) * g->part_rows < g->rows);
     const struct normfuse_cluster_layout layout =
         backward ? normfuse_lay_out_cluster_backward(g->width, (int32_t)channels, (int32_t)groups, c->at_once, g->parts,
-                                                    of->samples > 0 ? (int32_t)ranks : 0, gives)
+                                                     of->samples > 0 ? (int32_t)ranks : 0, gives)
                  : normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, c->at_once, g->parts);
     HOLDS(layout.bytes <= (int32_t)launch->shared);
     check_packed(test, launch, p, pack);
@@ -1658,8 +1664,8 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && (int64_t)(g->parts - 1) * of->samples < p->n);
     HOLDS((int64_t)of->by_lanes.divisor == lanes && (int32_t)c->by_blocks_wide.divisor == g->blocks_wide);
     HOLDS(divides(&of->by_units) && divides(&of->by_lanes) && divides(&c->by_blocks_wide));
-    HOLDS(a->sums == NULL || (int32_t)launch->shared >=
-                                 normfuse_lay_out_lanes(of->samples, c->at_once, c->width * pack).bytes);
+    HOLDS(a->sums == NULL ||
+          (int32_t)launch->shared >= normfuse_lay_out_lanes(of->samples, c->at_once, c->width * pack).bytes);
     HOLDS(!test->backward ||
           (p->rstd.type == NORMFUSE_F32 && (p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64)));
     HOLDS(p->scale.data == NULL && p->shift.data == NULL && g->sums_by_channel && g->sum_slots == g->parts);
@@ -1744,7 +1750,7 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     /* Sums of channels, one block's beside one another. */
     HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == (int32_t)launch->grid));
     HOLDS((int32_t)launch->shared >= normfuse_lay_out_grid_backward(0, c->width, (int32_t)p->c, (int32_t)p->groups,
-                                                                   c->at_once, false, a->sums != NULL)
+                                                                    c->at_once, false, a->sums != NULL)
                                          .bytes);
     check_packed(test, launch, p, pack);
 #undef HOLDS
@@ -1781,7 +1787,8 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     HOLDS(divides(&of->by_tile) && divides(&of->by_turn));
     HOLDS((int64_t)of->by_turn.divisor == (int64_t)tile_rows * g->parts);
     /* A copy has fewer bytes than a barrier counts. */
-    const int32_t stage = tile_rows * g->width * NORMFUSE_VECTOR_BYTES * (backward ? 2 : 1), stages = of->stages * stage;
+    const int32_t stage = tile_rows * g->width * NORMFUSE_VECTOR_BYTES * (backward ? 2 : 1),
+                  stages = of->stages * stage;
     const int32_t channels = (int32_t)p->c, groups = (int32_t)p->groups;
     const int32_t bytes =
         batch      ? normfuse_lay_out_batch(stages, channels, c->at_once, backward).bytes
@@ -1860,8 +1867,8 @@ static void check_uneven(const struct plan_case *test, const struct fake_launch 
         CHECK(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->position == p->x.position),
               "%s: %s: tensor %zu is not like x", test->name, launch->name, i);
     /* Sums of x know nothing of what is added after them. */
-    CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) && p->u.data == NULL && p->du.data == NULL &&
-              p->dpost_add.data == NULL,
+    CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
+              p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
     CHECK(g->kept_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: keeps what it reads", test->name,
           launch->name);
@@ -2024,8 +2031,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(divides(&g->by_parts) && divides(&g->by_groups) && divides(&g->by_spans) && divides(&g->by_outer));
     HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group));
     HOLDS(!p->columns || line || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
-    HOLDS(!p->columns || line || (g->group % (1 << g->piece_bits) == 0 && pack % (1 << g->piece_bits) == 0 &&
-                          ((int64_t)g->by_pieces.divisor << g->piece_bits == g->group || general)));
+    HOLDS(!p->columns || line ||
+          (g->group % (1 << g->piece_bits) == 0 && pack % (1 << g->piece_bits) == 0 &&
+           ((int64_t)g->by_pieces.divisor << g->piece_bits == g->group || general)));
     HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t groups = p->columns ? (int64_t)g->width * pack / g->group : 1;
@@ -2480,8 +2488,7 @@ static const struct fake_launch *launch_forward(bool batch, normfuse_type weight
         big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
         axes[i].strides[0] += apart;
     }
-    normfuse_tensor weight =
-        normfuse_tensor_contiguous((void *)0x300000000000, weight_type, 1, &sizes[1], &of_weight);
+    normfuse_tensor weight = normfuse_tensor_contiguous((void *)0x300000000000, weight_type, 1, &sizes[1], &of_weight);
     weight.device = big[0].device;
     const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .y = &big[1], .weight = &weight};
     const struct plan_case test = {.op = batch ? 1 : 0, .groups = 8};
@@ -2509,8 +2516,8 @@ static void test_samples_apart(void)
         struct normfuse_cuda_arguments a;
         memcpy(&a, launch_forward(true, NORMFUSE_F32, apart)->arguments, sizeof a);
         CHECK(a.problem.n == (apart ? 4 : 1) && a.problem.s * a.problem.n == 400,
-              "%lld elements between samples: %lld samples of %lld positions", (long long)apart,
-              (long long)a.problem.n, (long long)a.problem.s);
+              "%lld elements between samples: %lld samples of %lld positions", (long long)apart, (long long)a.problem.n,
+              (long long)a.problem.s);
     }
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * general_columns.cu - the general kernels over columns. */
-#include "general.cuh"
+#include "general_backward.cuh"
+#include "general_forward.cuh"
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \

@@ -57,11 +57,13 @@ enum normfuse_cuda_kernel {
 
 /* A row of kernels.def; of finish.cu's kernels the name alone. */
 struct normfuse_cuda_kernel_row {
-    const char *name; /* in the module: "normfuse_merge" */
     enum normfuse_cuda_schedule schedule;
+    uint16_t name; /* its place among the names */
     int16_t elements, vectors, threads, registers;
 };
 extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS];
+/* In the module: "normfuse_merge". */
+const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
 
 /* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. */
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,

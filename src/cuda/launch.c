@@ -43,10 +43,10 @@ const char *normfuse_last_kernels(void)
             break;
         if (ran->phases == 0)
             snprintf(text + at, room, "%s%s", joint,
-                     normfuse_cuda_kernel_table[ran->kernel].name + strlen("normfuse_"));
+                     normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
         else
             snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
-                     normfuse_cuda_kernel_table[ran->kernel].name + strlen("normfuse_"), ran->blocks, ran->threads,
+                     normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"), ran->blocks, ran->threads,
                      ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
                      : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
                                                                 : " parts=",

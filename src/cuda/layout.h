@@ -120,7 +120,8 @@ NORMFUSE_LAYOUT struct normfuse_batch_layout normfuse_lay_out_batch(int32_t stag
     return at;
 }
 
-/* general. `slots` first: what threads have of the tensors, which a block keeps, or reads no more when it joins sums. */
+/* general. `slots` first: what threads have of the tensors, which a block keeps, or reads no more when it joins sums.
+ */
 struct normfuse_general_sizes {
     int32_t slots;   /* bytes */
     int32_t keeps;   /* slots */

@@ -286,8 +286,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             put_parameter<double>(p.mean, n, place.group, mean);
             put_parameter<R>(p.rstd, n, place.group, rstd);
             if (a.statistics)
-                a.statistics[(int64_t)n * p.groups + place.group] = {
-                    mean, (double)rstd, unbiased((double)variance, (double)p.set_values)};
+                a.statistics[(int64_t)n * p.groups + place.group] = {mean, (double)rstd,
+                                                                     unbiased((double)variance, (double)p.set_values)};
         }
 
         char *to = line_of<T>(a, p.y, place, n);

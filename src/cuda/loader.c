@@ -403,9 +403,9 @@ static normfuse_status find_kernels(const char *call, struct loaded *loaded, con
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         result = CUDA_ERROR_NOT_FOUND;
         for (size_t image = 0; result == CUDA_ERROR_NOT_FOUND && image < images; image++)
-            result =
-                driver->cuLibraryGetKernel(&loaded->kernels[i], libraries[image], normfuse_cuda_kernel_table[i].name);
-        refused = normfuse_cuda_kernel_table[i].name;
+            result = driver->cuLibraryGetKernel(&loaded->kernels[i], libraries[image],
+                                                normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i));
+        refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
     }
     if (result == CUDA_SUCCESS) {
         loaded->has_kernels = true;
@@ -441,7 +441,7 @@ static CUresult load_into_context(struct loaded *loaded, struct device *device, 
     CUresult result = enter(loaded, device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         CUfunction function;
-        *refused = normfuse_cuda_kernel_table[i].name;
+        *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = driver->cuKernelGetFunction(&function, loaded->kernels[i]);
         if (result == CUDA_SUCCESS)
             result = driver->cuFuncLoad(function);
@@ -588,7 +588,7 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                            "%s: device %d, %s, refused to launch %s (%" PRIu32 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
-                           call, (int)device->ordinal, device->name, normfuse_cuda_kernel_table[launch->kernel].name,
+                           call, (int)device->ordinal, device->name, normfuse_cuda_kernel_name(launch->kernel),
                            launch->grid, launch->threads, launch->cluster, launch->shared, error_text(loaded, result));
 }
 

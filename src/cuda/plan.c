@@ -24,9 +24,10 @@ static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geom
     return step;
 }
 
-/* The statistics of `sets` sets of which each has so many parts: where these are very many, a few blocks a set first join
- * shares of them. */
-static void add_statistics(struct plan *plan, const struct normfuse_cuda_geometry *geometry, int64_t sets, int64_t parts)
+/* The statistics of `sets` sets of which each has so many parts: where these are very many, a few blocks a set first
+ * join shares of them. */
+static void add_statistics(struct plan *plan, const struct normfuse_cuda_geometry *geometry, int64_t sets,
+                           int64_t parts)
 {
     enum { MANY_PARTS = 4096, SHARE = 1024, MOST_SHARES = 256 };
     struct normfuse_cuda_geometry shared = *geometry;
@@ -65,7 +66,8 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
-    if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) || is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
+    if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
+        is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
         samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
         (contributors > 1 && (!shape->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
@@ -109,8 +111,9 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
         shape = &general;
     }
     const bool sums_alone = sums && !(phases & ~first);
-    found = keeps                     ? normfuse_cuda_hold(shape, step)
-            : (!shape->plain && !shape->added) || normfuse_cuda_has_short_rows(shape) ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
+    found = keeps ? normfuse_cuda_hold(shape, step)
+            : (!shape->plain && !shape->added) || normfuse_cuda_has_short_rows(shape)
+                ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
             : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
                                       : normfuse_cuda_pass_rows(shape, step, sums_alone);
     if (!found && !keeps) {
@@ -121,7 +124,7 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
         return false;
     if (shape->explains)
         fprintf(stderr, "normfuse: plan: %s: takes %s\n", shape->problem->name,
-                normfuse_cuda_kernel_table[step->kernel].name);
+                normfuse_cuda_kernel_name(step->kernel));
     step->phases = phases;
     step->source = source;
     set_divisors(shape->problem, step->threads - step->without_packs, &step->geometry);

@@ -394,8 +394,8 @@ static const char *configure_split(const struct shape *shape, int number, struct
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
     const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, variant.at_most);
     const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : variant.at_most;
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows,
-                        whole_warps(g->width * at_once), variant.grid ? 1 : (int32_t)parts, true))
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once),
+                        variant.grid ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
     if (variant.grid) {
         if (g->parts < 2 || g->teams > MOST_TEAMS)
@@ -438,9 +438,16 @@ static const struct schedule two_pass = {.name = "two_pass", .refuse = refuse_ad
                                       .configure = configure_split,
                                       .estimate = estimate};
 
-const struct schedule *const normfuse_cuda_columns_schedules[] = {
-    &two_pass, &normfuse_cuda_lines, &lanes, &cluster, &split, &normfuse_cuda_grid_pipeline,
-    &normfuse_cuda_grid_registers, &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};
+const struct schedule *const normfuse_cuda_columns_schedules[] = {&two_pass,
+                                                                  &normfuse_cuda_lines,
+                                                                  &lanes,
+                                                                  &cluster,
+                                                                  &split,
+                                                                  &normfuse_cuda_grid_pipeline,
+                                                                  &normfuse_cuda_grid_registers,
+                                                                  &normfuse_cuda_general_passes,
+                                                                  &normfuse_cuda_general,
+                                                                  NULL};
 
 /* Blocks of `width` packs, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)

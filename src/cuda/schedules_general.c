@@ -14,8 +14,8 @@ enum {
 };
 
 /* The shape as these kernels see it. Vectors of 16 bytes need tensors with the same strides, which begin where a vector
- * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are ragged (columns:
- * rows are walked abreast). */
+ * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are ragged
+ * (columns: rows are walked abreast). */
 static struct shape general_of(const struct shape *shape)
 {
     enum { MOST_VALUES = 1 << 30 };
@@ -39,7 +39,7 @@ static struct shape general_of(const struct shape *shape)
     general.abreast = (int32_t)(normfuse_cuda_common_multiple(p->c, pack) / p->c);
     general.ragged = p->x.batch % pack != 0 || p->s % general.abreast != 0;
     return p->x.position == p->c && p->s >= 2 * general.abreast && (double)p->s * (double)p->c < MOST_VALUES ? general
-                                                                                                         : narrow;
+                                                                                                             : narrow;
 }
 
 static int64_t largest_divisor(int64_t value, int64_t at_most)
@@ -63,10 +63,9 @@ static int tensors_of(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int both = 1 + (p->pre_add.data != NULL);
-    return shape->direction == FORWARD
-               ? both + (p->post_add.data != NULL)
-               : both + 1 + (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
-                     (p->du.data != NULL && p->dx.data != NULL);
+    return shape->direction == FORWARD ? both + (p->post_add.data != NULL)
+                                       : both + 1 + (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
+                                             (p->du.data != NULL && p->dx.data != NULL);
 }
 
 static int results_of(const struct shape *shape)
@@ -271,14 +270,12 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
     const double start = shape->problem->columns ? 16.0 : 12.0;
-    return start + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) / shape->policy->bytes_a_microsecond;
+    return start +
+           (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) / shape->policy->bytes_a_microsecond;
 }
 
-const struct schedule normfuse_cuda_general = {.name = "general",
-                                               .refuse = refuse,
-                                               .variants = variants,
-                                               .configure = configure,
-                                               .estimate = estimate};
+const struct schedule normfuse_cuda_general = {
+    .name = "general", .refuse = refuse, .variants = variants, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
     .name = "general, two passes", .refuse = refuse, .estimate = estimate_passes};
 
@@ -306,8 +303,8 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const struct shape general = general_of(given), *const shape = &general;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const bool joins = sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD &&
-                       shape->abreast == 1;
+    const bool joins =
+        sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->abreast == 1;
     const int64_t rows = p->columns ? p->s : p->s / shape->pack;
     /* Threads that share a channel have some vectors each. */
     int64_t lanes = power_of_two_below(most(1, least(THREADS, divide_up(rows, 8))));
@@ -320,7 +317,8 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const int64_t fewest = (p->columns ? 4 : 2) * ahead, most_of_thread = least(most_vectors(shape), 96);
     const int64_t blocks_wanted = (sums || p->columns ? 6 : 16) * shape->device->processors;
     const int64_t all = of_sample * samples * g->sets;
-    int64_t of_thread = most(divide_up(all, blocks_wanted), least(fewest, divide_up(all, 2 * shape->device->processors)));
+    int64_t of_thread =
+        most(divide_up(all, blocks_wanted), least(fewest, divide_up(all, 2 * shape->device->processors)));
     of_thread = least(of_thread, most_of_thread);
     if (of_sample >= of_thread)
         part_block(shape, g, divide_up(of_sample, of_thread), samples);

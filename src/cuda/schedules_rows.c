@@ -165,8 +165,7 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
     if (g->sets * parts < blocks_wanted)
         parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
     parts = most(1, only != 0 ? only : parts);
-    struct split split = {.kept = shape->ragged  ? NORMFUSE_SCHEDULE_unaligned
-                                                 : NORMFUSE_SCHEDULE_split,
+    struct split split = {.kept = shape->ragged ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
     int64_t threads = normfuse_tune("THREADS", policy->many_threads[shape->direction]);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
@@ -315,8 +314,8 @@ static const char *configure_rounds(const struct shape *shape, int variant, stru
     const struct split split = split_of(shape, &g);
     const int64_t sets = g.sets, only = normfuse_tune("TEAMS", 0);
     double least_time = INFINITY;
-    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and 429;
-     * backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
+    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
+     * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
     for (int64_t teams = least(sets, 2 * shape->device->processors); teams >= fewest; teams--) {
         struct step trial;
@@ -383,8 +382,9 @@ static const struct schedule lanes = {.name = "lanes", .refuse = refuse, .config
                              block = {.name = "block", .refuse = refuse_additions, .configure = configure_block},
                              grid = {.name = "grid", .refuse = refuse_additions, .configure = configure_grid},
                              cluster = {.name = "cluster", .refuse = refuse_additions, .configure = configure_cluster},
-                             rounds = {.name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds};
+                             rounds = {
+                                 .name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
-    &normfuse_cuda_lines, &lanes, &block, &grid, &cluster, &rounds, &normfuse_cuda_general_passes,
+    &normfuse_cuda_lines,   &lanes, &block, &grid, &cluster, &rounds, &normfuse_cuda_general_passes,
     &normfuse_cuda_general, NULL};

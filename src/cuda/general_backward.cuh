@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * general_backward.cuh - gradients of any call; rows_backward.cu has the formulas, general.cuh the picture. */
+#ifndef NORMFUSE_CUDA_GENERAL_BACKWARD_CUH
+#define NORMFUSE_CUDA_GENERAL_BACKWARD_CUH
+
+#include "general.cuh"
+
+template <typename T, int V, int K, bool columns>
+__device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &a)
+{
+    follow_kernel();
+    using R = compute<T>;
+    constexpr int W = columns ? V : 1, N = GENERAL_DU + 1;
+    constexpr bool fast = sizeof(T) == 2;
+    using loader = general_loader<T, V, K, columns, N>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail;
+    const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0, centred = p.sets != NORMFUSE_SETS_NONE;
+    const bool twice = sums && applies && centred, adds = p.pre_add.data != nullptr;
+    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const bool reads_post = p.post_add.data && p.activation != NORMFUSE_IDENTITY;
+    const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), true);
+    totals<R> *const entries = in_shared<totals<R>>(dynamic, at.entries);
+    general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
+    totals<R> *const of_channels = in_shared<totals<R>>(dynamic, at.weighted);
+    totals<R> *const of_sets = in_shared<totals<R>>(dynamic, at.sets);
+    double *const of_blocks = in_shared<double>(dynamic, at.blocks);
+
+    const general_tile<T, V, columns> tile(a);
+    loader data(a, tile);
+    data.from[GENERAL_X] = p.x.data;
+    data.from[GENERAL_PRE_ADD] = p.pre_add.data;
+    data.from[GENERAL_POST_ADD] = reads_post ? p.post_add.data : nullptr;
+    data.from[GENERAL_DY] = p.dy.data;
+    data.from[GENERAL_DU] = p.dx.data && applies && (!twice || data.keeps) ? p.du.data : nullptr;
+    data.open();
+    const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
+    if (in_cluster)
+        open_mail(mail, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
+    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
+        int copy;
+        channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), true);
+    }
+    __syncthreads();
+
+    R slope[W], offset[W], mean[W];
+    const int first_channel = tile.active ? tile.unit * W : 0;
+    const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
+    recall_channels<R, W>(channels, first_channel, factor, slope, offset, mean);
+    /* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. */
+    const auto differentiate = [&](auto chosen, const general_vectors<T, V, N> &from, R(&u)[V], R(&dy)[V]) {
+        values_of_x<T, V, N>(from, adds, u);
+        unpack<T, V>(from.of[GENERAL_DY], dy);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            u[i] -= mean[i % W];
+        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+            R z[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = fma(u[i], slope[i % W], offset[i % W]);
+            if (reads_post) {
+                R more[V];
+                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] = p.from_y ? more[i] : fma(more[i], factor, z[i]);
+            }
+            differentiate_by<fast, false>(dy, z, chosen, p.activation, (R)p.act_param);
+        }
+    };
+    R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
+    general_result<T, V, columns> dx(a, tile, p.dx), dz(a, tile, p.dpost_add);
+    const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool gives_dz,
+                          bool gives_dx, R(&u)[V], R(&dy)[V]) {
+        if (gives_dz) {
+            R through[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                through[i] = dy[i] * factor;
+            dz.store(dx, make_pack<T, V>(through), range);
+        }
+        if (gives_dx) {
+            if (p.du.data) {
+                R more[V];
+                unpack<T, V>(from.of[GENERAL_DU], more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    u[i] += more[i];
+            }
+            dx.store(dx, make_pack<T, V>(u), range);
+        }
+        dx.places.advance();
+        if (V == 1)
+            dz.places.advance();
+    };
+    constexpr int sums_in_turn = columns ? V : V < 4 ? V : 4;
+    R first[sums_in_turn] = {}, second[sums_in_turn] = {};
+    if (sums || !centred) {
+        const bool gives_dx = !centred && applies && p.dx.data;
+        const bool gives_dz =
+            p.dpost_add.data && !twice && (!centred || g.stores_dz || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        choose_activation<true, true>(p.activation, [&](auto chosen) {
+            data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
+                R u[V], dy[V];
+                differentiate(chosen, from, u, dy);
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    first[i % sums_in_turn] += dy[i];
+                    second[i % sums_in_turn] += dy[i] * u[i];
+                }
+                if (gives_dx || gives_dz) {
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        u[i] = slope[i % W] * dy[i];
+                    give(from, range, gives_dz, gives_dx, u, dy);
+                }
+            });
+        });
+    }
+    if (sums) {
+        const int lanes = g.unit_lanes;
+        if constexpr (!columns) {
+#pragma unroll
+            for (int i = 1; i < sums_in_turn; i++) {
+                first[0] += first[i];
+                second[0] += second[i];
+            }
+        }
+        __syncthreads(); /* shared memory that is read no more */
+        if (tile.active) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                entries[(tile.unit * W + i) * lanes + tile.lane] = {first[i] * factor, second[i] * factor};
+        }
+        __syncthreads();
+        share_items(tile.here, g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
+            totals<R> sum = {R(0), R(0)};
+#pragma unroll 2
+            for (int k = lane; k < (exists ? lanes : 0); k += lanes_of_channel) {
+                const totals<R> found = entries[i * lanes + k];
+                sum.plain += found.plain;
+                sum.centred += found.centred;
+            }
+            sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
+            if (!exists || lane != 0)
+                return;
+            const general_channel<R> of = channels[i];
+            sum.centred -= of.rest * sum.plain;
+            if (twice)
+                of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
+            if (a.sums) {
+                int copy;
+                const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : tile.n) * p.c + tile.channel_at(a, i, copy);
+                reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + tile.part * max(1, g.copies) + copy] =
+                    make_double2((double)sum.plain, (double)sum.centred);
+            }
+        });
+    }
+    if (!applies || !centred)
+        return;
+
+    /* ---- the totals of the sets ---- */
+    const auto finish = [&](int set, R plain, R product, R rest) {
+        const int of_set = divide(tile.first_channel, g.by_set_channels) + set;
+        const R rstd = parameter<R>(p.rstd, tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
+        const R of_u = -(product * rstd) * (rstd * portion);
+        of_sets[set] = {-plain * portion - of_u * rest, of_u};
+    };
+    if (twice) {
+        __syncthreads();
+        if (in_cluster)
+            await_boxes();
+        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+            totals<R> sum = {R(0), R(0)};
+#pragma unroll 2
+            for (int i = lane; i < (exists ? g.group : 0); i += lanes_of_set) {
+                const totals<R> found = of_channels[set * g.group + i];
+                sum.plain += found.plain;
+                sum.centred += found.centred;
+            }
+            sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
+            if (in_cluster) {
+                for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
+                    double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * PAIR;
+                    send(mail, there, other, (double)sum.plain);
+                    send(mail, there + 1, other, (double)sum.centred);
+                }
+            } else if (exists && lane == 0) {
+                finish(set, sum.plain, sum.centred, channels[set * g.group].rest);
+            }
+        });
+        if (in_cluster) {
+            await_mail(mail);
+            share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+                const double *const own = of_blocks + set * g.joined_blocks * PAIR;
+                totals<R> sum = {R(0), R(0)};
+                for (int i = lane; i < (exists ? g.joined_blocks : 0); i += lanes_of_set) {
+                    sum.plain += (R)own[i * PAIR];
+                    sum.centred += (R)own[i * PAIR + 1];
+                }
+                sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
+                if (exists && lane == 0)
+                    finish(set, sum.plain, sum.centred, channels[set * g.group].rest);
+            });
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            const totals<R> found = of_sets[divide(first_channel + i, g.by_group)];
+            level[i] = found.plain;
+            of_mean[i] = found.centred;
+        }
+        if (!data.keeps) {
+            data.from[GENERAL_DU] = p.dx.data ? p.du.data : nullptr;
+            data.open();
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            int copy;
+            const int c = tile.channel_at(a, first_channel + i, copy);
+            const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
+            const double *const total =
+                a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
+            const R rstd = parameter<R>(p.rstd, tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
+            of_mean[i] = -((R)total[1] * rstd) * (rstd * portion);
+            level[i] = -(R)total[0] * portion - of_mean[i] * channels[first_channel + i].rest;
+        }
+    }
+
+    /* ---- results ---- */
+    choose_activation<true, true>(p.activation, [&](auto chosen) {
+        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
+            R u[V], dy[V];
+            differentiate(chosen, from, u, dy);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                u[i] = fma(slope[i % W], dy[i], fma(of_mean[i % W], u[i], level[i % W]));
+            give(from, range, p.dpost_add.data, p.dx.data, u, dy);
+        });
+    });
+}
+
+#endif

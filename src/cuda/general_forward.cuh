@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * general_forward.cuh - statistics and results of any call; general.cuh has the picture. */
+#ifndef NORMFUSE_CUDA_GENERAL_FORWARD_CUH
+#define NORMFUSE_CUDA_GENERAL_FORWARD_CUH
+
+#include "general.cuh"
+
+template <typename T, int V, int K, bool columns>
+__device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a)
+{
+    follow_kernel();
+    using R = compute<T>;
+    constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1, sums_in_turn = columns ? V : V < 4 ? V : 4;
+    constexpr int most_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
+    constexpr bool fast = sizeof(T) == 2;
+    using loader = general_loader<T, V, K, columns, N>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail;
+    const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, adds = p.pre_add.data != nullptr;
+    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), false);
+    piece_sums<R> *const pieces = in_shared<piece_sums<R>>(dynamic, at.entries);
+    general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
+    group_statistics<R> *const of_sets = in_shared<group_statistics<R>>(dynamic, at.sets);
+    double *const means = in_shared<double>(dynamic, at.means), *const of_blocks =
+                                                                    in_shared<double>(dynamic, at.blocks);
+
+    const general_tile<T, V, columns> tile(a);
+    loader data(a, tile);
+    data.from[GENERAL_X] = p.x.data;
+    data.from[GENERAL_PRE_ADD] = p.pre_add.data;
+    data.from[GENERAL_POST_ADD] = !sums || data.keeps ? p.post_add.data : nullptr;
+    data.open();
+    const int sets_here = sums ? divide(tile.here, g.by_group) : 0;
+    if (in_cluster)
+        open_mail(mail, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
+    if (applies)
+        for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
+            int copy;
+            channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), false);
+        }
+
+    if (sums) {
+        /* Squares about one of the thread's own values cannot cancel by more than their number. */
+        R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
+        const bool writes = !applies && adds && p.u.data;
+        general_result<T, V, columns> u_to(a, tile, p.u);
+        raw<T, V> fill = zero_pack<T, V>();
+        {
+            R u[V];
+            values_of_x<T, V, N>(data.first(), adds, u);
+            if constexpr (columns) {
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    shift[i] = u[i];
+            } else {
+                /* The line's own first one. */
+                const int begin = V > 1 && g.ragged ? max(0, tile.lead - tile.row * V) : 0;
+#pragma unroll
+                for (int i = V - 1; i >= 0; i--)
+                    shift[0] = i >= begin ? u[i] : shift[0];
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    u[i] = shift[0];
+            }
+            fill = make_pack<T, V>(u);
+        }
+        data.walk(
+            [&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
+                R u[V];
+                values_of_x<T, V, N>(from, adds, u);
+                if (writes) {
+                    u_to.store(u_to, make_pack<T, V>(u), range);
+                    u_to.places.advance();
+                }
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    const R distance = u[i] - shift[columns ? i : 0];
+                    first[i % sums_in_turn] += distance;
+                    second[i % sums_in_turn] += distance * distance;
+                }
+            },
+            fill);
+        int numbers[W] = {};
+        const general_ranges<T, V, columns> ranges(a, tile);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            numbers[i % W] += tile.count - (V > 1 && g.ragged ? ranges.lacking(a, tile, i) : 0);
+        R mean[W], squares[W];
+        if constexpr (!columns) {
+#pragma unroll
+            for (int i = 1; i < sums_in_turn; i++) {
+                first[0] += first[i];
+                second[0] += second[i];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            mean[i] = first[i] / (R)max(numbers[i], 1);
+            squares[i] = second[i] - first[i] * mean[i];
+        }
+        const int piece_bits = columns ? g.piece_bits : 0, lanes = g.unit_lanes;
+        if constexpr (columns)
+            join_channels<R, V>(shift, mean, squares, (R)tile.count, piece_bits);
+        __syncthreads(); /* shared memory that is read no more */
+        const int pieces_a_unit = 1 << (most_bits - piece_bits);
+        if (tile.active) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                if (i < pieces_a_unit)
+                    pieces[(tile.unit * pieces_a_unit + i) * lanes + tile.lane] = {shift[i], mean[i], squares[i],
+                                                                                   (R)(numbers[i] << piece_bits)};
+        }
+        __syncthreads();
+
+        /* ---- the statistics of the sets: first means, then squares about them ---- */
+        const int entries = (g.group >> piece_bits) * lanes;
+        const auto finish = [&](int set, double mean_of_set, R squares_of_set) {
+            group_statistics<R> found;
+            found.variance = squares_of_set / (R)p.set_values;
+            found.rstd = inverse_root(found.variance + (R)p.eps);
+            split_mean<T>(mean_of_set, found.mean, found.rest);
+            of_sets[set] = found;
+            means[set] = mean_of_set;
+        };
+        if (in_cluster)
+            await_boxes();
+        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+            const piece_sums<R> *const own = pieces + set * entries;
+            const int last = exists ? entries : 0;
+            const R base = own->first;
+            R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
+#pragma unroll 2
+            for (int i = lane; i < last; i += lanes_of_set) {
+                const piece_sums<R> found = own[i];
+                count += found.count;
+                mean_of_set += found.count * ((found.first - base) + found.mean);
+            }
+            count = sum_few(count, lanes_of_set);
+            mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(count, R(1));
+#pragma unroll 2
+            for (int i = lane; i < last; i += lanes_of_set) {
+                const piece_sums<R> found = own[i];
+                const R distance = ((found.first - base) + found.mean) - mean_of_set;
+                squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
+            }
+            squares_of_set = sum_few(squares_of_set, lanes_of_set);
+            const double whole = (double)base + (double)mean_of_set;
+            if (in_cluster) {
+                for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
+                    double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * TRIPLE;
+                    send(mail, there, other, (double)count);
+                    send(mail, there + 1, other, whole);
+                    send(mail, there + 2, other, (double)squares_of_set);
+                }
+            } else if (exists && lane == 0) {
+                if (applies) {
+                    finish(set, whole, squares_of_set);
+                } else {
+                    /* With rows abreast sets are single channels here. */
+                    int copy;
+                    const int first = tile.channel_at(a, set * g.group, copy);
+                    const int64_t of_all =
+                        (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(first, g.by_group);
+                    const int slot = tile.part * max(1, g.copies) + copy;
+                    double *const triple = a.partials + (of_all * g.parts * max(1, g.copies) + slot) * TRIPLE;
+                    triple[0] = (double)count;
+                    triple[1] = whole;
+                    triple[2] = (double)squares_of_set;
+                }
+            }
+        });
+        if (in_cluster) {
+            await_mail(mail);
+            share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+                const double *const own = of_blocks + set * g.joined_blocks * TRIPLE;
+                const double base = own[1];
+                const int last = exists ? g.joined_blocks : 0;
+                R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
+                for (int i = lane; i < last; i += lanes_of_set) {
+                    count += (R)own[i * TRIPLE];
+                    mean_of_set += (R)own[i * TRIPLE] * (R)(own[i * TRIPLE + 1] - base);
+                }
+                mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(sum_few(count, lanes_of_set), R(1));
+                for (int i = lane; i < last; i += lanes_of_set) {
+                    const R distance = (R)(own[i * TRIPLE + 1] - base) - mean_of_set;
+                    squares_of_set += (R)own[i * TRIPLE + 2] + (R)own[i * TRIPLE] * distance * distance;
+                }
+                squares_of_set = sum_few(squares_of_set, lanes_of_set);
+                if (exists && lane == 0)
+                    finish(set, base + (double)mean_of_set, squares_of_set);
+            });
+        }
+    }
+    if (!applies)
+        return;
+
+    /* ---- results ---- */
+    __syncthreads();
+    if (sums && !data.keeps) {
+        data.from[GENERAL_POST_ADD] = p.post_add.data;
+        data.open();
+    }
+    R slope[W], offset[W], mean[W];
+    const int first_channel = tile.active ? tile.unit * W : 0;
+    const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
+    recall_channels<R, W>(channels, first_channel, sums ? R(1) : factor, slope, offset, mean);
+    if (sums) {
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            const group_statistics<R> found = of_sets[divide(first_channel + i, g.by_group)];
+            slope[i] *= found.rstd * factor;
+            offset[i] = offset[i] * factor - found.rest * slope[i];
+            mean[i] = found.mean;
+        }
+    }
+    const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+    general_result<T, V, columns> y(a, tile, p.y), u_to(a, tile, p.u);
+    choose_activation<true, true>(p.activation, [&](auto chosen) {
+        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
+            R z[V];
+            values_of_x<T, V, N>(from, adds, z);
+            if (writes)
+                u_to.store(y, make_pack<T, V>(z), range);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
+            if (p.post_add.data) {
+                R more[V];
+                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] = fma(more[i], factor, z[i]);
+            }
+            activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+            y.store(y, make_pack<T, V>(z), range);
+            y.places.advance();
+            if (V == 1)
+                u_to.places.advance();
+        });
+    });
+
+    /* ---- what others are told ---- */
+    if (sums && tile.rank == 0)
+        for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
+            const int set = divide(tile.first_channel, g.by_set_channels) + i;
+            const group_statistics<R> found = of_sets[i];
+            put_parameter<double>(p.mean, tile.n, set, means[i]);
+            put_parameter<R>(p.rstd, tile.n, set, found.rstd);
+            const double variance = unbiased((double)found.variance, (double)p.set_values);
+            if (a.statistics)
+                a.statistics[by_channel ? set : tile.n * p.groups + set] = {means[i], (double)found.rstd, variance};
+            if (p.has_running_momentum && by_channel)
+                update_running<R>(p, set, means[i], variance);
+        }
+}
+
+#endif
