@@ -108,9 +108,9 @@ foreach(source ${NORMFUSE_CUDA_KERNEL_SOURCES})
     set(fatbin ${NORMFUSE_CUDA_FATBIN_DIR}/${name}.fatbin)
     # The list travels as one argument of a shell: ';' would end it.
     string(REPLACE ";" " " flags "${NORMFUSE_NVCC_FLAGS}")
-    # GPUs of 8.6 and 8.9 run machine code of 8.0, too. Kernels over columns have no other for them, which is what keeps the
+    # GPUs of 8.6 and 8.9 run machine code of 8.0, too. All kernels but those of rows have no other for them, which keeps the
     # library with all architectures below 12 MiB; neither kind was ever timed.
-    if(name MATCHES "^columns_" AND "80" IN_LIST NORMFUSE_CUDA_TARGETS)
+    if(name MATCHES "^(columns_|general_|lines)" AND "80" IN_LIST NORMFUSE_CUDA_TARGETS)
         string(REGEX REPLACE " -gencode arch=compute_8[69],code=sm_8[69]" "" flags "${flags}")
     endif()
     add_custom_command(OUTPUT ${fatbin}
