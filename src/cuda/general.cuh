@@ -343,26 +343,38 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             }
         }
     }
-    /* The thread's first vector, and of the next one the elements that the first lacks. */
+    /* The thread's first vector, with the next one's elements where it has others' (columns), and zeros where there are
+     * none: what nobody wrote may be no number, and would be one of the set's even if it counted 0 times. */
     __device__ __forceinline__ vectors first()
     {
         vectors found;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            found.of[i] = zero_pack<T, V>();
         if constexpr (through_shared) {
             if (keeps)
                 wait_for_copies();
             else
                 wait_for_older_copies<K - 2>();
-            found = read(first_slot);
-            general_ranges<T, V, columns> ranges(a, tile);
-            const general_range<V> range = ranges.next(a, tile);
-            if (!range.is_whole() && tile.count > 1 && columns) {
-                const vectors second = read(first_slot + apart);
+            if (tile.count > 0)
+                found = read(first_slot);
+            if constexpr (sizeof(T) <= 4) {
+                if (a.geometry.ragged) {
+                    general_ranges<T, V, columns> ranges(a, tile);
+                    const general_range<V> range = ranges.next(a, tile), after = ranges.next(a, tile);
+                    const bool has_next = columns && tile.count > 1;
 #pragma unroll
-                for (int i = 0; i < N; i++)
-                    found.of[i] = filled<T>(found.of[i], second.of[i], range.begin, range.end);
+                    for (int i = 0; i < N; i++) {
+                        raw<T, V> other = zero_pack<T, V>();
+                        if (has_next && from[i])
+                            other = filled<T>(first_slot[apart + offset[i]], other, after.begin, after.end);
+                        found.of[i] = filled<T>(found.of[i], other, range.begin, range.end);
+                    }
+                }
             }
         } else {
-            found = kept[0];
+            if (tile.count > 0)
+                found = kept[0];
         }
         return found;
     }
