@@ -595,6 +595,7 @@ static void test_plan_in_words(void)
     waitpid(child, &status, 0);
     CHECK(status == 0, "the child's wait status is 0x%x", (unsigned)status);
     CHECK(strstr(text, "normfuse: plan: group_norm forward: ") != NULL && strstr(text, ": refused: ") != NULL &&
+              strstr(text, ": by figures of this kind of GPU") != NULL &&
               strstr(text, ": takes normfuse_") != NULL,
           "what was said: %s", text);
 #endif
