@@ -282,6 +282,11 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
     if (!normfuse_cuda_shape_of(problem, device, has_tickets, &shape))
         return false;
     shape.explains = explains;
+    if (explains)
+        fprintf(stderr, "normfuse: plan: %s: by figures of %s\n", problem->name,
+                shape.policy->capability == device->capability ? "this kind of GPU"
+                : shape.policy->capability > 0                 ? "compute capability 9.0, the newest measured"
+                                                               : "no GPU, since none below 9.0 was measured");
     return shape.direction == FORWARD ? plan_forward(&shape, plan) : plan_backward(&shape, plan);
 }
 
@@ -289,11 +294,6 @@ void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct 
                            bool has_tickets)
 {
     struct plan plan;
-    const int32_t own = device->capability, of = normfuse_cuda_policy(own)->capability;
-    fprintf(stderr, "normfuse: plan: %s: by figures of %s\n", problem->name,
-            of == own ? "this kind of GPU"
-            : of > 0  ? "compute capability 9.0, the newest measured"
-                      : "no GPU, since none below 9.0 was measured");
     (void)make_plan(problem, device, has_tickets, true, &plan);
 }
 
