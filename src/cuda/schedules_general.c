@@ -254,8 +254,8 @@ static double estimate(const struct shape *given, const struct step *step)
     const double narrow = shape->pack == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,
-     * a cluster of 4 14 us, of 16 51. */
-    const double once = step->cluster > 1 ? 8.0 + 2.0 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
+     * a cluster of 4 14 us, of 16 51; 8x320x64x64 f16 NHWC with pre_add, clusters of 8 in one wave 50. */
+    const double once = step->cluster > 1 ? 6.0 + 1.5 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
     double time = moved / (policy->bytes_a_microsecond * reach) * uneven * narrow + 3.0 + once * waves;
     const double row = step->geometry.width * (double)shape->pack_bytes;
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
@@ -269,7 +269,9 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
-    const double start = shape->problem->columns ? 16.0 : 12.0;
+    /* f16 and bf16 NHWC: 8x320x64x64 with pre_add 63 us, 204x512x48 with pre_add 37, 128x512x28x28 with post_add 177.
+     */
+    const double start = shape->problem->columns ? 28.0 : 12.0;
     return start +
            (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) / shape->policy->bytes_a_microsecond;
 }
