@@ -264,16 +264,6 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
     walk_kept<0, K>(count - shared, work);
 }
 
-/* `lanes` is the same in the whole warp. */
-template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
-{
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-        if (distance < lanes)
-            value += __shfl_xor_sync(full_mask, value, distance);
-    return value;
-}
-
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
 /* What a block knows of its channels, each an array in shared memory. First as the parameters are: weight, bias, scale

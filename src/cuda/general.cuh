@@ -87,8 +87,7 @@ template <int V> struct general_range {
     }
 };
 
-/* A vector with others' elements replaced by those of `fill`. Called: in a loop the compiler would do it for every
- * vector.
+/* A vector with others' elements replaced by those of `fill`. A call: in a loop the compiler would do it for every one.
  */
 template <typename T> static __device__ __noinline__ uint4 filled(uint4 vector, uint4 fill, int begin, int end)
 {
@@ -111,8 +110,8 @@ template <typename T> static __device__ __noinline__ uint4 filled(uint4 vector, 
 
 /* Of a thread's vectors, one after the other. */
 template <typename T, int V, bool columns> struct general_ranges {
-    int element, first,
-        step; /* of the line, in the vector's place 0; of a sample's first vector; from vector to vector */
+    int element, first; /* of the line, in the vector's place 0: of the next vector, and of a sample's first one */
+    int step;           /* elements from vector to vector */
     int length, in_sample, sample;
     bool ragged;
 
@@ -223,6 +222,7 @@ template <typename T> __device__ __forceinline__ void request_element(bool wante
                      : "memory");
 }
 
+/* A call for its size: every loop over an activation has it. */
 template <typename T> static __device__ __noinline__ void store_part(char *data, uint4 vector, int begin, int end)
 {
     store_range<T>(data, vector, begin, end);
@@ -236,7 +236,7 @@ template <typename T, int V, int N> struct general_vectors {
 };
 
 /* The loader. Vectors of 16 bytes go through `K` slots of shared memory that are the thread's own, or as many as it has
- * vectors where the block keeps them (`slots`); single elements through K registers. */
+ * vectors where the block keeps them; single elements through K registers. */
 template <typename T, int V, int K, bool columns, int N> struct general_loader {
     static constexpr bool through_shared = V > 1;
     static constexpr int places = through_shared ? 1 : N;

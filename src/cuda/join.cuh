@@ -28,6 +28,16 @@ template <typename R> __device__ __forceinline__ R sum_lanes(R value, int lanes,
     return value;
 }
 
+/* The same of all threads of a warp, unrolled; `lanes` is the same in the whole warp. */
+template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
+{
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        if (distance < lanes)
+            value += __shfl_xor_sync(full_mask, value, distance);
+    return value;
+}
+
 /* Over `lanes` adjacent threads: first the mean, then squares about it, which cannot cancel. All threads of the warp
  * call. Where a warp has several norm groups their counts differ, so no shuffle may depend on one: a lane that skipped
  * it would leave the others waiting. A whole warp has one count, and the branch spares its kernels registers. */

@@ -160,16 +160,6 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
     }
 }
 
-/* Of what all lanes of a line have together: those of one warp. */
-template <typename R> __device__ __forceinline__ R sum_in_warp(R value, int lanes)
-{
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-        if (distance < lanes)
-            value += __shfl_xor_sync(full_mask, value, distance);
-    return value;
-}
-
 /* Values of a line that its warp number `warp` has. */
 __device__ __forceinline__ int values_of_warp(const normfuse_cuda_geometry &g, int warp)
 {
@@ -248,7 +238,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             if (k < count)
                 sum += x[k] - base;
         }
-        sum = sum_in_warp(sum, place.lanes);
+        sum = sum_few(sum, place.lanes);
         if (warps > 1) {
             if (threadIdx.x % 32 == 0) {
                 base_of[warp] = base;
@@ -271,7 +261,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             if (k < count)
                 square += (x[k] - rest) * (x[k] - rest);
         }
-        square = sum_in_warp(square, place.lanes);
+        square = sum_few(square, place.lanes);
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
                 square_of[warp] = square;
@@ -474,7 +464,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
             }
             to_addition += step;
         }
-        all = {sum_in_warp(all.plain, place.lanes), sum_in_warp(all.centred, place.lanes)};
+        all = {sum_few(all.plain, place.lanes), sum_few(all.centred, place.lanes)};
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
                 of_warps[parity][warp] = all;
