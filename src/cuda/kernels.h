@@ -10,8 +10,8 @@
 #include "../problem.h"
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` of rows, `lines` and `general` take every addition; the others are plain: nothing is added to x, before the activation
- * or to dx, and all tensors have the same strides. */
+ * `lanes` of rows, `lines` and `general` take every addition; the others are plain: nothing is added to x, before the
+ * activation or to dx, and all tensors have the same strides. */
 enum normfuse_cuda_schedule {
     NORMFUSE_SCHEDULE_lanes, /* some lanes of a warp have a norm group; columns: of one row */
     NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */

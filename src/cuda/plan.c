@@ -171,12 +171,12 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         /* The sums are of x alone where nothing is added to it. */
         struct normfuse_problem bare = *p;
         bare.post_add.data = NULL;
-        struct shape of_x = *shape;
+        struct shape of_x = *shape, of_bare;
         if (p->post_add.data != NULL && p->pre_add.data == NULL &&
-            normfuse_cuda_shape_of(&bare, shape->device, shape->has_tickets, &of_x))
+            normfuse_cuda_shape_of(&bare, shape->device, shape->has_tickets, &of_bare) && of_bare.plain) {
+            of_x = of_bare;
             of_x.explains = shape->explains;
-        if (!of_x.plain)
-            of_x = shape->added ? normfuse_cuda_without_addition(shape, p) : *shape;
+        }
         if (statistics && !empty) {
             if (!add_step(&of_x, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
                 return false;

@@ -247,16 +247,6 @@ struct shape normfuse_cuda_narrowed(const struct shape *shape)
     return narrow;
 }
 
-/* x alone, or x and dz, are left to walk: with nothing added. */
-struct shape normfuse_cuda_without_addition(const struct shape *shape, const struct normfuse_problem *rest)
-{
-    struct shape plain = *shape;
-    plain.problem = rest;
-    plain.plain = true;
-    plain.added = false;
-    return plain;
-}
-
 void normfuse_cuda_go_on_from_dz(struct normfuse_problem *p)
 {
     p->dy = p->dpost_add;

@@ -106,8 +106,7 @@ void normfuse_cuda_go_on_from_dz(struct normfuse_problem *problem);
 /* False: more than the kernels count. */
 bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                             bool has_tickets, struct shape *shape);
-/* The same element by element; and with nothing added: x alone, or x and dz, are left to walk. */
+/* The same element by element. */
 struct shape normfuse_cuda_narrowed(const struct shape *shape);
-struct shape normfuse_cuda_without_addition(const struct shape *shape, const struct normfuse_problem *rest);
 
 #endif
