@@ -337,3 +337,39 @@ def test_site(tmp_path):
     # Nothing is fetched: no script, style or font of another place.
     assert [target for target in outside if re.search(r"\.(js|css|woff2?)\b|fonts", target)] == []
     assert (site / "search/search_index.js").exists() or (site / "search/search_index.json").exists()
+
+
+# ---- what pages say of the code -------------------------------------------------------------------------------------
+
+
+def test_messages_are_those_of_the_code():
+    """Each message of docs/errors.md is somewhere in the sources, but for what its <...> stand for."""
+    text = "\n".join(path.read_text() for folder in ("src", "cli", "python/normfuse") for path in sorted((ROOT / folder).rglob("*.*"))
+                     if path.suffix in (".c", ".h", ".py"))
+    text = re.sub(r'"\s*PRI\w+\s*"', "", text)
+    text = re.sub(r'"\s*\+?\s*\n\s*f?"', "", text)  # literals that go on in the next line
+    text = re.sub(r"%[a-z]+|%", "", text).replace('\\"', '"')
+    missing = []
+    for message in re.findall(r"^\| `([^`]*)` \|", (ROOT / "docs/errors.md").read_text(), re.M):
+        if message.startswith("NORMFUSE_") and " " not in message:
+            continue
+        missing += [part for part in (part.strip() for part in re.split(r"<[^>]*>", message)) if len(part) > 6 and part not in text]
+    assert not missing
+
+
+def test_statuses_are_those_of_the_header():
+    header = dict(re.findall(r"^    (NORMFUSE_[A-Z_]+) = (\d+)", (ROOT / "include/normfuse.h").read_text(), re.M))
+    table = re.findall(r"^\| `(NORMFUSE_[A-Z_]+)` \| (\d+) \|", (ROOT / "docs/errors.md").read_text(), re.M)
+    assert len(table) == 11 and all(header[name] == number for name, number in table)
+
+
+def test_environment_variables_are_on_their_page():
+    """Every variable that code asks for; those of a build for tuning begin with NORMFUSE_TUNE_."""
+    page = (ROOT / "docs/environment.md").read_text()
+    asked = set()
+    for folder in ("src", "cli", "python/normfuse", "tests", "python/tests"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".c", ".h", ".py", ".cpp"):
+                asked |= set(re.findall(r'(?:getenv\(|environ\.get\(|environ\[)\s*"(NORMFUSE_\w+)"', path.read_text()))
+    assert "NORMFUSE_MAX_ISA" in asked
+    assert sorted(name for name in asked if f"`{name}`" not in page) == []
