@@ -290,6 +290,12 @@ def test_console(page, tmp_path):
             assert re.fullmatch(pattern, done.stdout.strip()), f"$ {command}\n{done.stdout}"
 
 
+def test_drawings_are_what_the_script_makes(tmp_path):
+    subprocess.run([sys.executable, ROOT / "docs/site/drawings.py", tmp_path], check=True)
+    made = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert made and made == {path.name: path.read_text() for path in (ROOT / "docs/drawings").glob("*.svg")}
+
+
 # ---- the site -------------------------------------------------------------------------------------------------------
 
 
