@@ -27,7 +27,6 @@ UNREVISED = {
     "docs/decisions/0018-general-kernels.md": (19.5, 50),
     "docs/decisions/README.md": (26.8, 46),
     "docs/kernels.md": (23.7, 89),
-    "docs/numerics.md": (20.7, 79),
 }
 
 
