@@ -94,15 +94,36 @@ def source_page(path):
 # ---- the references -------------------------------------------------------------------------------------------------
 
 
+def escaped(text):
+    return re.sub(r"([\\`*_<>\[\]#|])", r"\\\1", text)
+
+
+def named(lines):
+    """The rows of a paragraph in which each line is a name and what it means, or goes on; None for others."""
+    rows = []
+    for line in lines:
+        row = re.match(r"( *\S.*?) {2,}(\S.*)$", line)
+        if row and not row.group(1).startswith("    ") and "=" not in row.group(1):
+            rows.append([row.group(1).strip(), row.group(2)])
+        elif rows and line.startswith("        "):
+            rows[-1][1] += " " + line.strip()
+        else:
+            return None
+    return rows
+
+
 def prose(text):
-    """Plain text of a comment or docstring: paragraphs, and as it stands what is indented or aligned."""
+    """Plain text of a comment or docstring: paragraphs, tables of names, and as it stands what is otherwise indented or aligned."""
     found = []
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         lines = paragraph.split("\n")
-        if any(line.startswith(" ") or re.search(r"\S {2,}\S", line) for line in lines):
+        rows = named(lines)
+        if rows:
+            found.append("| | |\n|---|---|\n" + "".join(f"| {escaped(name)} | {escaped(words)} |\n" for name, words in rows))
+        elif any(line.startswith(" ") or re.search(r"\S {2,}\S", line) for line in lines):
             found.append(fenced("\n".join(lines), "text"))
         else:
-            found.append(re.sub(r"([\\`*_<>\[\]#|])", r"\\\1", " ".join(lines)) + "\n")
+            found.append(escaped(" ".join(lines)) + "\n")
     return "\n".join(found)
 
 
@@ -123,8 +144,8 @@ def c_reference():
         section = re.sub(r"#ifdef __cplusplus.*", "", section, flags=re.S)
         for comment, declarations in re.findall(r"(?:^(/\*(?:(?!\*/).)*\*/)\n)?((?:^(?!/\*)[^\n]*\n)*)", section, re.M | re.S):
             declarations = declarations.strip("\n")
-            names = re.findall(r"\b(normfuse_\w+)\(", declarations) or re.findall(r"^(?:typedef )?(?:struct|enum) (\w+)", declarations,
-                                                                                   re.M)
+            bare = re.sub(r"/\*.*?\*/", "", declarations, flags=re.S)
+            names = re.findall(r"\b(normfuse_\w+)\(", bare) or re.findall(r"^(?:typedef )?(?:struct|enum) (\w+)", bare, re.M)
             if names:
                 page.append("\n### " + ", ".join(f"`{name}`" for name in dict.fromkeys(names)) + "\n")
             if comment:

@@ -26,7 +26,9 @@ if (location.protocol === "file:") {
         }
       });
     }
-    postMessage(data) { this.ready.then(() => this.frame.contentWindow.postMessage(data, "*")); }
+    postMessage(data) {
+      this.ready.then(() => this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data })));
+    }
     terminate() { this.frame.remove(); }
   };
 }
