@@ -95,7 +95,14 @@ def source_page(path):
 
 
 def escaped(text):
-    return re.sub(r"([\\`*_<>\[\]#|])", r"\\\1", text)
+    """Plain text as Markdown: nothing in it is a mark but `code`, and pages of docs/ are links."""
+    parts = re.split(r"(`[^`]*`|docs/[a-z-]+\.md)", text)
+    for k, part in enumerate(parts):
+        if k % 2 == 0:
+            parts[k] = re.sub(r"([\\`*_<>\[\]#|])", r"\\\1", part)
+        elif part.startswith("docs/") and (ROOT / part).exists():
+            parts[k] = f"[{part[5:]}]({part[5:]})"
+    return "".join(parts)
 
 
 def named(lines):
