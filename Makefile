@@ -92,7 +92,7 @@ wheel: $(filter build/%,$(CMAKE)) venv
 
 docs:
 	@cmake/venv.sh build/venv-docs docs/site/requirements.txt mkdocs material
-	NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/python -m mkdocs build --strict --quiet -f mkdocs.yml -d build/site
+	NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/python -m mkdocs build --strict -f mkdocs.yml -d build/site
 	@echo build/site/index.html
 
 clean:
