@@ -29,7 +29,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 LANGUAGES = {"python", "c", "cpp", "cmake", "sh", "console", "text"}
 # What begins a line that somebody would type.
 COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|info)|make |pip |python3? |cmake |g?cc |cargo )")
-GENERATED = {"api-c.md", "api-python.md"}
+GENERATED = {"api-c.md", "api-python.md", "program.md"}
 
 
 def name_of(page):

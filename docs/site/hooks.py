@@ -33,7 +33,7 @@ def page_of(path):
     if (ROOT / path / "README.md").is_file() and path.startswith("docs/"):
         path += "/README.md"
     if path.startswith("docs/"):
-        return path[5:] if (ROOT / path).is_file() or path in ("docs/api-c.md", "docs/api-python.md") else None
+        return path[5:] if (ROOT / path).is_file() or path in ("docs/api-c.md", "docs/api-python.md", "docs/program.md") else None
     if (ROOT / path).is_dir():
         return f"source/{path}/index.md"
     return f"source/{path}.md" if (ROOT / path).is_file() else None
@@ -94,12 +94,17 @@ def source_page(path):
 # ---- the references -------------------------------------------------------------------------------------------------
 
 
+def marked(text):
+    """Plain text as Markdown: nothing in it is a mark."""
+    return re.sub(r"([\\`*_>\[\]#])", r"\\\1", text.replace("&", "&amp;")).replace("<", "&lt;").replace("|", "&#124;")
+
+
 def escaped(text):
     """Plain text as Markdown: nothing in it is a mark but `code`, and pages of docs/ are links."""
     parts = re.split(r"(`[^`]*`|docs/[a-z-]+\.md)", text)
     for k, part in enumerate(parts):
         if k % 2 == 0:
-            parts[k] = re.sub(r"([\\`*_<>\[\]#|])", r"\\\1", part)
+            parts[k] = marked(part)
         elif part.startswith("docs/") and (ROOT / part).exists():
             parts[k] = f"[{part[5:]}]({part[5:]})"
     return "".join(parts)
@@ -205,6 +210,52 @@ def python_reference():
     return "\n".join(page)
 
 
+def manual():
+    """docs/normfuse.1: its macros are few."""
+    def inline(text, bare=False):
+        text = text.replace("\\-", "-").replace("\\e", "\\")
+        if bare:
+            return re.sub(r"\\f[BIR]", "", text)
+        parts = re.split(r"(\\f[BI].*?\\fR)", text)
+        return "".join(f"`{part[3:-3]}`" if part.startswith("\\f") else marked(part) for part in parts).replace("``", "")
+
+    def words(text):
+        """The words of a macro such as .BR: quotes hold words together."""
+        return [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', text)]
+
+    def macro(line):
+        name, _, rest = line[1:].partition(" ")
+        found = words(rest)
+        if name in ("B", "I"):
+            return f"\\fB{' '.join(found)}\\fR"
+        return f"\\fB{''.join(found)}\\fR"
+
+    page, tag, raw = [], None, None
+    for line in (ROOT / "docs/normfuse.1").read_text().split("\n"):
+        if raw is not None:
+            if line == ".fi":
+                page.append("\n" + fenced("\n".join(raw), "text"))
+                raw = None
+            else:
+                raw.append(inline(line, bare=True))
+        elif line.startswith((r'.\"', ".TH")):
+            continue
+        elif line == ".nf":
+            raw = []
+        elif line.startswith((".SH", ".SS")):
+            title = " ".join(words(line[3:]))
+            page.append(f"\n{'##' if line[2] == 'H' else '###'} {title.capitalize() if title.isupper() else title}\n")
+        elif line == ".PP":
+            page.append("")
+        elif line == ".TP":
+            tag = True
+        else:
+            text = inline(macro(line) if re.match(r"\.[BI]", line) else line)
+            page.append(f"\n**{text}**<br>" if tag else text)
+            tag = None
+    return "# The program\n\nThis is the manual page, `man normfuse`.\n" + "\n".join(page) + "\n"
+
+
 # ---- what MkDocs calls ----------------------------------------------------------------------------------------------
 
 
@@ -221,6 +272,7 @@ def on_files(files, config):
         add(uri, rewritten((ROOT / path).read_text(), path, uri))
     add("api-c.md", c_reference())
     add("api-python.md", python_reference())
+    add("program.md", manual())
     return files
 
 
