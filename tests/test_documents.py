@@ -29,7 +29,6 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 LANGUAGES = {"python", "c", "cpp", "cmake", "sh", "console", "text"}
 # What begins a line that somebody would type.
 COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|info)|make |pip |python3? |cmake |g?cc |cargo )")
-GENERATED = {"api-c.md", "api-python.md", "program.md"}
 
 
 def name_of(page):
@@ -127,8 +126,6 @@ def test_links(page):
                 continue
             path, _, anchor = target.partition("#")
             to = (page.parent / path).resolve() if path else page
-            if to.name in GENERATED and to.parent == ROOT / "docs":
-                continue
             if not to.exists() or ROOT not in [to, *to.parents]:
                 wrong.append(target)
             elif anchor and anchor not in anchors(to):

@@ -32,8 +32,10 @@ def page_of(path):
         return NEIGHBOURS[path]
     if (ROOT / path / "README.md").is_file() and path.startswith("docs/"):
         path += "/README.md"
+    if path == "docs/normfuse.1":
+        return "program.md"
     if path.startswith("docs/"):
-        return path[5:] if (ROOT / path).is_file() or path in ("docs/api-c.md", "docs/api-python.md", "docs/program.md") else None
+        return path[5:] if (ROOT / path).is_file() else None
     if (ROOT / path).is_dir():
         return f"source/{path}/index.md"
     return f"source/{path}.md" if (ROOT / path).is_file() else None
@@ -256,6 +258,10 @@ def manual():
     return "# The program\n\nThis is the manual page, `man normfuse`.\n" + "\n".join(page) + "\n"
 
 
+# Pages whose files in docs/ only say where they come from.
+MADE = {"api-c.md": c_reference, "api-python.md": python_reference, "program.md": manual}
+
+
 # ---- what MkDocs calls ----------------------------------------------------------------------------------------------
 
 
@@ -270,9 +276,6 @@ def on_files(files, config):
             add(uri, source_page(path))
     for path, uri in NEIGHBOURS.items():
         add(uri, rewritten((ROOT / path).read_text(), path, uri))
-    add("api-c.md", c_reference())
-    add("api-python.md", python_reference())
-    add("program.md", manual())
     return files
 
 
@@ -287,6 +290,8 @@ def on_post_template(output_content, template_name, config):
 
 
 def on_page_markdown(markdown, page, config, files):
+    if page.file.src_uri in MADE:
+        return MADE[page.file.src_uri]()
     if page.file.generated_by:
         return markdown
     return rewritten(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
