@@ -287,6 +287,14 @@ def test_drawings_are_what_the_script_makes(tmp_path):
     assert made and made == {path.name: path.read_text() for path in (ROOT / "docs/drawings").glob("*.svg")}
 
 
+def test_figures_of_the_drawing_are_measured():
+    spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs/site/drawings.py")
+    drawings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawings)
+    cells = set(re.findall(r"\d+(?:\.\d+)?", (ROOT / "docs/performance.md").read_text()))
+    assert [figure for _, *figures, _ in drawings.SPEED for figure in figures if not {f"{figure:g}", f"{figure:.1f}"} & cells] == []
+
+
 # ---- the site -------------------------------------------------------------------------------------------------------
 
 

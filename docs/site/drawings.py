@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""drawings.py [FOLDER] - makes the drawings of docs/reads-once.md in docs/drawings/. Each has a background of its own and
+"""drawings.py [FOLDER] - makes the drawings of README.md and docs/reads-once.md in docs/drawings/. Each has a background of its own and
 colours for light and dark schemes, so that it is read in both, also where the page's scheme is not the system's."""
 import pathlib
 import sys
@@ -106,9 +106,28 @@ def exchange():
     return d
 
 
+# What is measured, the fastest of the others and normfuse with their unit; figures of docs/performance.md.
+SPEED = (("ResNet-50 with group norm, training step, one H200", 59.0, 37.3, "ms"),
+         ("Group norm with SiLU, 2x320x64x64 f16 channels-last, backward, one H200", 22.8, 12.9, "us"),
+         ("Group norm with SiLU, 1x512x128x128 f32, forward, two CPU cores", 2.92, 1.28, "times a copy"))
+
+
+def speed():
+    d = Drawing(720, 246, "Times of three problems: the fastest of the others, and normfuse")
+    left, full = 40, 470
+    for k, (title, other, ours, unit) in enumerate(SPEED):
+        y = 28 + 74 * k
+        d.text(left, y, title, "head")
+        for row, (kind, name, value) in enumerate((("none", "fastest of the others", other), ("a", "normfuse", ours))):
+            d.box(left, y + 8 + 24 * row, round(full * value / other), 22, kind)
+            d.text(left + 8, y + 24 + 24 * row, name, "on" if kind == "a" else "")
+            d.text(left + full + 12, y + 24 + 24 * row, f"{value:g} {unit}")
+    return d
+
+
 def make(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    for function in (layouts, passes, exchange):
+    for function in (speed, layouts, passes, exchange):
         function().write(folder, f"{function.__name__}.svg")
 
 
