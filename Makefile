@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench install wheel clean venv
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench install wheel docs clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -32,6 +32,7 @@ help:
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make install PREFIX=/usr/local'
 	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl'
+	@echo 'make docs             the site, from docs/ and the header: build/site/index.html'
 	@echo 'make clean            removes build/'
 	@echo 'Variables: JOBS=2, CC, CFLAGS, CMAKE, PYTHON, WERROR=ON'
 
@@ -88,6 +89,11 @@ wheel: $(filter build/%,$(CMAKE)) venv
 	CMAKE_EXECUTABLE=$$(realpath "$$(command -v $(CMAKE))") CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	    build/venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -Cbuild-dir=build/wheel-objects $(WHEEL) -w build/wheel .
 	@ls build/wheel/*.whl
+
+docs:
+	@cmake/venv.sh build/venv-docs docs/site/requirements.txt mkdocs material
+	NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/python -m mkdocs build --strict -f mkdocs.yml -d build/site
+	@echo build/site/index.html
 
 clean:
 	rm -rf build

@@ -29,9 +29,9 @@ const struct command check_command = {
                 "check --random N [device=cuda] [--min-bytes BYTES] [--max-bytes BYTES] [--seed N]\n",
     .description = "Runs each problem on random inputs and compares every element of every output with naive\n"
                    "loops in double precision. The error that an element may have is computed from the problem\n"
-                   "and its data (docs/numerics.md), not chosen; the line printed says which part of it the\n"
+                   "and its data (docs/numerics.md), not chosen. The line printed says which part of it the\n"
                    "worst element used, and in which output. The GPU's results (device=cuda) are compared the\n"
-                   "same way; its own arithmetic has bounds of its own.\n"
+                   "same way, with the bounds of its own arithmetic.\n"
                    "\n"
                    "Outputs hold NaNs before the call. Memory around the tensors, and inputs, must not change.\n"
                    "A second run, on the CPU with another number of threads, must give the same bits.\n"

@@ -27,14 +27,14 @@ const struct command info_command = {
     .name = "info",
     .summary = "say what this build is and what it runs on",
     .synopsis = "info [--json]\n",
-    .description = "Prints the version and the commit, the instruction sets that were built, those that this\n"
-                   "CPU has and the one that runs, the threads used by default, the caches, the CPU, the\n"
-                   "compiler, the state of CUDA with the architectures that kernels were built for, and the GPU\n"
-                   "and its driver where there is one.\n",
+    .description = "Prints the version and the commit; the instruction sets that were built, those that this\n"
+                   "CPU has and the one that runs; the default number of threads; the caches, the CPU and the\n"
+                   "compiler. Of CUDA it prints the state, the architectures that kernels were built for, and\n"
+                   "the GPU and its driver where there is one.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections = {"ENVIRONMENT\n"
-                "    NORMFUSE_MAX_ISA       scalar, avx2, avx512 or neon: use nothing above it\n"
+                "    NORMFUSE_MAX_ISA       scalar, avx2, avx512, avx512bf16 or neon: no better one is used\n"
                 "    NORMFUSE_NUM_THREADS   threads used by default\n"
                 "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
                 "                           plan: on a GPU, what each schedule would take\n"

@@ -74,7 +74,7 @@ static void print_help(void)
            "\n%s\n"
            "ENVIRONMENT\n"
            "    NORMFUSE_NUM_THREADS   threads used by default\n"
-           "    NORMFUSE_MAX_ISA       scalar, avx2, avx512 or neon: use nothing above it\n"
+           "    NORMFUSE_MAX_ISA       scalar, avx2, avx512, avx512bf16 or neon: no better one is used\n"
            "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
            "                           plan: on a GPU, what each schedule would take\n"
            "\n"

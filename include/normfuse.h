@@ -10,12 +10,13 @@
  * batch norm     mean, rstd over all samples and positions of one channel, or given running statistics
  * affine         no statistics: y = act(weight * u + bias [+ post_add])
  *
- * Tensors have the axes N, C and zero to three spatial axes, in this order, whatever their layout in memory; the
- * strides say the layout. S below is the product of the spatial sizes.
+ * Tensors have the axes N, C and zero to three spatial axes, in this order. Their strides say how they lie in memory.
+ * S below is the product of the spatial sizes. A norm group is the values that share a mean and a variance.
  *
- * No function aborts, prints (but for NORMFUSE_VERBOSE) or changes errno. A refused call writes nothing to any tensor,
- * and normfuse_last_error() names the argument and the rule. Results do not depend on the number of threads, on the
- * instruction set, nor on the caller's floating-point environment. Error bounds: docs/numerics.md.
+ * No function aborts, prints (but for NORMFUSE_VERBOSE) or changes errno. A refused call writes nothing to any tensor.
+ * normfuse_last_error() names the argument and the rule. Results depend neither on the number of threads, nor on the
+ * instruction set, nor on the caller's floating-point environment. Error bounds: docs/numerics.md. Words:
+ * docs/glossary.md.
  *
  * What programs may rely on, with reasons and tests: docs/promises.md. In short:
  *
@@ -132,7 +133,7 @@ NORMFUSE_API normfuse_tensor normfuse_tensor_contiguous(void *data, normfuse_typ
 NORMFUSE_API normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_type type, int32_t ndim,
                                                            const int64_t *sizes, normfuse_axes *axes);
 
-/* The tensors of one call. Zero-initialize, set struct_bytes, and fill what the operator takes; a tensor that the
+/* The tensors of one call. Zero-initialize, set struct_bytes, and fill what the operator takes. A tensor that the
  * operator does not use must be NULL.
  *
  * Big tensors have x's shape and dtype and each its own strides: contiguous, channels-last, or a slice of either along
@@ -140,8 +141,9 @@ NORMFUSE_API normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_
  * Parameters are of any dtype and any strides: per channel [C], per (sample, channel) [N, C].
  * Statistics: [N, groups] (group norm) or [C] (batch norm), any shape with that many elements, row-major.
  *
- * A tensor may have no element. Statistics of no value are mean 0, rstd 1/sqrt(eps), count 0; sums and gradients over
- * none are 0, or stay with NORMFUSE_ACCUMULATE; running statistics stay. Such a call needs no scratch on the CPU.
+ * A tensor may have no element. Statistics of no value are mean 0, rstd 1/sqrt(eps), count 0. Sums and gradients over
+ * no value are 0, or keep what they hold with NORMFUSE_ACCUMULATE. Running statistics keep theirs. Such a call needs no
+ * scratch memory on the CPU.
  *
  * In place: y may be x, pre_add or post_add; u may be x or pre_add; dx may be dy, x or du; dpost_add may be dy; each
  * with equal strides. Any other overlap of an output is refused. */
@@ -247,15 +249,15 @@ typedef struct normfuse_exec {
     void *scratch;         /* 64-byte aligned, droppable after the call (CUDA: once its kernels have run).
                               CPU: NULL lets the library allocate it. CUDA: required where ..._scratch_bytes is not 0 */
     size_t scratch_bytes;
-    void *sync; /* CUDA: normfuse_sync_bytes(device) bytes, 64-byte aligned, zeroed once by the caller, left ready by
-                   every call, not shared by calls that may overlap; NULL is allowed */
+    void *sync; /* CUDA: synchronization memory, normfuse_sync_bytes(device) bytes, 64-byte aligned. Zeroed once by the
+                   caller, left ready by every call, not shared by calls that may overlap. NULL is allowed */
     size_t sync_bytes;
     /* CPU: runs task(context, i) once for every i in [0, tasks), in any order, on any threads, and returns when all are
      * done. Tasks never throw. It must return: no exception, longjmp or thread exit may leave it, since tasks may
      * still use the call's memory. NULL: the built-in pool. */
     void (*parallel_for)(void *pool, int64_t tasks, void (*task)(void *context, int64_t i), void *context);
     void *pool;      /* first argument of parallel_for */
-    int32_t threads; /* most threads to use, or tasks to give parallel_for. 0: the default. Above 1024: 1024 */
+    int32_t threads; /* maximum number of threads, or of tasks for parallel_for. 0: the default. Above 1024: 1024 */
     int32_t reserved;
 } normfuse_exec;
 
@@ -312,7 +314,7 @@ NORMFUSE_API normfuse_status normfuse_affine_backward_scratch_bytes(const normfu
 
 /* ---- sharded statistics -------------------------------------------------------------------------------------- */
 
-/* For sets that are spread over workers: batch norm over many processes, group norm of an image cut in strips.
+/* For norm groups that are spread over workers: batch norm over many processes, group norm of an image cut in strips.
  *
  *   ..._stats           x [pre_add] -> stats of this shard (and u)
  *   normfuse_stats_merge              joins the stats of all shards, in the order given
@@ -322,9 +324,9 @@ NORMFUSE_API normfuse_status normfuse_affine_backward_scratch_bytes(const normfu
  *   ..._backward_apply  backward's inputs, sums -> dx, dweight, dbias, dscale, dshift; set options.set_values to the
  *                       count of the merged stats. Group norm: dweight and dbias are this worker's samples' only.
  *
- * NORMFUSE_ACCUMULATE joins this call's shard to what the tensor holds. Batch norm over a batch that arrives in parts,
- * each but the last a multiple of normfuse_sample_quantum samples, then has the same bits as in one call. scratch: what
- * ..._forward_scratch_bytes and ..._backward_scratch_bytes say of the same tensors. */
+ * NORMFUSE_ACCUMULATE joins this call's shard to what the tensor holds. Batch norm over a batch that arrives in parts
+ * then has the same bits as in one call, if each part but the last is a multiple of normfuse_sample_quantum samples.
+ * scratch: the size that ..._forward_scratch_bytes and ..._backward_scratch_bytes return for the same tensors. */
 NORMFUSE_API normfuse_status normfuse_group_norm_stats(const normfuse_group_norm_options *options,
                                                        const normfuse_tensors *tensors, const normfuse_exec *exec);
 NORMFUSE_API normfuse_status normfuse_group_norm_apply(const normfuse_group_norm_options *options,
@@ -354,10 +356,10 @@ NORMFUSE_API normfuse_status normfuse_stats_merge(const normfuse_tensor *in, con
 NORMFUSE_API normfuse_status normfuse_sums_merge(const normfuse_tensor *in, const normfuse_tensor *out,
                                                  const normfuse_exec *exec);
 
-/* Samples that each part but the last of an accumulated batch should be a multiple of to give the bits of one call, for
- * tensors like x (its N does not matter): the statistics and sums of batch norm, and dweight and dbias (in f64) of every
- * backward. On a CUDA device it is 1: NORMFUSE_ACCUMULATE promises no equal bits there, whatever the parts, only the
- * same bits every time the same parts come in the same order. */
+/* The sample quantum of tensors like x, whose N does not matter. An accumulated batch has the bits of one call if each
+ * part but the last is a multiple of it. This holds for the statistics and sums of batch norm, and for dweight and
+ * dbias (in f64) of every backward. On a CUDA device it is 1. There NORMFUSE_ACCUMULATE gives the same bits every time
+ * the same parts come in the same order, and does not promise those of one call. */
 NORMFUSE_API normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *samples);
 
 /* Folds an evaluating batch norm into the convolution (or linear layer) before it:
@@ -382,13 +384,13 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * The driver, libcuda.so.1, is opened by the first call that needs it and never closed. It must be of the CUDA major
  * version that the library was built with, or newer. Where no device was found, the next call looks again.
  *
- * NORMFUSE_OK means that the kernels are enqueued: a fault on the device shows in a later call, or when the caller
+ * NORMFUSE_OK means that the kernels are enqueued. A fault on the device shows in a later call, or when the caller
  * waits. From then on operators return NORMFUSE_DEVICE_ERROR, for as long as the context lives. Tensors, scratch and
- * sync memory must live until the kernels have run, for a captured call as long as its graph; the stream until the call
- * returns.
+ * synchronization memory must live until the kernels have run, for a captured call as long as its graph. The stream
+ * must live until the call returns.
  *
- * After a device reset calls work once the caller has the device's context again, with memory, sync memory and graphs
- * of its own made anew; normfuse_prepare loads the kernels again. */
+ * After a device reset calls work once the caller has the device's context again, and has made memory, synchronization
+ * memory and graphs anew. normfuse_prepare loads the kernels again. */
 
 /* Loads every kernel for CUDA device `device`, into the context that a call of this thread would use. Without it the
  * first call for a device does the same, which takes milliseconds. Where a stream is captured meanwhile, loading is no
@@ -397,12 +399,13 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * this GPU; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
 NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
 
-/* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The memory is the device's, aligned
- * to 64 bytes, and zeroed once by the caller, before the first call that is given it; every call leaves it ready for
- * the next one. Calls that may overlap share none: one to a stream, and one to each graph that may run beside another.
- * If it is shared, not zeroed, or written to by others, values are wrong or a kernel never ends: nothing detects it.
- * Without it a kernel whose blocks wait for one another is launched cooperatively, or another kernel takes its place:
- * legal, and at times slower. Asks no driver; a library without CUDA: NORMFUSE_NO_DRIVER. */
+/* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The caller allocates it on that
+ * device, aligned to 64 bytes, and zeroes it once, before the first call that is given it. Every call leaves it ready
+ * for the next one. Calls that may overlap must not share it: one for each stream, and one for each graph that may run
+ * beside another. If it is shared, not zeroed, or written to by others, values are wrong or a kernel never ends:
+ * nothing detects it. Without it a kernel whose blocks wait for one another is launched cooperatively, or another
+ * kernel takes its place. Both are legal, and at times slower. Calls no driver. A library without CUDA returns
+ * NORMFUSE_NO_DRIVER. */
 NORMFUSE_API normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes);
 
 /* ---- what the library is ------------------------------------------------------------------------------------- */

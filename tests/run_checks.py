@@ -435,6 +435,16 @@ def cuda():
         test_program("without CUDA: test_arguments", [BUILD / "cpu/test_arguments"])
 
 
+def documents():
+    """The pages: their sentences, links and blocks of code, and the site that is built of them."""
+    test_program("check_sentences.py", [sys.executable, ROOT / "tests/check_sentences.py"])
+    code, output, _ = run("environment of the site", [ROOT / "cmake/venv.sh", BUILD / "venv-docs", ROOT / "docs/site/requirements.txt",
+                                                      "mkdocs", "material"], 300, {"PIP_RETRIES": "1"})
+    if code != 0:  # test_documents.py skips the site then
+        print("\n".join(output.splitlines()[-3:]))
+    pytest("test_documents.py", ["tests/test_documents.py", "-k", "not test_python"])
+
+
 def python_package():
     """The Python package: arrays and the wheel here, what needs PyTorch in an environment of its own."""
     if sys.version_info < (3, 10):
@@ -455,8 +465,10 @@ def python_package():
     if code != 0:
         print("\n".join(output.splitlines()[-10:]))
         skip("python: with PyTorch", "PyTorch could not be installed")
+        pytest("test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"])
         return
     python = venv / "bin/python"
+    pytest("test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"], 600, python=python)
     pytest("python: test_arrays.py with PyTorch and JAX", [tests / "test_arrays.py", "-k", "torch or jax"],
            python=python)
     for program in sorted(tests.glob("test_*.py")):
@@ -482,6 +494,7 @@ def check_all():
     header_alone()
     cxx()
     examples()
+    documents()
     shards()
     installed()
     python_package()

@@ -152,7 +152,7 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     return_statistics   also return mean and rstd, [N, num_groups], which the backward needs
     out, out_sum, out_mean, out_rstd   where y, u, mean and rstd are written; the last three are then returned, too
 
-    Returns y, like x; or, if more was asked for, the tuple (y[, u][, mean, rstd]).
+    Returns y, like x; or, if more was requested, the tuple (y[, u][, mean, rstd]).
     Raises ValueError where num_groups does not divide C; see the module for the rest."""
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
@@ -358,7 +358,7 @@ def batch_norm(x: Array, running_mean: Optional[Array], running_var: Optional[Ar
     pre_add, post_add, return_sum, out, out_sum, out_mean, out_rstd   as in `group_norm`
     return_statistics   also return mean and rstd, [C], which the backward needs; when training only
 
-    Returns y, like x; or, if more was asked for, the tuple (y[, u][, mean, rstd]).
+    Returns y, like x; or, if more was requested, the tuple (y[, u][, mean, rstd]).
     Raises ValueError when training on one value for each channel."""
     call = _Call("batch_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
@@ -412,7 +412,7 @@ def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array
     scale, bias     [C] for all samples or [N, C] for each, both alike; None: 1 and 0
     the others      as in `group_norm`
 
-    Returns y, like x, or the tuple (y, u) if u was asked for."""
+    Returns y, like x, or the tuple (y, u) if u was requested."""
     call = _Call("affine", x, layout, _AFFINE_FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
     call.give_parameters(weight=scale, bias=bias)
@@ -430,7 +430,7 @@ def channel_affine_backward(dy: Array, x: Array, scale: Optional[Array] = None, 
     of dz, where dz = dy * act'(z), over what shares the parameter.
 
     The other arguments, and what is returned, are as in `group_norm_backward`. Without scale and bias, their gradients,
-    where asked for, are [C], and an array that is given for one decides between [C] and [N, C]."""
+    where requested, are [C], and an array that is given for one decides between [C] and [N, C]."""
     call = _Call("affine", x, layout, _AFFINE_BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
     call.give_parameters(weight=scale, bias=bias)

@@ -5,9 +5,9 @@ batch norms go into the convolutions before them.
 A layer is converted by changing its class. It stays the same object with the same parameters, buffers and hooks, so
 optimizers, wrappers and whatever else refers to it go on as before.
 
-Then what follows a layer (an activation, or an addition and the activation after it) is folded into its call, where it
-is proved that nothing else reads what lies between. Layers and activations stay what they are. What changes is the code
-that calls them, a module with a forward of its own or an nn.Sequential ("block"): its forward is rewritten from what
+Then what follows a layer is folded into its call: an activation, or an addition and the activation after it. It must be
+proved that nothing else reads what lies between. Layers and activations stay what they are. What changes is the code
+that calls them, a module with a forward of its own or an nn.Sequential (a block). Its forward is rewritten from what
 torch.fx traces, or from its text where two statements in a row call the layer and its activation. The layer may also be
 the last one in a container that the block calls, such as nn.Sequential(convolution, norm).
 """
@@ -125,13 +125,15 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
         without these keywords has nothing folded into its calls.
     Returns a ConversionReport: print it, or look at .converted, .folded, .left and each layer's .reason.
 
-    A following activation (ReLU, ReLU6, LeakyReLU, SiLU, GELU, Hardswish, ELU, Mish, with their parameters; as a module
-    or a function), and an addition between the two, become part of the layer's call where nothing else reads the values
-    between them: where torch.fx traces the forward of the module or nn.Sequential that calls them, or that calls a
-    container which ends in the layer; where it does not, an activation that the next statement of the forward applies.
-    A forward that does what no trace holds (grad mode, autocast, checkpoint, random numbers, ...) is left as it is.
-    So does `* (1 + scale) + shift` after a group norm. What has hooks is not folded. PReLU is not: its slope is
-    learned.
+    An activation that follows becomes part of the layer's call, and so does an addition between the two, where nothing
+    else reads the values between. It may be ReLU, ReLU6, LeakyReLU, SiLU, GELU, Hardswish, ELU or Mish with its
+    parameters, as a module or a function. `* (1 + scale) + shift` after a group norm is folded, too. What has hooks is
+    not folded. PReLU is not: its slope is learned.
+
+    This is seen where torch.fx traces the forward of the module or nn.Sequential that calls them, or that calls a
+    container which ends in the layer. Where torch.fx does not trace it, an activation is folded that the next statement
+    of the forward applies. A forward that does what no trace holds is left as it is: grad mode, autocast, checkpoint,
+    random numbers, ...
 
     Layers and activations stay what they are, and may be replaced, hooked or called by themselves later. A module whose
     forward was rewritten runs its own again while something that the forward reads is not what it was, and warns once.
@@ -444,9 +446,9 @@ def fold_batch_norm(model: nn.Module) -> ConversionReport:
     rstd = 1/sqrt(running_var + eps), are computed in double and rounded once to the convolution's dtype (Jacob et al.
     2017, arXiv:1712.05877, section 3.2). A FoldedBatchNorm takes the batch norm's place.
 
-    model: call .eval() first: a batch norm that is training is left, and so is one that has no running statistics, has
-        hooks (or whose convolution has), is used in several places, or whose input is not proved to be a convolution's
-        output that nothing else reads (neighbours in an nn.Sequential, or what torch.fx traces).
+    model: call .eval() first: a batch norm that is training is left. So is one that has no running statistics, one that
+        has hooks or whose convolution has, and one that is used in several places. Its input must be proved to be a
+        convolution's output that nothing else reads: neighbours in an nn.Sequential, or what torch.fx traces.
     Returns a ConversionReport. There is no way back: fold a copy.deepcopy to keep the model.
     """
     owners = _owners(model)

@@ -2,10 +2,10 @@
 """install and uninstall: every stock group norm, batch norm and instance norm of the process runs on normfuse, without
 a change to any model.
 
-The CPU and CUDA kernels of aten's native_group_norm, native_batch_norm, cudnn_batch_norm, their like and their
-backwards are overridden, below autograd and autocast: PyTorch's own autograd formulas drive them, and what they are
-given and give back has the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.)
-Saved statistics are f32, or f64 for f64 input, where stock's are of 16 bits too.
+Overridden are the CPU and CUDA kernels of aten's native_group_norm, native_batch_norm, cudnn_batch_norm, their like and
+their backwards. They lie below autograd and autocast: PyTorch's own autograd formulas drive them, and arguments and
+results have the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.) Saved
+statistics are f32, or f64 for f64 input, where stock's are of 16 bits too.
 
 The kernels are the C library's (src/torch.c), registered through libtorch's stable C interface; those in this file
 take their place where that is missing.

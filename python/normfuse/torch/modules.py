@@ -123,9 +123,9 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
         activation: None or the name of an activation of normfuse.torch.group_norm.
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
         process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
-            hold together, cut along axis `sharded_dim` (2 or more, or negative) in rank order; strips may differ in
-            size and be empty, the other sizes are equal. Every process gets the same mean and rstd, to the bit, and the
-            output of its strip. Gradients of weight, bias, scale and shift are this strip's: sum them over the
+            hold together. It is cut along axis `sharded_dim` (2 or more, or negative) in rank order. Strips may differ
+            in size and be empty; the other sizes are equal. Every process gets the same mean and rstd, to the bit, and
+            the output of its strip. Gradients of weight, bias, scale and shift are this strip's: sum them over the
             processes. sharded_dim=None (the default): the input is whole, and process_group must be None.
 
     Call:

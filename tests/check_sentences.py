@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""check_sentences.py [FILE...] - counts the words of each sentence of README.md, CONTRIBUTING.md and docs/.
+
+A page passes when its sentences have 18 words on average at most, and none has more than 40. Tables, code, quoted output,
+headings and HTML comments are left out; `code` and a link's text count as the words one reads. Pages in UNREVISED are
+not there yet: each is skipped by name as long as it gets no worse, and fails once it passes, so that its line goes.
+The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too long, --list the numbers of all pages."""
+import argparse
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+AVERAGE, LONGEST = 18.0, 40
+
+# Pages of before the rule: the average and the longest sentence that they may have. docs/history/ is not counted: it is
+# kept as it was written.
+UNREVISED = {
+    "docs/decisions/0018-general-kernels.md": (19.5, 50),
+    "docs/kernels.md": (20.2, 89),
+}
+
+
+def blocks(text):
+    """The text of each paragraph and list item."""
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r"^---\n.*?^---\n", "", text, flags=re.S | re.M) if text.startswith("---\n") else text
+    found, current, fence, blank = [], [], None, True
+    in_list = False
+
+    def close():
+        if current:
+            found.append(" ".join(current))
+            current.clear()
+
+    for line in text.splitlines():
+        stripped = line.strip()
+        mark = re.match(r"(```+|~~~+)", stripped)
+        if fence:
+            if mark and stripped.startswith(fence) and stripped.strip(fence[0]) == "":
+                fence = None
+            continue
+        if mark:
+            close()
+            fence = mark.group(1)
+            continue
+        if not stripped:
+            close()
+            blank = True
+            continue
+        # Four spaces behind an empty line are code, but in a list, where they go on with an item.
+        if blank and line.startswith("    ") and not in_list and not current:
+            continue
+        item = re.match(r"(?:[-*+]|\d+\.)\s+(.*)", stripped)
+        if stripped.startswith(("|", "#", "<", "!!!", "???", "===", "![")) or re.fullmatch(r"[-=*_ ]{3,}", stripped):
+            close()
+            in_list = False if stripped.startswith("#") else in_list
+        elif item:
+            close()
+            in_list = True
+            current.append(item.group(1))
+        else:
+            if not line.startswith(" "):
+                in_list = in_list and not blank
+            current.append(stripped)
+        blank = False
+    close()
+    return found
+
+
+def plain(block):
+    """What one reads of it: no marks, a span of code as one word."""
+    block = re.sub(r"`+[^`]*`+", "code", block)
+    block = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", block)
+    block = re.sub(r"\[([^\]]*)\]\[[^\]]*\]", r"\1", block)
+    return re.sub(r"\*\*|__|(?<!\w)[*_]|[*_](?!\w)", "", block)
+
+
+def sentences(text):
+    for block in blocks(text):
+        for sentence in re.split(r"(?<=[.!?])[)\"']*\s+(?=[\w(\"'`+-])", plain(block)):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if words:
+                yield len(words), sentence
+
+
+def pages():
+    yield ROOT / "README.md"
+    yield ROOT / "CONTRIBUTING.md"
+    yield ROOT / "SECURITY.md"
+    yield from (page for page in sorted((ROOT / "docs").rglob("*.md")) if "history" not in page.parts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    passed = failed = skipped = 0
+    seen = set()
+    for page in args.pages or pages():
+        page = page.resolve()
+        name = str(page.relative_to(ROOT)) if ROOT in page.parents else str(page)
+        seen.add(name)
+        counted = list(sentences(page.read_text()))
+        average = sum(n for n, _ in counted) / len(counted) if counted else 0.0
+        longest = max((n for n, _ in counted), default=0)
+        good = average <= AVERAGE and longest <= LONGEST
+        figures = f"{average:.1f} words a sentence, {longest} in the longest"
+        if args.list:
+            print(f"      {name}: {len(counted)} sentences, {figures}")
+        if args.long:
+            for n, sentence in counted:
+                if n > LONGEST:
+                    print(f"      {name}: {n} words: {sentence}")
+        if name in UNREVISED:
+            if good:
+                failed += 1
+                print(f"FAIL  {name}: {figures}: it passes, so take its line out of UNREVISED")
+            elif average > UNREVISED[name][0] + 0.05 or longest > UNREVISED[name][1]:
+                failed += 1
+                print(f"FAIL  {name}: {figures}; it may have {UNREVISED[name][0]} and {UNREVISED[name][1]}")
+            else:
+                skipped += 1
+                print(f"SKIP  {name}: {figures}: not revised yet")
+        elif good:
+            passed += 1
+        else:
+            failed += 1
+            print(f"FAIL  {name}: {figures}; at most {AVERAGE:g} and {LONGEST}")
+            for n, sentence in counted:
+                if n > LONGEST:
+                    print(f"      {n} words: {sentence[:150]}")
+    if not args.pages:
+        for name in sorted(set(UNREVISED) - seen):
+            failed += 1
+            print(f"FAIL  {name} is in UNREVISED, and there is no such page")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or not passed + skipped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

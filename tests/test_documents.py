@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: MIT
+"""The pages: sentences (check_sentences.py sees what it should), links and their anchors, every block of code, and the
+site, built. The library is build/release, or what NORMFUSE_BUILD names.
+
+A fenced block says its language, and each language has a test:
+  python   the blocks of a page run one after the other; <!-- python: ... --> holds what a page does not show
+  c, cpp   a program (it has a main) is compiled and run; anything else stands line for line in a file that the page links to
+  cmake    stands line for line in a project of tests/consumers
+  sh       normfuse runs (bench and check as --list), make knows the target, files that are named exist
+  console  lines after "$ " run, and print what follows; a line "..." stands for any lines
+  text     no code: formulas, messages, output
+Needs the standard library and pytest; Python pages need what they import, and are skipped without it."""
+import ast
+import html.parser
+import importlib.util
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("NORMFUSE_BUILD", ROOT / "build/release"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted((ROOT / "docs").rglob("*.md"))
+LANGUAGES = {"python", "c", "cpp", "cmake", "sh", "console", "text"}
+# What begins a line that somebody would type.
+COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|info)|make |pip |python3? |cmake |g?cc |cargo )")
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def parts(page):
+    """(language, text) of each block of code and (None, line) of every other line; "hidden python" of comments."""
+    lines = page.read_text().splitlines()
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        fence = re.match(r"\s*(```+)(\S*)", line)
+        hidden = re.match(r"<!-- python:$", line)
+        if fence or hidden:
+            end = next(k for k in range(at + 1, len(lines)) if lines[k].strip() == (fence.group(1) if fence else "-->"))
+            indent = len(line) - len(line.lstrip())
+            yield (fence.group(2) if fence else "python"), "\n".join(text[indent:] for text in lines[at + 1:end]) + "\n"
+            at = end
+        else:
+            yield None, line
+        at += 1
+
+
+def blocks(page, *languages):
+    return [text for language, text in parts(page) if language in languages]
+
+
+def with_blocks(*languages):
+    return [pytest.param(page, id=name_of(page)) for page in PAGES if blocks(page, *languages)]
+
+
+# ---- the script that counts sentences -------------------------------------------------------------------------------
+
+
+def sentences(*words):
+    process = subprocess.run([sys.executable, ROOT / "tests/check_sentences.py", *words], stdout=subprocess.PIPE, text=True)
+    return process.returncode, process.stdout
+
+
+@pytest.mark.parametrize("text, passes", [
+    ("Short. It is short.", True),
+    ("word " * 40 + "end. Two words.", False),                                 # 41 words
+    ("word " * 39 + "end. " + "Two words. " * 4, True),                        # 40, and 9.6 on average
+    ("word " * 18 + "end. " + "word " * 18 + "end.", False),                   # 19 on average
+    ("word " * 17 + "end. " + "word " * 17 + "end.", True),                    # 18
+    ("Short.\n\n| " + "cell " * 50 + "|\n|---|\n", True),                      # a table
+    ("Short.\n\n```text\n" + "output " * 50 + "\n```\n", True),                # quoted output
+    ("Short.\n\n    " + "output " * 50 + "\n", True),
+    ("Short:\n\n- " + "word " * 50 + "\n", False),                             # an item of a list
+    ("Short:\n\n- one\n  goes on " + "word " * 40 + "\n", False),
+    ("Short `a b c " + "d " * 60 + "`.", True),                                # code is one word
+    ("[" + "word " * 50 + "](a.md)", False),                                   # the words of a link count
+    ("Short, see [it](" + "a" * 50 + ".md#b-c-d).", True),
+    ("<!-- " + "word " * 50 + " -->\nShort.", True),
+    ("1.5 of 2.0 are " + "word " * 35 + "end. " + "Two words. " * 4, True)])                        # a point in a number ends nothing
+def test_sentences_are_counted(tmp_path, text, passes):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n" + text + "\n")
+    code, output = sentences(page)
+    assert (code == 0) == passes, output
+    assert output.splitlines()[-1] == ("1 passed, 0 failed, 0 skipped" if passes else "0 passed, 1 failed, 0 skipped")
+
+
+def test_the_sentence_script_counts_all_pages():
+    counted = re.findall(r"^      (\S+): \d+ sentences", sentences("--list")[1], re.M)
+    assert {"README.md", "CONTRIBUTING.md", "docs/numerics.md", "docs/decisions/0001-lanes.md"} <= set(counted)
+    assert not any("history" in name for name in counted)
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+
+def anchors(page):
+    """As GitHub and the site make them of headings."""
+    found = set()
+    for language, line in parts(page):
+        heading = language is None and re.match(r"#+ (.*)", line)
+        if heading:
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.group(1)).replace("`", "")
+            found.add(re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES])
+def test_links(page):
+    wrong = []
+    for language, line in parts(page):
+        for target in re.findall(r"\]\(([^)\s]+)\)", line) if language is None else []:
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            to = (page.parent / path).resolve() if path else page
+            if not to.exists() or ROOT not in [to, *to.parents]:
+                wrong.append(target)
+            elif anchor and anchor not in anchors(to):
+                wrong.append(target)
+    assert not wrong
+
+
+# ---- code -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES if "history" not in page.parts])
+def test_blocks_say_what_they_are(page):
+    """A block of a language that no test runs, or a command in a block without one, would be code that nothing runs."""
+    wrong = [language for language, _ in parts(page) if language is not None and language not in LANGUAGES]
+    lines = [line for language, line in parts(page) if language is None]
+    wrong += [line for before, line in zip(["", *lines], lines) if line.startswith("    ") and COMMAND.match(line)]
+    wrong += [line for text in blocks(page, "text") for line in text.splitlines() if COMMAND.match(line)]
+    assert not wrong
+
+
+def environment(tmp_path):
+    library = BUILD / "libnormfuse.so"
+    if not library.exists():
+        pytest.skip(f"{library} is not built")
+    tools = tmp_path / "bin"
+    tools.mkdir(exist_ok=True)
+    if not (tools / "normfuse").exists():
+        (tools / "normfuse").symlink_to(BUILD / "normfuse")
+    return {**os.environ, "NORMFUSE_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1",
+            "PATH": f"{tools}:{os.environ['PATH']}", "NORMFUSE_NUM_THREADS": "2", "TMPDIR": str(tmp_path)}
+
+
+def imported(code):
+    return {name.split(".")[0] for node in ast.walk(ast.parse(code)) if isinstance(node, (ast.Import, ast.ImportFrom))
+            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module])}
+
+
+@pytest.mark.parametrize("page", with_blocks("python"))
+def test_python(page, tmp_path):
+    code = blocks(page, "python")
+    needs = set().union(*map(imported, code)) - {"normfuse"}
+    needs |= {"torch"} if any("normfuse.torch" in text for text in code) else set()
+    needs |= {"numpy"}
+    missing = sorted(name for name in needs if importlib.util.find_spec(name) is None)
+    if missing:
+        pytest.skip("not installed: " + ", ".join(missing))
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(code))
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def lines_of(text):
+    return [re.sub(r"\s*(#|//|/\*).*", "", line).strip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("page", with_blocks("c", "cpp"))
+def test_c(page, tmp_path):
+    text = page.read_text()
+    linked = [page.parent / path for path in re.findall(r"\]\(([^)#\s]+\.(?:c|h|cpp|hpp))\)", text)]
+    quoted = [set(lines_of(path.read_text())) for path in linked]
+    for language, code in parts(page):
+        if language not in ("c", "cpp"):
+            continue
+        if "int main(" not in code:
+            wanted = [line for line in lines_of(code) if line]
+            missing = min(([line for line in wanted if line not in lines] for lines in quoted), key=len, default=wanted)
+            assert not missing, "in no file that the page links to"
+            continue
+        env = environment(tmp_path)
+        compiler, standard = {"c": (env.get("CC", "cc"), "c11"), "cpp": (env.get("CXX", "c++"), "c++17")}[language]
+        if not shutil.which(compiler):
+            pytest.skip(f"{compiler} is not installed")
+        source, program = tmp_path / f"page.{language}", tmp_path / "program"
+        source.write_text(code)
+        subprocess.run([compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", source, f"-I{ROOT / 'include'}", f"-L{BUILD}",
+                        f"-Wl,-rpath,{BUILD}", "-lnormfuse", "-lm", "-o", program], check=True, timeout=120)
+        subprocess.run([program], check=True, cwd=tmp_path, env=env, timeout=60)
+
+
+@pytest.mark.parametrize("page", with_blocks("cmake"))
+def test_cmake(page):
+    known = {line for path in (ROOT / "tests/consumers").rglob("CMakeLists.txt") for line in lines_of(path.read_text())}
+    known |= {line.replace("consumer_c ", "app ") for line in known}
+    for code in blocks(page, "cmake"):
+        assert [line for line in lines_of(code) if line and line not in known] == []
+
+
+def arrays(folder):
+    """What the pages' commands read: x, dy, weight and bias as .npy files, written without NumPy."""
+    import struct
+
+    def write(name, shape, values):
+        header = str({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
+        header += b" " * (-(len(header) + 11) % 64) + b"\n"
+        (folder / name).write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+                                    + struct.pack(f"<{len(values)}f", *values))
+
+    values = [(k * 7919 % 1000) / 500 - 1 for k in range(2 * 64 * 8 * 8)]
+    for name in ("x.npy", "dy.npy", "residual.npy"):
+        write(name, (2, 64, 8, 8), values)
+    for name in ("w.npy", "b.npy", "running_mean.npy"):
+        write(name, (64,), values[:64])
+    write("running_var.npy", (64,), [abs(value) + 0.5 for value in values[:64]])
+
+
+def commands(text):
+    """The commands of a block of sh: continued lines joined, comments and redirections left out."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words:
+            yield words
+
+
+@pytest.mark.parametrize("page", with_blocks("sh"))
+def test_sh(page, tmp_path):
+    arrays(tmp_path)
+    for words in (words for text in blocks(page, "sh") for words in commands(text)):
+        program, *rest = words
+        for word in rest:
+            if re.fullmatch(r"@?(bench|tests|examples|cmake|python|docs|src)/[\w./-]+", word) and "*" not in word:
+                assert (ROOT / word.lstrip("@")).exists(), f"{word}: no such file"
+        if program in ("normfuse", "build/normfuse"):
+            if "device=cuda" in rest and rest[0] == "run":
+                continue
+            rest = [word if not word.startswith("@") else f"@{ROOT / word[1:]}" for word in rest if not word.startswith(">")]
+            rest += ["--list"] if rest and rest[0] in ("bench", "check") else []
+            done = subprocess.run(["normfuse", *rest], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, timeout=60)
+            assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-500:]}"
+        elif program == "make":
+            targets = [word for word in rest if "=" not in word]
+            known = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
+            assert set(targets) <= set(known), f"make has no {targets}"
+        elif "/" in program:
+            assert (ROOT / program).exists() or program.startswith("build/"), f"{program}: no such file"
+        else:
+            assert program in ("cc", "cmake", "pip", "python", "python3", "man", "export", "nvcc", "cd"), f"{program} has no test"
+
+
+@pytest.mark.parametrize("page", with_blocks("console"))
+def test_console(page, tmp_path):
+    arrays(tmp_path)
+    for text in blocks(page, "console"):
+        for shown in re.split(r"^\$ ", text, flags=re.M)[1:]:
+            command, _, expected = shown.partition("\n")
+            done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, timeout=60)
+            pattern = "\n".join(re.escape(line) if line.strip() != "..." else r"(?:.*\n?)*?" for line in expected.strip().split("\n"))
+            assert re.fullmatch(pattern, done.stdout.strip()), f"$ {command}\n{done.stdout}"
+
+
+def test_drawings_are_what_the_script_makes(tmp_path):
+    subprocess.run([sys.executable, ROOT / "docs/site/drawings.py", tmp_path], check=True)
+    made = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert made and made == {path.name: path.read_text() for path in (ROOT / "docs/drawings").glob("*.svg")}
+
+
+def test_figures_of_the_drawing_are_measured():
+    spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs/site/drawings.py")
+    drawings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawings)
+    cells = set(re.findall(r"\d+(?:\.\d+)?", (ROOT / "docs/performance.md").read_text()))
+    assert [figure for _, *figures, _ in drawings.SPEED for figure in figures if not {f"{figure:g}", f"{figure:.1f}"} & cells] == []
+
+
+# ---- the site -------------------------------------------------------------------------------------------------------
+
+
+class References(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.targets, self.ids = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        for key, value in attributes:
+            if key == "id" or key == "name":
+                self.ids.add(value)
+            elif key in ("href", "src") and value:
+                self.targets.append(value)
+
+
+def test_site(tmp_path):
+    """Builds without a warning and without the network; every link inside of it leads somewhere, and all is in it."""
+    python = ROOT / "build/venv-docs/bin/python"
+    python = str(python) if python.exists() else sys.executable
+    if subprocess.run([python, "-c", "import mkdocs, material"], stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("MkDocs Material is not installed: docs/site/requirements.txt")
+    site = tmp_path / "site"
+    done = subprocess.run([python, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", site], cwd=tmp_path,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+                          env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout[-3000:]
+    pages = {page: References(page.read_text()) for page in site.rglob("*.html")}
+    assert len(pages) >= len([page for page in PAGES if "history" not in page.parts])
+    wrong, outside = [], []
+    for page, found in pages.items():
+        for target in found.targets:
+            if re.match(r"(https?:)?//", target):
+                outside.append(target)
+                continue
+            if re.match(r"[a-z]+:", target) or page.name == "404.html":
+                continue
+            path, _, anchor = target.partition("#")
+            to = (page.parent / path.split("?")[0]).resolve() if path else page
+            to = to / "index.html" if to.is_dir() else to
+            if not to.exists() or (anchor and to in pages and anchor not in pages[to].ids and not anchor.startswith("__")):
+                wrong.append(f"{page.relative_to(site)}: {target}")
+    assert not wrong
+    # Nothing is fetched: no script, style or font of another place.
+    assert [target for target in outside if re.search(r"\.(js|css|woff2?)\b|fonts", target)] == []
+    assert (site / "search/search_index.js").exists() or (site / "search/search_index.json").exists()
+
+
+# ---- what pages say of the code -------------------------------------------------------------------------------------
+
+
+def test_messages_are_those_of_the_code():
+    """Each message of docs/errors.md is somewhere in the sources, but for what its <...> stand for."""
+    text = "\n".join(path.read_text() for folder in ("src", "cli", "python/normfuse") for path in sorted((ROOT / folder).rglob("*.*"))
+                     if path.suffix in (".c", ".h", ".py"))
+    text = re.sub(r'"\s*PRI\w+\s*"', "", text)
+    text = re.sub(r'"\s*\+?\s*\n\s*f?"', "", text)  # literals that go on in the next line
+    text = re.sub(r"%[a-z]+|%", "", text).replace('\\"', '"')
+    missing = []
+    for message in re.findall(r"^\| `([^`]*)` \|", (ROOT / "docs/errors.md").read_text(), re.M):
+        if message.startswith("NORMFUSE_") and " " not in message:
+            continue
+        missing += [part for part in (part.strip() for part in re.split(r"<[^>]*>", message)) if len(part) > 6 and part not in text]
+    assert not missing
+
+
+def test_statuses_are_those_of_the_header():
+    header = dict(re.findall(r"^    (NORMFUSE_[A-Z_]+) = (\d+)", (ROOT / "include/normfuse.h").read_text(), re.M))
+    table = re.findall(r"^\| `(NORMFUSE_[A-Z_]+)` \| (\d+) \|", (ROOT / "docs/errors.md").read_text(), re.M)
+    assert len(table) == 11 and all(header[name] == number for name, number in table)
+
+
+def test_environment_variables_are_on_their_page():
+    """Every variable that code asks for; those of a build for tuning begin with NORMFUSE_TUNE_."""
+    page = (ROOT / "docs/environment.md").read_text()
+    asked = set()
+    for folder in ("src", "cli", "python/normfuse", "tests", "python/tests"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".c", ".h", ".py", ".cpp"):
+                asked |= set(re.findall(r'(?:getenv\(|environ\.get\(|environ\[)\s*"(NORMFUSE_\w+)"', path.read_text()))
+    assert "NORMFUSE_MAX_ISA" in asked
+    assert sorted(name for name in asked if f"`{name}`" not in page) == []
