@@ -68,7 +68,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
-        samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
+        samples * g->sum_slots > normfuse_experiment("LAST", most_parts) ||
         (contributors > 1 && (!shape->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -157,7 +157,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_tune("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
@@ -208,7 +208,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_tune("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);

@@ -33,8 +33,8 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
 static const char *ask(const struct schedule *schedule, const struct shape *shape, const struct step *best,
                        struct step *found, double *lowest)
 {
-    const int64_t wanted = normfuse_tune(schedule->name, 1);
-    const char *reason = wanted == 0                ? "left out by NORMFUSE_TUNE"
+    const int64_t wanted = normfuse_experiment(schedule->name, 1);
+    const char *reason = wanted == 0                ? "left out by NORMFUSE_EXPERIMENT"
                          : schedule->refuse != NULL ? schedule->refuse(shape)
                                                     : NULL;
     if (reason == NULL && schedule->yield != NULL && best != NULL)
@@ -68,7 +68,7 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     const struct schedule *const pipeline = &normfuse_cuda_grid_pipeline, *taken = NULL;
     struct step step;
     shape.has_pipeline =
-        columns && normfuse_tune(pipeline->name, 1) != 0 && pipeline->configure(&shape, 0, &step) == NULL;
+        columns && normfuse_experiment(pipeline->name, 1) != 0 && pipeline->configure(&shape, 0, &step) == NULL;
     double lowest = INFINITY;
     for (; *list != NULL && (lowest > 0.0 || shape.explains); list++) {
         const struct schedule *const schedule = *list;
