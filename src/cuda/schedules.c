@@ -49,7 +49,7 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
             reason = why;
             continue;
         }
-        const double time = schedule->estimate != NULL ? schedule->estimate(shape, &step) : 0.0;
+        const double time = schedule->estimate(shape, &step);
         if (time < *lowest) {
             *lowest = time;
             *found = step;
@@ -58,6 +58,40 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
     if (wanted == 2 && *lowest < INFINITY)
         *lowest = -1.0;
     return *lowest < INFINITY ? NULL : reason != NULL ? reason : "no variant runs on this device";
+}
+
+double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step)
+{
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const double processors = shape->device->processors;
+    const double slots = (double)most(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
+    const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
+    /* Half of the processors draw most of the bandwidth. */
+    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / processors);
+    double time =
+        shape->bytes / (policy->bytes_a_microsecond * reach * filled) + policy->columns_start[shape->direction];
+    if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
+        time += policy->cluster_wait;
+    if (g->exchange == NORMFUSE_EXCHANGE_GRID)
+        time += policy->grid_wait[shape->direction] * (double)divide_up(g->sets, g->teams);
+    return time;
+}
+
+struct normfuse_cuda_choice *normfuse_cuda_last_choice(void)
+{
+    static _Thread_local struct normfuse_cuda_choice last;
+    return &last;
+}
+
+static void say(const struct shape *shape, const struct schedule *schedule, const char *reason, double time,
+                const char *why)
+{
+    const char *const call = shape->problem->name;
+    if (reason != NULL)
+        fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", call, schedule->name, reason);
+    else
+        fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", call, schedule->name, time, why);
 }
 
 bool normfuse_cuda_hold(const struct shape *given, struct step *best)
@@ -70,20 +104,25 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     shape.has_pipeline =
         columns && normfuse_experiment(pipeline->name, 1) != 0 && pipeline->configure(&shape, 0, &step) == NULL;
     double lowest = INFINITY;
+    struct normfuse_cuda_choice *const choice = normfuse_cuda_last_choice();
+    choice->schedule = NULL;
     for (; *list != NULL && (lowest > 0.0 || shape.explains); list++) {
         const struct schedule *const schedule = *list;
-        double time = INFINITY;
-        const char *const reason = ask(schedule, &shape, taken != NULL ? best : NULL, &step, &time);
-        if (shape.explains && reason != NULL)
-            fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", shape.problem->name, schedule->name, reason);
-        else if (shape.explains && schedule->estimate == NULL)
-            fprintf(stderr, "normfuse: plan: %s: %s: fits\n", shape.problem->name, schedule->name);
-        else if (shape.explains)
-            fprintf(stderr, "normfuse: plan: %s: %s: %.1f us\n", shape.problem->name, schedule->name, time);
+        const struct normfuse_cuda_tuning_line *const line =
+            normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
+        /* What was measured takes the place of order and of rules on who leaves what to whom. */
+        const bool in_order = schedule->in_order && line == NULL;
+        double own = INFINITY;
+        const char *const reason = ask(schedule, &shape, taken != NULL && line == NULL ? best : NULL, &step, &own);
+        const double tuned = line != NULL && own > 0.0 ? fmax(1e-3, line->start + line->factor * own) : own;
+        const double time = in_order && reason == NULL ? fmin(0.0, own) : tuned;
+        if (shape.explains)
+            say(&shape, schedule, reason, tuned, in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
         if (time < lowest) {
             lowest = time;
             taken = schedule;
             *best = step;
+            *choice = (struct normfuse_cuda_choice){schedule->name, columns, in_order, own, time};
         }
     }
     return taken != NULL && taken->configure != NULL;

@@ -283,13 +283,13 @@ static int64_t widest_of(int64_t group)
     return group == 1 ? 64 : 256;
 }
 
-/* Reading twice, which holds nothing: what the others are compared with. */
+/* Reading twice, which holds nothing: what all other schedules are compared with, of rows too. */
 static double estimate_two_pass(const struct shape *shape, const struct step *step)
 {
     (void)step;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int64_t packs = normfuse_cuda_packs_of_row(shape), d = group_of(shape->problem);
-    const double wide = d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
+    const double wide = shape->problem->columns && d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
     if (normfuse_experiment("WIDTH", 0) || normfuse_experiment("PARTS", 0) || normfuse_experiment("EXCHANGE", -1) >= 0)
         return INFINITY;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
@@ -425,8 +425,12 @@ static const char *refuse_additions(const struct shape *shape)
     return shape->plain ? NULL : "it takes plain tensors";
 }
 
-static const struct schedule two_pass = {.name = "two_pass", .refuse = refuse_additions, .estimate = estimate_two_pass},
-                             lanes = {.name = "lanes", .configure = configure_lanes},
+const struct schedule normfuse_cuda_two_pass = {
+    .name = "two_pass", .refuse = refuse_additions, .estimate = estimate_two_pass};
+static const struct schedule lanes = {.name = "lanes",
+                                      .configure = configure_lanes,
+                                      .estimate = normfuse_cuda_estimate_once,
+                                      .in_order = true},
                              cluster = {.name = "cluster",
                                         .refuse = refuse_cluster,
                                         .variants = variants,
@@ -438,7 +442,7 @@ static const struct schedule two_pass = {.name = "two_pass", .refuse = refuse_ad
                                       .configure = configure_split,
                                       .estimate = estimate};
 
-const struct schedule *const normfuse_cuda_columns_schedules[] = {&two_pass,
+const struct schedule *const normfuse_cuda_columns_schedules[] = {&normfuse_cuda_two_pass,
                                                                   &normfuse_cuda_lines,
                                                                   &lanes,
                                                                   &cluster,

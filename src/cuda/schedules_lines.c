@@ -123,7 +123,11 @@ static const char *configure(const struct shape *shape, int variant, struct step
     return NULL;
 }
 
-const struct schedule normfuse_cuda_lines = {.name = "lines", .refuse = refuse, .configure = configure};
+const struct schedule normfuse_cuda_lines = {.name = "lines",
+                                             .refuse = refuse,
+                                             .configure = configure,
+                                             .estimate = normfuse_cuda_estimate_once,
+                                             .in_order = true};
 
 bool normfuse_cuda_holds_lines(const struct shape *shape)
 {

@@ -379,13 +379,21 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     return true;
 }
 
-static const struct schedule lanes = {.name = "lanes", .refuse = refuse, .configure = configure_lanes},
-                             block = {.name = "block", .refuse = refuse_additions, .configure = configure_block},
-                             grid = {.name = "grid", .refuse = refuse_additions, .configure = configure_grid},
-                             cluster = {.name = "cluster", .refuse = refuse_additions, .configure = configure_cluster},
-                             rounds = {
-                                 .name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds};
+#define IN_ORDER .estimate = normfuse_cuda_estimate_once, .in_order = true
+static const struct schedule
+    lanes = {.name = "lanes", .refuse = refuse, .configure = configure_lanes, IN_ORDER},
+    block = {.name = "block", .refuse = refuse_additions, .configure = configure_block, IN_ORDER},
+    grid = {.name = "grid", .refuse = refuse_additions, .configure = configure_grid, IN_ORDER},
+    cluster = {.name = "cluster", .refuse = refuse_additions, .configure = configure_cluster, IN_ORDER},
+    rounds = {.name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds, IN_ORDER};
 
-const struct schedule *const normfuse_cuda_rows_schedules[] = {
-    &normfuse_cuda_lines,   &lanes, &block, &grid, &cluster, &rounds, &normfuse_cuda_general_passes,
-    &normfuse_cuda_general, NULL};
+const struct schedule *const normfuse_cuda_rows_schedules[] = {&normfuse_cuda_lines,
+                                                               &lanes,
+                                                               &block,
+                                                               &grid,
+                                                               &cluster,
+                                                               &rounds,
+                                                               &normfuse_cuda_two_pass,
+                                                               &normfuse_cuda_general_passes,
+                                                               &normfuse_cuda_general,
+                                                               NULL};
