@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "device.h"
 #include "numbers.h"
 #include "report.h"
 
@@ -207,10 +208,10 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
     bench->tensor_stride = (bytes + alignment - 1) / alignment * alignment;
     choose_tensors(bench);
     for (int i = 0; i < bench->reads + bench->writes; i++) {
-        bench->big[i] =
-            line->channels_last
-                ? normfuse_tensor_channels_last(NULL, line->type, line->ndim, line->sizes, &bench->big_axes)
-                : normfuse_tensor_contiguous(NULL, line->type, line->ndim, line->sizes, &bench->big_axes);
+        bench->big[i] = line->channels_last
+                            ? normfuse_tensor_channels_last(NULL, line->type, line->ndim, line->sizes, &bench->big_axes)
+                            : normfuse_tensor_contiguous(NULL, line->type, line->ndim, line->sizes, &bench->big_axes);
         bench->big[i].device.device_type = line->device;
+        bench->big[i].device.device_id = line->device == NORMFUSE_CPU ? 0 : device_ordinal();
     }
 }
