@@ -282,14 +282,14 @@ static void write_source(struct output *output, const struct fitted *fitted, siz
 static void print_fit(const struct fitted *fitted)
 {
     const struct tune_fit *const fit = &fitted->fit;
-    printf("%s\n%-34s %8s %13s %18s %18s\n", fitted->rows.rows[0].gpu, "schedule", "problems", "taken", "error %",
+    printf("%s\n%-40s %8s %13s %18s %18s\n", fitted->rows.rows[0].gpu, "schedule", "problems", "taken", "error %",
            "regret %");
     for (int i = 0; i < fit->count; i++) {
         const struct tune_line *const line = &fit->lines[i];
         char name[64];
         snprintf(name, sizeof name, "%s %s %s", line->columns ? "columns" : "rows",
                  line->backward ? "backward" : "forward", line->schedule);
-        printf("%-34s %8d %5d -> %4d %8.1f -> %6.1f %8.1f -> %6.1f%s\n", name, line->problems, line->taken_before,
+        printf("%-40s %8d %5d -> %4d %8.1f -> %6.1f %8.1f -> %6.1f%s\n", name, line->problems, line->taken_before,
                line->taken_after, 100 * line->error_before, 100 * line->error_after, 100 * line->regret_before,
                100 * line->regret_after, line->is_written ? "" : "  (rules hold)");
     }
