@@ -15,6 +15,7 @@
 #include "device.h"
 #include "output.h"
 #include "report.h"
+#include "src/cuda/tuning.h"
 #include "tune_fit.h"
 #include "tune_plan.h"
 #include "tune_rows.h"
@@ -246,10 +247,11 @@ static void write_source(struct output *output, const struct fitted *fitted, siz
                arguments->values[OPTION_FROM_ROWS]);
     for (int i = 0; i < arguments->word_count; i++)
         write_text(output, " %s", arguments->words[i]);
-    write_text(output,
-               " --source -o src/cuda/tuning_tables.h\n *\n"
-               " * A line is a schedule, whether of columns, whether of backwards, its start and its factor. */\n"
-               "/* clang-format off */\n");
+    write_text(
+        output,
+        " --source -o src/cuda/tuning_tables.h\n *\n"
+        " * A line is the code of a schedule, whether of columns, whether of backwards, its start and its factor. */\n"
+        "/* clang-format off */\n");
     for (size_t gpu = 0; gpu < count; gpu++) {
         const struct tune_fit *const fit = &fitted[gpu].fit;
         const struct tune_row *const row = &fitted[gpu].rows.rows[0];
@@ -263,8 +265,10 @@ static void write_source(struct output *output, const struct fitted *fitted, siz
         for (int i = 0; i < fit->count; i++) {
             const struct tune_line *const line = &fit->lines[i];
             if (line->is_written)
-                write_text(output, "    {\"%s\", %d, %d, %.2ff, %.3ff},\n", line->schedule, line->columns,
-                           line->backward, line->start, line->factor);
+                write_text(output, "    {%5u, %d, %d, %.2ff, %.3ff}, /* %s %s %s */\n",
+                           (unsigned)normfuse_cuda_schedule_code(line->schedule), line->columns, line->backward,
+                           line->start, line->factor, line->columns ? "columns" : "rows",
+                           line->backward ? "backward" : "forward", line->schedule);
         }
         write_text(output, "};\n");
     }

@@ -55,10 +55,10 @@ void tune_force(const struct tune_row *row)
     int32_t count = 0;
     for (; list[count] != NULL && count < TUNE_SCHEDULES_MAX; count++) {
         struct normfuse_cuda_tuning_line *const line = &lines[count];
-        strncpy(line->schedule, list[count]->name, sizeof line->schedule - 1);
+        line->schedule = normfuse_cuda_schedule_code(list[count]->name);
         line->columns = row->columns;
         line->backward = row->backward;
-        line->start = strcmp(line->schedule, row->schedule) == 0 ? 0.0f : (float)NORMFUSE_CUDA_FORBIDDEN;
+        line->start = strcmp(list[count]->name, row->schedule) == 0 ? 0.0f : (float)NORMFUSE_CUDA_FORBIDDEN;
         line->factor = 1.0f;
     }
     use(row->capability, lines, count);

@@ -17,7 +17,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/loader.h"
-#include "cuda/tuning.h"
+#include "cuda/schedules.h"
 #include "fake_driver.h"
 #include "harness.h"
 #include "normfuse.h"
@@ -2642,7 +2642,15 @@ static void test_tunings(void)
     use_fresh_driver();
     CHECK(kernel_now() == other, "the tuning is forgotten");
     CHECK(normfuse_load_tuning(NULL) == NORMFUSE_OK && kernel_now() == usual, "back to the tables: %s", kernel_now());
-    const struct normfuse_cuda_tuning_line never = {.schedule = "lanes", .columns = 1, .start = 1e9f, .factor = 1.0f};
+    const struct normfuse_cuda_tuning_line never = {
+        .schedule = normfuse_cuda_schedule_code("lanes"), .columns = 1, .start = 1e9f, .factor = 1.0f};
+    for (int i = 0; i < 2; i++) {
+        const struct schedule *const *const list = i ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
+        for (int a = 0; list[a] != NULL; a++)
+            for (int b = 0; b < a; b++)
+                CHECK(normfuse_cuda_schedule_code(list[a]->name) != normfuse_cuda_schedule_code(list[b]->name),
+                      "%s and %s have one code", list[a]->name, list[b]->name);
+    }
     const struct normfuse_cuda_tuning tuning = {"NVIDIA H200", 90, 1, &never};
     CHECK(normfuse_cuda_tuning_line_of(&tuning, "lanes", true, false) == &never &&
               normfuse_cuda_tuning_line_of(&tuning, "lanes", true, true) == NULL &&
@@ -2675,6 +2683,9 @@ static void test_tunings_in_threads(void)
     goes_on = false;
     for (int i = 0; i < PLANNING; i++)
         pthread_join(threads[i], NULL);
+    const struct normfuse_cuda_tuning *const held = normfuse_cuda_loaded_tuning();
+    CHECK(normfuse_load_tuning(tuning_path) == NORMFUSE_OK && (held == NULL || normfuse_cuda_loaded_tuning() == held),
+          "the same file is another tuning");
     CHECK(loaded == LOADS && normfuse_load_tuning(NULL) == NORMFUSE_OK, "%d of %d loaded", loaded, (int)LOADS);
     unlink(tuning_path);
 }

@@ -1416,6 +1416,7 @@ def test_tune_from_rows(folder):
     succeed("tune", "--from-rows", SYNTHETIC, "both.jsonl", "--source", "-o", "tables.h")
     source = open("tables.h").read()
     assert f"normfuse tune --from-rows {SYNTHETIC} both.jsonl --source -o src/cuda/tuning_tables.h" in source
+    assert source.count(" 1.225f}, /* columns forward split */\n") == 2
     assert '{"Synthetic GPU", 90, 6, lines_0}' in source and '{"Other GPU", 90, 6, lines_1}' in source
     for text, message in (("", "holds no rows"), ('{"us":1}', "line 1 lacks"), ("\nrow\n", "line 2 is no JSON"),
                           (open(SYNTHETIC).readline() * 2, "two rows of one schedule")):

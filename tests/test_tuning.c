@@ -245,11 +245,11 @@ static void test_planner_follows(void)
         if (!from->is_written)
             continue;
         struct normfuse_cuda_tuning_line *const line = &lines[tuning.count++];
-        *line = (struct normfuse_cuda_tuning_line){.columns = from->columns,
+        *line = (struct normfuse_cuda_tuning_line){.schedule = normfuse_cuda_schedule_code(from->schedule),
+                                                   .columns = from->columns,
                                                    .backward = from->backward,
                                                    .start = (float)from->start,
                                                    .factor = (float)from->factor};
-        memcpy(line->schedule, from->schedule, sizeof line->schedule);
     }
     static struct normfuse_cuda_tuning held;
     held = tuning;

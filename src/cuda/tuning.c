@@ -67,9 +67,10 @@ const struct normfuse_cuda_tuning *normfuse_cuda_tuning_of(const struct normfuse
 const struct normfuse_cuda_tuning_line *normfuse_cuda_tuning_line_of(const struct normfuse_cuda_tuning *tuning,
                                                                      const char *schedule, bool columns, bool backward)
 {
+    const uint16_t code = normfuse_cuda_schedule_code(schedule);
     for (int32_t i = 0; i < tuning->count; i++) {
         const struct normfuse_cuda_tuning_line *const line = &tuning->lines[i];
-        if (line->columns == columns && line->backward == backward && strcmp(line->schedule, schedule) == 0)
+        if (line->columns == columns && line->backward == backward && line->schedule == code)
             return line;
     }
     return NULL;
@@ -133,7 +134,7 @@ static const char *take_schedule(const char *text, struct loaded *loaded)
     if (!(fabs(start) <= most_start && factor >= least_factor && factor <= most_factor))
         return "start must be in -1000000 to 1000000, factor in 0.01 to 100";
     struct normfuse_cuda_tuning_line *const line = &loaded->lines[tuning->count++];
-    strncpy(line->schedule, (*list)->name, sizeof line->schedule - 1);
+    line->schedule = normfuse_cuda_schedule_code((*list)->name);
     line->columns = columns;
     line->backward = backward;
     line->start = (float)start;
@@ -200,6 +201,17 @@ static normfuse_status read_tuning(const char *call, const char *path, struct lo
                : normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %.300s, line %d: %s", call, path, number, reason);
 }
 
+/* What was loaded before and says the same: plans are remembered by it, and memory does not grow. */
+static struct loaded *same_as(const struct loaded *wanted)
+{
+    struct loaded *known = atomic_load(&all);
+    while (known != NULL && (strcmp(known->tuning.gpu, wanted->tuning.gpu) != 0 ||
+                             known->tuning.capability != wanted->tuning.capability ||
+                             memcmp(known->lines, wanted->lines, sizeof known->lines) != 0))
+        known = known->before;
+    return known;
+}
+
 normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
 {
     if (path == NULL) {
@@ -208,18 +220,20 @@ normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
     }
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-    struct loaded *const loaded = calloc(1, sizeof *loaded);
+    struct loaded *loaded = calloc(1, sizeof *loaded), *known = NULL;
     normfuse_status status = loaded == NULL
                                  ? normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for a tuning", call)
                                  : read_tuning(call, path, loaded);
-    if (status == NORMFUSE_OK) {
+    if (status == NORMFUSE_OK && (known = same_as(loaded)) == NULL) {
         loaded->before = atomic_load(&all);
         while (!atomic_compare_exchange_weak(&all, &loaded->before, loaded))
             continue;
-        normfuse_cuda_use_tuning(&loaded->tuning);
-    } else {
-        free(loaded);
+        known = loaded;
+        loaded = NULL;
     }
+    free(loaded);
+    if (status == NORMFUSE_OK)
+        normfuse_cuda_use_tuning(&known->tuning);
     pthread_setcancelstate(state, NULL);
     return status;
 }

@@ -13,10 +13,19 @@
 
 /* Microseconds that the schedule takes: start + factor * its own estimate. */
 struct normfuse_cuda_tuning_line {
-    char schedule[20]; /* in place of a pointer, which costs 24 bytes more for the dynamic loader */
+    uint16_t schedule; /* normfuse_cuda_schedule_code of its name */
     uint8_t columns, backward;
     float start, factor;
 };
+
+/* Names would be most of a table. No two schedules have one code; test_cuda_host.c sees to it. */
+static inline uint16_t normfuse_cuda_schedule_code(const char *name)
+{
+    uint32_t code = 0;
+    for (; *name != '\0'; name++)
+        code = (code * 31 + (unsigned char)*name) % 65521;
+    return (uint16_t)code;
+}
 
 struct normfuse_cuda_tuning {
     char gpu[48];
