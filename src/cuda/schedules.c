@@ -29,14 +29,23 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
            shape->device->processors;
 }
 
+/* Rows: norm groups whose values meet more roundings in two passes than docs/numerics.md says of so few. */
+static bool has_few_values(const struct shape *shape)
+{
+    enum { FEW_VALUES = 64 };
+    const struct normfuse_problem *const p = shape->problem;
+    return !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
+}
+
 /* Of the variants of a schedule the cheapest. Returns why there is none. */
 static const char *ask(const struct schedule *schedule, const struct shape *shape, const struct step *best,
                        struct step *found, double *lowest)
 {
     const int64_t wanted = normfuse_experiment(schedule->name, 1);
-    const char *reason = wanted == 0                ? "left out by NORMFUSE_EXPERIMENT"
-                         : schedule->refuse != NULL ? schedule->refuse(shape)
-                                                    : NULL;
+    const char *reason = wanted == 0                                            ? "left out by NORMFUSE_EXPERIMENT"
+                         : schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
+                         : schedule->refuse != NULL                             ? schedule->refuse(shape)
+                                                                                : NULL;
     if (reason == NULL && schedule->yield != NULL && best != NULL)
         reason = schedule->yield(shape, best);
     if (reason != NULL)

@@ -38,7 +38,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
 {
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
      * what the kernels have in shared memory beside what is asked for. */
-    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 200, STATIC_BYTES = 1024 };
+    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 160, STATIC_BYTES = 1024 };
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
