@@ -274,7 +274,7 @@ static void take_scratch(struct bench *bench, int ways, void (*choose)(const voi
 int64_t bench_device_ways(struct bench *bench, int ways, void (*choose)(const void *context, int way),
                           const void *context, double budget_us, double *median_us)
 {
-    enum { CALLS_AT_MOST = 1024, SAMPLES_LEAST = 5, SAMPLES_MOST = 40 };
+    enum { CALLS_AT_MOST = 1024, SAMPLES_LEAST = 5, SAMPLES_MOST = 150 };
     const double warm_up_us = 3e3; /* of each way */
     const double begin = bench_now_us();
     double *us = malloc((size_t)ways * SAMPLES_MOST * sizeof *us);

@@ -498,7 +498,7 @@ def sanitize_all():
     limit = 150 if fast else 900
     # The operator cases of one file reach every pass and every way of scheduling.
     words = {"test_operators": [ROOT / "tests/cases/options.txt"]} if fast else {}
-    programs = PROGRAMS + ([CUDA_PROGRAM] if (BUILD / "release" / CUDA_PROGRAM).exists() else [])
+    programs = PROGRAMS + ([CUDA_PROGRAM, "test_tuning"] if (BUILD / "release" / CUDA_PROGRAM).exists() else [])
     if cmake_build("build with ASan and UBSan", "asan", ["-DCMAKE_BUILD_TYPE=RelWithDebInfo",
                                                          "-DNORMFUSE_SANITIZE=address,undefined",
                                                          "-DNORMFUSE_BUILD_SHARED=OFF"]):
