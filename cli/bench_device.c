@@ -80,7 +80,7 @@ void bench_device_open(const struct problem_line *lines, size_t count, bool warm
         problem_line_name(&lines[i], name, sizeof name);
         problem_name = name;
         if (!opened) {
-            accept(normfuse_prepare(0));
+            accept(normfuse_prepare(device_ordinal()));
             need(device_open() && floor_device_open());
             opened = true;
         }
@@ -134,7 +134,7 @@ static void upload_smalls(struct bench *bench)
         bench->small_data[i] = device_allocate(bench->small_bytes[i]);
         need(bench->small_data[i] && device_upload(bench->small_data[i], host, bench->small_bytes[i]));
         bench->smalls[i].data = bench->small_data[i];
-        bench->smalls[i].device.device_type = NORMFUSE_CUDA;
+        bench->smalls[i].device = (normfuse_device){NORMFUSE_CUDA, device_ordinal()};
         free(host);
     }
 }
@@ -144,7 +144,7 @@ static void take_memory(struct bench *bench)
     normfuse_exec *exec = &bench->exec;
     size_t bytes = 0;
     exec->stream = device_stream();
-    accept(normfuse_sync_bytes(0, &exec->sync_bytes));
+    accept(normfuse_sync_bytes(device_ordinal(), &exec->sync_bytes));
     exec->sync = device_allocate(exec->sync_bytes);
     need(exec->sync && device_fill(exec->sync, 0, exec->sync_bytes));
     bench_take_set(bench);
@@ -238,6 +238,71 @@ static double time_host(struct bench *bench)
     need(device_wait());
     bench_sort(us, CALLS);
     return bench_quantile(us, CALLS, 0.5);
+}
+
+/* ---- ways to run one call --------------------------------------------------------------------------------------- */
+
+void bench_device_make(struct bench *bench, const struct problem_line *line, const char *name)
+{
+    problem_name = name;
+    make_bench(bench, line, false);
+}
+
+void bench_device_free(struct bench *bench)
+{
+    free_bench(bench);
+}
+
+/* Scratch for every way. */
+static void take_scratch(struct bench *bench, int ways, void (*choose)(const void *context, int way),
+                         const void *context)
+{
+    normfuse_exec *exec = &bench->exec;
+    size_t most = exec->scratch_bytes;
+    for (int way = 0; way < ways; way++) {
+        size_t bytes = 0;
+        choose(context, way);
+        accept(bench_call(bench, &bench->tensors, bench->line.backward, &bytes));
+        most = bytes > most ? bytes : most;
+    }
+    device_free(exec->scratch);
+    exec->scratch_bytes = most;
+    exec->scratch = device_allocate(most);
+    need(exec->scratch != NULL);
+}
+
+int64_t bench_device_ways(struct bench *bench, int ways, void (*choose)(const void *context, int way),
+                          const void *context, double budget_us, double *median_us)
+{
+    enum { CALLS_AT_MOST = 1024, SAMPLES_LEAST = 5, SAMPLES_MOST = 150 };
+    const double warm_up_us = 3e3; /* of each way */
+    const double begin = bench_now_us();
+    double *us = malloc((size_t)ways * SAMPLES_MOST * sizeof *us);
+    struct device_graph **graphs = malloc((size_t)ways * sizeof *graphs);
+    if (!us || !graphs)
+        report_failure("memory", "%s", strerror(errno));
+    take_scratch(bench, ways, choose, context);
+    int64_t calls = bench->sets < CALLS_AT_MOST ? bench->sets : CALLS_AT_MOST;
+    for (int way = 0; way < ways; way++) {
+        choose(context, way);
+        graphs[way] = record(bench, -1, calls);
+        (void)time_replay(graphs[way]);
+    }
+    for (int way = 0; way < ways; way++)
+        for (double spent = 0; spent < warm_up_us;)
+            spent += fmax(time_replay(graphs[way]), 1.0);
+    int64_t count = 0;
+    for (; count < SAMPLES_MOST && (count < SAMPLES_LEAST || bench_now_us() - begin < budget_us); count++)
+        for (int way = 0; way < ways; way++)
+            us[way * SAMPLES_MOST + count] = time_replay(graphs[way]) / (double)calls;
+    for (int way = 0; way < ways; way++) {
+        bench_sort(us + way * SAMPLES_MOST, count);
+        median_us[way] = bench_quantile(us + way * SAMPLES_MOST, count, 0.5);
+        device_graph_free(graphs[way]);
+    }
+    free(graphs);
+    free(us);
+    return count;
 }
 
 /* How many calls a graph holds: one a set, and more where a replay would be too short for the clock. */

@@ -11,6 +11,17 @@
 
 static struct device_facts facts;
 static char error_text[512];
+static int32_t chosen;
+
+void device_choose(int32_t ordinal)
+{
+    chosen = ordinal;
+}
+
+int32_t device_ordinal(void)
+{
+    return chosen;
+}
 
 const struct device_facts *device_facts(void)
 {
@@ -147,7 +158,7 @@ bool device_open(void)
     if (is_open)
         return true;
     if (!load_driver() || !CHECK(cuInit(0)) || !CHECK(cuDriverGetVersion(&version)) ||
-        !CHECK(cuDeviceGet(&device, 0)) || !CHECK(cuDeviceGetName(facts.name, sizeof facts.name, device)) ||
+        !CHECK(cuDeviceGet(&device, chosen)) || !CHECK(cuDeviceGetName(facts.name, sizeof facts.name, device)) ||
         !CHECK(cuDeviceTotalMem(&facts.memory_bytes, device)) ||
         !CHECK(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)) ||
         !CHECK(cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)) ||

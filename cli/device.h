@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * device.h - all that the program needs of a GPU: the first one that CUDA shows, its memory, one stream, graphs, timing
+ * device.h - all that the program needs of a GPU: the first one that CUDA shows, or the one chosen, its memory, one stream, graphs, timing
  * and the benchmark's own kernels. Through the driver, which is looked up at run time: the program starts on machines
  * without it. The library under test has its own way to the driver; both share the device's primary context.
  *
@@ -20,6 +20,9 @@ struct device_facts {
     size_t l2_bytes, memory_bytes;
 };
 
+/* Which device is opened, of those that CUDA shows; before that. 0 without it. */
+void device_choose(int32_t ordinal);
+int32_t device_ordinal(void);
 /* Opens the device; again: nothing. */
 bool device_open(void);
 /* What is open. */

@@ -311,8 +311,8 @@ CUresult cuStreamGetId(CUstream stream, unsigned long long *id)
     return CUDA_SUCCESS;
 }
 
-/* Memory, of ones until it is cleared. `bytes` is a multiple of 256. */
-CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
+/* Memory, of ones until it is cleared. `bytes` is a multiple of 256. fake_gpu.c has other memory. */
+__attribute__((weak)) CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 {
     if (current_device() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -327,7 +327,7 @@ CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemFree(CUdeviceptr memory)
+__attribute__((weak)) CUresult cuMemFree(CUdeviceptr memory)
 {
     if (current_device() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -364,7 +364,7 @@ CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream stream)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream)
+__attribute__((weak)) CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream)
 {
     memset((void *)(uintptr_t)memory, value, bytes);
     return stream != NULL ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;

@@ -427,6 +427,7 @@ def cuda():
         skip("CUDA", "built without nvcc")
         return
     test_program(CUDA_PROGRAM, [BUILD / "release" / CUDA_PROGRAM])
+    test_program("test_tuning", [BUILD / "release" / "test_tuning"])
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
     test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
                                                BUILD / "release/cuda"])
@@ -510,7 +511,7 @@ def sanitize_all():
     limit = 150 if fast else 900
     # The operator cases of one file reach every pass and every way of scheduling.
     words = {"test_operators": [ROOT / "tests/cases/options.txt"]} if fast else {}
-    programs = PROGRAMS + ([CUDA_PROGRAM] if (BUILD / "release" / CUDA_PROGRAM).exists() else [])
+    programs = PROGRAMS + ([CUDA_PROGRAM, "test_tuning"] if (BUILD / "release" / CUDA_PROGRAM).exists() else [])
     if cmake_build("build with ASan and UBSan", "asan", ["-DCMAKE_BUILD_TYPE=RelWithDebInfo",
                                                          "-DNORMFUSE_SANITIZE=address,undefined",
                                                          "-DNORMFUSE_BUILD_SHARED=OFF"]):

@@ -23,7 +23,10 @@
 #include <unistd.h>
 
 #include "cli/problem_line.h"
+#include "cli/random.h"
+#include "cli/verify.h"
 #include "cuda/launch.h"
+#include "cuda/schedules.h"
 #include "harness.h"
 #include "normfuse.h"
 #include "reference.h"
@@ -1122,6 +1125,54 @@ static void test_host_time(void)
     }
 }
 
+/* ---- schedules --------------------------------------------------------------------------------------------------- */
+
+/* A tuning may have any schedule taken that does not refuse a call: small random problems by each schedule alone,
+ * against the double reference. */
+static void test_each_schedule(void)
+{
+    enum { CASES = 160, MOST = 16, MOST_BYTES = 512 << 10 };
+    static struct normfuse_cuda_tuning tunings[2][MOST];
+    static struct normfuse_cuda_tuning_line lines[2][MOST][2 * MOST];
+    const struct normfuse_cuda_device *device;
+    if (!CHECK(normfuse_cuda_device("test", 0, &device) == NORMFUSE_OK, "%s", normfuse_last_error()))
+        return;
+    for (int columns = 0; columns < 2; columns++) {
+        const struct schedule *const *const list =
+            columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
+        for (int only = 0; only < MOST && list[only] != NULL; only++) {
+            struct normfuse_cuda_tuning *const tuning = &tunings[columns][only];
+            *tuning = (struct normfuse_cuda_tuning){"one schedule", device->capability, 0, lines[columns][only]};
+            for (int i = 0; i < MOST && list[i] != NULL; i++)
+                for (uint8_t backward = 0; backward < 2; backward++)
+                    lines[columns][only][tuning->count++] = (struct normfuse_cuda_tuning_line){
+                        normfuse_cuda_schedule_code(list[i]->name), (uint8_t)columns, backward,
+                        i == only ? 0.0f : (float)NORMFUSE_CUDA_FORBIDDEN, 1.0f};
+            normfuse_cuda_use_tuning(tuning);
+            int taken = 0;
+            for (int i = 0; i < CASES; i++) {
+                struct problem_line line = random_problem(7, i, RANDOM_LEAST_BYTES, MOST_BYTES);
+                if (line.op == AFFINE || line.evaluate)
+                    continue;
+                line.channels_last = columns && line.ndim > 2;
+                line.device = NORMFUSE_CUDA;
+                static char name[PROBLEM_NAME_BYTES]; /* watched */
+                problem_line_name(&line, name, sizeof name);
+                watch(name, 120);
+                const struct verify_options options = {.seed = 1, .twice = true};
+                struct verify_result result = {.outcome = VERIFY_FAILED};
+                normfuse_cuda_last_choice()->schedule = NULL;
+                (void)verify_problem(&line, &options, &result);
+                const char *const schedule = normfuse_cuda_last_choice()->schedule;
+                taken += schedule != NULL && strcmp(schedule, list[only]->name) == 0;
+                CHECK(result.outcome == VERIFY_PASSED, "%s by %s: %s", name, list[only]->name, result.message);
+            }
+            printf("# %s of %s: %d problems\n", list[only]->name, columns ? "columns" : "rows", taken);
+        }
+    }
+    normfuse_cuda_use_tuning(NULL);
+}
+
 /* ---- the whole -------------------------------------------------------------------------------------------------- */
 
 static void timed(const char *name, void (*test)(void))
@@ -1175,6 +1226,7 @@ int main(int count, char **arguments)
     timed("refused memory", test_refused);
     timed("more than 2^31 elements", test_more_than_31_bits);
     timed("tensors without elements", test_empty);
+    timed("each schedule alone", test_each_schedule);
     timed("the host's time", test_host_time);
     timed("a device reset", test_reset); /* the last: nothing of before can be used */
     return harness_close();

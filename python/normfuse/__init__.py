@@ -38,6 +38,7 @@ Numbers. Results are within the bounds of docs/numerics.md, on the CPU the same 
 """
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._arrays import Call as _Call
@@ -45,11 +46,12 @@ from ._arrays import dtype_of as _dtype_of
 from ._arrays import stack as _stack
 from ._library import (ACTIVATIONS, CUMULATIVE, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions,
                        GroupNormOptions, library)
+from ._library import call as _check
 from ._library import integer as _integer
 
 __all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "group_norm",
            "group_norm_apply", "group_norm_backward", "group_norm_stats", "instance_norm", "instance_norm_backward",
-           "stats_merge"]
+           "load_tuning", "stats_merge"]
 
 __version__: str = library.normfuse_version().decode()
 
@@ -223,6 +225,16 @@ def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = No
         return call.output("stats"), call.output("u")
     call.run("stats", GroupNormOptions(groups=groups, eps=1e-5))
     return call.output("stats")
+
+
+def load_tuning(path: Union[str, bytes, "os.PathLike[str]", None]) -> None:
+    """Plans later calls on CUDA by a file that `normfuse tune` wrote; None: by the library's own tables, as before the
+    first call of this function. The file is for devices of its compute capability. NORMFUSE_TUNING=FILE does the same
+    at the first call on CUDA.
+
+    Raises ValueError: the file cannot be opened, or a line of it is wrong; nothing changes. TypeError: the library was
+    built without CUDA."""
+    _check(library.normfuse_load_tuning(None if path is None else os.fsencode(path)))
 
 
 def stats_merge(stats: Union[Array, Sequence[Array]], *, out: Optional[Array] = None) -> Array:

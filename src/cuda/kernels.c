@@ -3,53 +3,57 @@
  * kernels.c - the rows of kernels.def as a table, and where in it a kernel is. */
 #include "kernels.h"
 
-#include <stddef.h>
+#include <stdio.h>
 
 enum { DIRECTION_forward = 0, DIRECTION_backward = 1, LAYOUT_rows = 0, LAYOUT_columns = 1 };
 enum { TYPE_f64 = NORMFUSE_F64, TYPE_f32 = NORMFUSE_F32, TYPE_f16 = NORMFUSE_F16, TYPE_bf16 = NORMFUSE_BF16, TYPES };
 
-/* Names beside one another: a pointer to each would be 24 bytes for the dynamic loader. */
-#define NAME(layout, schedule, direction, type, elements, vectors)                                                     \
-    "normfuse_" #layout "_" #schedule "_" #direction "_" #type "_" #elements "x" #vectors
-#define MEMBER(layout, schedule, direction, type, elements, vectors)                                                   \
-    layout##_##schedule##_##direction##_##type##_##elements##x##vectors
-static const struct names {
-#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
-    char MEMBER(layout, schedule, direction, type, elements,                                                           \
-                vectors)[sizeof NAME(layout, schedule, direction, type, elements, vectors)];
-    NORMFUSE_KERNELS(ROW)
-#undef ROW
-#define ROW(kernel) char kernel[sizeof "normfuse_" #kernel];
-    NORMFUSE_FINISH_KERNELS(ROW)
-#undef ROW
-} names = {
-#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
-    NAME(layout, schedule, direction, type, elements, vectors),
-    NORMFUSE_KERNELS(ROW)
-#undef ROW
-#define ROW(kernel) "normfuse_" #kernel,
-        NORMFUSE_FINISH_KERNELS(ROW)
-#undef ROW
-};
-
 const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS] = {
 #define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
     {NORMFUSE_SCHEDULE_##schedule,                                                                                     \
-     offsetof(struct names, MEMBER(layout, schedule, direction, type, elements, vectors)),                             \
+     LAYOUT_##layout,                                                                                                  \
+     DIRECTION_##direction,                                                                                            \
+     TYPE_##type,                                                                                                      \
      elements,                                                                                                         \
      vectors,                                                                                                          \
      threads,                                                                                                          \
      registers},
     NORMFUSE_KERNELS(ROW)
 #undef ROW
-#define ROW(kernel) {.schedule = NORMFUSE_SCHEDULES, .name = offsetof(struct names, kernel)},
+#define ROW(kernel) {.schedule = NORMFUSE_SCHEDULES},
         NORMFUSE_FINISH_KERNELS(ROW)
+#undef ROW
+};
+
+/* All names would be 5 KB: they are put together from these. A schedule has many rows, and the last one's word. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverride-init"
+static const char schedules[NORMFUSE_SCHEDULES][24] = {
+#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
+    [NORMFUSE_SCHEDULE_##schedule] = #schedule,
+    NORMFUSE_KERNELS(ROW)
+#undef ROW
+};
+#pragma GCC diagnostic pop
+static const char types[TYPES][8] = {
+    [NORMFUSE_F64] = "f64", [NORMFUSE_F32] = "f32", [NORMFUSE_F16] = "f16", [NORMFUSE_BF16] = "bf16"};
+static const char finish[][12] = {
+#define ROW(kernel) #kernel,
+    NORMFUSE_FINISH_KERNELS(ROW)
 #undef ROW
 };
 
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel)
 {
-    return (const char *)&names + normfuse_cuda_kernel_table[kernel].name;
+    static _Thread_local char name[96];
+    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel];
+    if (row->schedule == NORMFUSE_SCHEDULES)
+        snprintf(name, sizeof name, "normfuse_%s", finish[kernel - NORMFUSE_CUDA_shares]);
+    else
+        snprintf(name, sizeof name, "normfuse_%s_%s_%s_%s_%dx%d", row->columns ? "columns" : "rows",
+                 schedules[row->schedule], row->backward ? "backward" : "forward", types[row->type], row->elements,
+                 row->vectors);
+    return name;
 }
 
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,

@@ -55,14 +55,13 @@ enum normfuse_cuda_kernel {
     NORMFUSE_CUDA_KERNELS
 };
 
-/* A row of kernels.def; of finish.cu's kernels the name alone. */
+/* A row of kernels.def; finish.cu's kernels have the schedule NORMFUSE_SCHEDULES and nothing else. */
 struct normfuse_cuda_kernel_row {
-    enum normfuse_cuda_schedule schedule;
-    uint16_t name; /* its place among the names */
+    uint8_t schedule, columns, backward, type;
     int16_t elements, vectors, threads, registers;
 };
 extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS];
-/* In the module: "normfuse_merge". */
+/* In the module: "normfuse_merge". This thread's until it asks again. */
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
 
 /* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. */

@@ -153,6 +153,9 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     normfuse_status status = normfuse_cuda_device(problem->name, problem->device.device_id, &device);
     if (status != NORMFUSE_OK)
         return status;
+    status = normfuse_cuda_tuning_of_environment(true);
+    if (status != NORMFUSE_OK)
+        return status;
     const bool has_tickets = exec != NULL && exec->sync != NULL;
     struct normfuse_problem united = *problem;
     normfuse_cuda_unite_samples(&united);
@@ -220,6 +223,7 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     const struct normfuse_cuda_device *device;
     if (normfuse_cuda_device(problem->name, problem->device.device_id, &device) != NORMFUSE_OK)
         return 0;
+    (void)normfuse_cuda_tuning_of_environment(false);
     struct normfuse_problem united = *problem;
     normfuse_cuda_unite_samples(&united);
     size_t needed = 0;

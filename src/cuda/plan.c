@@ -68,7 +68,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
-        samples * g->sum_slots > normfuse_tune("LAST", most_parts) ||
+        samples * g->sum_slots > normfuse_experiment("LAST", most_parts) ||
         (contributors > 1 && (!shape->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -157,7 +157,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_tune("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
@@ -208,7 +208,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_tune("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
@@ -275,18 +275,23 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
 }
 
 static bool make_plan(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                      bool has_tickets, bool explains, struct plan *plan)
+                      bool has_tickets, const struct normfuse_cuda_tuning *loaded, bool explains, struct plan *plan)
 {
     struct shape shape;
     *plan = (struct plan){.count = 0};
     if (!normfuse_cuda_shape_of(problem, device, has_tickets, &shape))
         return false;
+    shape.tuning = normfuse_cuda_tuning_of(loaded, device);
     shape.explains = explains;
     if (explains)
-        fprintf(stderr, "normfuse: plan: %s: by figures of %s\n", problem->name,
+        fprintf(stderr, "normfuse: plan: %s: by figures of %s and %s %s\n", problem->name,
                 shape.policy->capability == device->capability ? "this kind of GPU"
                 : shape.policy->capability > 0                 ? "compute capability 9.0, the newest measured"
-                                                               : "no GPU, since none below 9.0 was measured");
+                                                               : "no GPU, since none below 9.0 was measured",
+                shape.tuning == loaded                            ? "the loaded tuning of"
+                : strstr(device->name, shape.tuning->gpu) != NULL ? "the table of"
+                                                                  : "the nearest table, of",
+                shape.tuning->gpu);
     return shape.direction == FORWARD ? plan_forward(&shape, plan) : plan_backward(&shape, plan);
 }
 
@@ -294,7 +299,7 @@ void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct 
                            bool has_tickets)
 {
     struct plan plan;
-    (void)make_plan(problem, device, has_tickets, true, &plan);
+    (void)make_plan(problem, device, has_tickets, normfuse_cuda_loaded_tuning(), true, &plan);
 }
 
 /* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
@@ -304,7 +309,8 @@ enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 
 struct known_plan {
     struct normfuse_problem key;
-    uint64_t device; /* its serial number; 0: nothing is known here */
+    uint64_t device;                           /* its serial number; 0: nothing is known here */
+    const struct normfuse_cuda_tuning *tuning; /* that was loaded */
     bool has_tickets, found;
     struct plan plan;
 };
@@ -372,19 +378,20 @@ static uint64_t hash_of(const struct normfuse_problem *key)
 }
 
 static bool is_plan_of(const struct known_plan *known, const struct normfuse_problem *key, uint64_t device,
-                       bool has_tickets)
+                       const struct normfuse_cuda_tuning *tuning, bool has_tickets)
 {
-    return known->device == device && known->has_tickets == has_tickets && memcmp(&known->key, key, sizeof *key) == 0;
+    return known->device == device && known->tuning == tuning && known->has_tickets == has_tickets &&
+           memcmp(&known->key, key, sizeof *key) == 0;
 }
 
 static bool recall(struct known_plan *known, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
-                   bool has_tickets)
+                   const struct normfuse_cuda_tuning *tuning, bool has_tickets)
 {
     bool found = false;
     pthread_mutex_lock(&remembered.mutex);
     for (unsigned i = 0; i < PLACES_OF_A_PLAN && !found; i++) {
         const struct known_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
-        found = here != NULL && is_plan_of(here, key, device, has_tickets);
+        found = here != NULL && is_plan_of(here, key, device, tuning, has_tickets);
         if (found)
             *known = *here;
     }
@@ -423,14 +430,16 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     static _Thread_local struct known_plan last;
     *is_certain = true;
     const struct normfuse_problem key = key_of(problem);
-    if (!is_plan_of(&last, &key, device->serial, has_tickets)) {
+    const struct normfuse_cuda_tuning *const tuning = normfuse_cuda_loaded_tuning();
+    if (!is_plan_of(&last, &key, device->serial, tuning, has_tickets)) {
         const uint64_t hash = hash_of(&key);
-        if (!recall(&last, hash, &key, device->serial, has_tickets)) {
+        if (!recall(&last, hash, &key, device->serial, tuning, has_tickets)) {
             last.key = key;
             last.device = device->serial;
+            last.tuning = tuning;
             last.has_tickets = has_tickets;
             (void)normfuse_cuda_lacks_answers();
-            last.found = make_plan(problem, device, has_tickets, false, &last.plan);
+            last.found = make_plan(problem, device, has_tickets, tuning, false, &last.plan);
             *is_certain = !normfuse_cuda_lacks_answers();
             if (*is_certain)
                 remember(&last, hash);

@@ -195,14 +195,16 @@ static inline const struct normfuse_cuda_policy *normfuse_cuda_policy(int32_t ca
     return policy;
 }
 
-/* For measuring alternatives: a build with NORMFUSE_TUNING lets the environment overrule a choice. */
-static inline int64_t normfuse_tune(const char *name, int64_t chosen)
+/* For measuring alternatives: in a build with NORMFUSE_EXPERIMENTS the environment variable NORMFUSE_EXPERIMENT_NAME
+ * overrules a choice. */
+static inline int64_t normfuse_experiment(const char *name, int64_t chosen)
 {
-#if defined(NORMFUSE_TUNING)
-    char variable[64] = "NORMFUSE_TUNE_";
+#if defined(NORMFUSE_EXPERIMENTS)
+    enum { PREFIX = 20 };
+    char variable[64] = "NORMFUSE_EXPERIMENT_";
     for (int i = 0; name[i] != '\0' && i < 40; i++) {
-        variable[14 + i] = name[i];
-        variable[15 + i] = '\0';
+        variable[PREFIX + i] = name[i];
+        variable[PREFIX + 1 + i] = '\0';
     }
     const char *const value = getenv(variable);
     return value != NULL ? strtoll(value, NULL, 10) : chosen;

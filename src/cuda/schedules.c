@@ -29,14 +29,23 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
            shape->device->processors;
 }
 
+/* Rows: norm groups whose values meet more roundings in two passes than docs/numerics.md says of so few. */
+static bool has_few_values(const struct shape *shape)
+{
+    enum { FEW_VALUES = 64 };
+    const struct normfuse_problem *const p = shape->problem;
+    return !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
+}
+
 /* Of the variants of a schedule the cheapest. Returns why there is none. */
 static const char *ask(const struct schedule *schedule, const struct shape *shape, const struct step *best,
                        struct step *found, double *lowest)
 {
-    const int64_t wanted = normfuse_tune(schedule->name, 1);
-    const char *reason = wanted == 0                ? "left out by NORMFUSE_TUNE"
-                         : schedule->refuse != NULL ? schedule->refuse(shape)
-                                                    : NULL;
+    const int64_t wanted = normfuse_experiment(schedule->name, 1);
+    const char *reason = wanted == 0                                            ? "left out by NORMFUSE_EXPERIMENT"
+                         : schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
+                         : schedule->refuse != NULL                             ? schedule->refuse(shape)
+                                                                                : NULL;
     if (reason == NULL && schedule->yield != NULL && best != NULL)
         reason = schedule->yield(shape, best);
     if (reason != NULL)
@@ -49,7 +58,7 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
             reason = why;
             continue;
         }
-        const double time = schedule->estimate != NULL ? schedule->estimate(shape, &step) : 0.0;
+        const double time = schedule->estimate(shape, &step);
         if (time < *lowest) {
             *lowest = time;
             *found = step;
@@ -60,6 +69,40 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
     return *lowest < INFINITY ? NULL : reason != NULL ? reason : "no variant runs on this device";
 }
 
+double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step)
+{
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const double processors = shape->device->processors;
+    const double slots = (double)most(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
+    const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
+    /* Half of the processors draw most of the bandwidth. */
+    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / processors);
+    double time =
+        shape->bytes / (policy->bytes_a_microsecond * reach * filled) + policy->columns_start[shape->direction];
+    if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
+        time += policy->cluster_wait;
+    if (g->exchange == NORMFUSE_EXCHANGE_GRID)
+        time += policy->grid_wait[shape->direction] * (double)divide_up(g->sets, g->teams);
+    return time;
+}
+
+struct normfuse_cuda_choice *normfuse_cuda_last_choice(void)
+{
+    static _Thread_local struct normfuse_cuda_choice last;
+    return &last;
+}
+
+static void say(const struct shape *shape, const struct schedule *schedule, const char *reason, double time,
+                const char *why)
+{
+    const char *const call = shape->problem->name;
+    if (reason != NULL)
+        fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", call, schedule->name, reason);
+    else
+        fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", call, schedule->name, time, why);
+}
+
 bool normfuse_cuda_hold(const struct shape *given, struct step *best)
 {
     struct shape shape = *given;
@@ -68,22 +111,27 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     const struct schedule *const pipeline = &normfuse_cuda_grid_pipeline, *taken = NULL;
     struct step step;
     shape.has_pipeline =
-        columns && normfuse_tune(pipeline->name, 1) != 0 && pipeline->configure(&shape, 0, &step) == NULL;
+        columns && normfuse_experiment(pipeline->name, 1) != 0 && pipeline->configure(&shape, 0, &step) == NULL;
     double lowest = INFINITY;
+    struct normfuse_cuda_choice *const choice = normfuse_cuda_last_choice();
+    choice->schedule = NULL;
     for (; *list != NULL && (lowest > 0.0 || shape.explains); list++) {
         const struct schedule *const schedule = *list;
-        double time = INFINITY;
-        const char *const reason = ask(schedule, &shape, taken != NULL ? best : NULL, &step, &time);
-        if (shape.explains && reason != NULL)
-            fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", shape.problem->name, schedule->name, reason);
-        else if (shape.explains && schedule->estimate == NULL)
-            fprintf(stderr, "normfuse: plan: %s: %s: fits\n", shape.problem->name, schedule->name);
-        else if (shape.explains)
-            fprintf(stderr, "normfuse: plan: %s: %s: %.1f us\n", shape.problem->name, schedule->name, time);
+        const struct normfuse_cuda_tuning_line *const line =
+            normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
+        /* What was measured takes the place of order and of rules on who leaves what to whom. */
+        const bool in_order = schedule->in_order && line == NULL;
+        double own = INFINITY;
+        const char *const reason = ask(schedule, &shape, taken != NULL && line == NULL ? best : NULL, &step, &own);
+        const double tuned = line != NULL && own > 0.0 ? fmax(1e-3, line->start + line->factor * own) : own;
+        const double time = in_order && reason == NULL ? fmin(0.0, own) : tuned;
+        if (shape.explains)
+            say(&shape, schedule, reason, tuned, in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
         if (time < lowest) {
             lowest = time;
             taken = schedule;
             *best = step;
+            *choice = (struct normfuse_cuda_choice){schedule->name, columns, in_order, own, time};
         }
     }
     return taken != NULL && taken->configure != NULL;

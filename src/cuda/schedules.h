@@ -35,13 +35,24 @@ struct schedule {
     int (*variants)(const struct shape *); /* sizes of blocks and clusters; NULL: one */
     /* NULL: `step`, zeros but for what this sets; else why not. A schedule without this holds nothing: two passes. */
     const char *(*configure)(const struct shape *, int variant, struct step *step);
-    double (*estimate)(const struct shape *, const struct step *); /* microseconds; NULL: taken before all after it */
+    double (*estimate)(const struct shape *, const struct step *); /* microseconds */
+    bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
 extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers, normfuse_cuda_lines;
-extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes;
+extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes, normfuse_cuda_two_pass;
 
+/* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
+struct normfuse_cuda_choice {
+    const char *schedule; /* NULL: nothing fits */
+    bool columns, in_order;
+    double estimate, time; /* microseconds: its own, and by the tuning; 0: in order */
+};
+struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
+
+/* An estimate that knows the memory's time, how blocks fill the device, and that blocks wait for one another. */
+double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);
 /* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 /* Whether `lines` would hold this, which it does where two passes are the choice for an addition, too. */

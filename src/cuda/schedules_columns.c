@@ -125,7 +125,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         g->lane_bits--;
     const int64_t packs = normfuse_cuda_most_packs_of_group(shape, groups, g->group);
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
-    const int64_t most_threads = normfuse_tune("THREADS", shape->policy->column_threads) - (gives ? 32 : 0);
+    const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads) - (gives ? 32 : 0);
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / packs);
     if (at_most == 0)
         return false;
@@ -204,7 +204,7 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
-    int64_t parts = most(1, normfuse_tune("WAVES", 1) * resident / blocks_wide);
+    int64_t parts = most(1, normfuse_experiment("WAVES", 1) * resident / blocks_wide);
     if (step->shared > 0)
         parts = most(parts, divide_up(p->n * rows_of_thread, samples * MOST_SUMMED));
     parts = least(parts, rounds);
@@ -283,14 +283,14 @@ static int64_t widest_of(int64_t group)
     return group == 1 ? 64 : 256;
 }
 
-/* Reading twice, which holds nothing: what the others are compared with. */
+/* Reading twice, which holds nothing: what all other schedules are compared with, of rows too. */
 static double estimate_two_pass(const struct shape *shape, const struct step *step)
 {
     (void)step;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int64_t packs = normfuse_cuda_packs_of_row(shape), d = group_of(shape->problem);
-    const double wide = d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
-    if (normfuse_tune("WIDTH", 0) || normfuse_tune("PARTS", 0) || normfuse_tune("EXCHANGE", -1) >= 0)
+    const double wide = shape->problem->columns && d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
+    if (normfuse_experiment("WIDTH", 0) || normfuse_experiment("PARTS", 0) || normfuse_experiment("EXCHANGE", -1) >= 0)
         return INFINITY;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
            policy->twice_wait[shape->direction];
@@ -340,13 +340,13 @@ static const char *begin_variant(const struct shape *shape, int number, struct s
 {
     static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
     const int way = number % WAYS % 8;
-    const int64_t d = group_of(shape->problem), only_width = normfuse_tune("WIDTH", 0);
-    const int64_t only_parts = normfuse_tune("PARTS", 0), only_exchange = normfuse_tune("EXCHANGE", -1);
+    const int64_t d = group_of(shape->problem), only_width = normfuse_experiment("WIDTH", 0);
+    const int64_t only_parts = normfuse_experiment("PARTS", 0), only_exchange = normfuse_experiment("EXCHANGE", -1);
     const int64_t width = least(units_of(number) * packs_of_unit(shape, d), normfuse_cuda_packs_of_row(shape));
     if (width > 512 || (only_width && width != only_width))
         return "rows are too wide for a block";
     *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = number % WAYS >= 8};
-    const int64_t most_threads = normfuse_tune("THREADS", shape->policy->column_threads << variant->twice);
+    const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads << variant->twice);
     variant->at_most = least(most(1, most_threads / width), normfuse_cuda_most_at_once(shape, d));
     /* Where the grid can work from rings it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, else 24.3.
      */
@@ -393,7 +393,7 @@ static const char *configure_split(const struct shape *shape, int number, struct
     const int64_t parts = variant.parts;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
     const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, variant.at_most);
-    const int64_t at_once = normfuse_tune("BALANCE", 1) ? divide_up(part_rows, slots) : variant.at_most;
+    const int64_t at_once = normfuse_experiment("BALANCE", 1) ? divide_up(part_rows, slots) : variant.at_most;
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once),
                         variant.grid ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
@@ -425,8 +425,12 @@ static const char *refuse_additions(const struct shape *shape)
     return shape->plain ? NULL : "it takes plain tensors";
 }
 
-static const struct schedule two_pass = {.name = "two_pass", .refuse = refuse_additions, .estimate = estimate_two_pass},
-                             lanes = {.name = "lanes", .configure = configure_lanes},
+const struct schedule normfuse_cuda_two_pass = {
+    .name = "two_pass", .refuse = refuse_additions, .estimate = estimate_two_pass};
+static const struct schedule lanes = {.name = "lanes",
+                                      .configure = configure_lanes,
+                                      .estimate = normfuse_cuda_estimate_once,
+                                      .in_order = true},
                              cluster = {.name = "cluster",
                                         .refuse = refuse_cluster,
                                         .variants = variants,
@@ -438,7 +442,7 @@ static const struct schedule two_pass = {.name = "two_pass", .refuse = refuse_ad
                                       .configure = configure_split,
                                       .estimate = estimate};
 
-const struct schedule *const normfuse_cuda_columns_schedules[] = {&two_pass,
+const struct schedule *const normfuse_cuda_columns_schedules[] = {&normfuse_cuda_two_pass,
                                                                   &normfuse_cuda_lines,
                                                                   &lanes,
                                                                   &cluster,
@@ -465,8 +469,8 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their rings find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t most_threads = normfuse_tune("PASSING", known ? policy->known_threads[shape->direction]
-                                                          : policy->passing_column_threads[parted]);
+    int64_t most_threads = normfuse_experiment("PASSING", known ? policy->known_threads[shape->direction]
+                                                                : policy->passing_column_threads[parted]);
     uint32_t threads;
     for (;; most_threads = policy->passing_column_threads[0]) {
         threads = whole_warps(width * least(most(1, most_threads / width), at_most));
@@ -479,18 +483,18 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t resident = most(1, normfuse_cuda_resident_blocks(shape, step));
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves =
-        normfuse_tune(sums ? "SUM_WAVES" : "WAVES", known && !sums    ? policy->known_waves[shape->direction]
-                                                    : parted && !sums ? policy->parted_waves
-                                                                      : policy->passing_waves[shape->direction][sums]);
+    const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES",
+                                              known && !sums    ? policy->known_waves[shape->direction]
+                                              : parted && !sums ? policy->parted_waves
+                                                                : policy->passing_waves[shape->direction][sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums           ? most(1, 128 / slots)
-                           : shape->added ? normfuse_tune("PASSES", policy->added_passes[shape->direction])
-                           : shape->known ? normfuse_tune("PASSES", policy->known_passes[shape->direction])
-                                          : normfuse_tune("PASSES", 4));
+                           : shape->added ? normfuse_experiment("PASSES", policy->added_passes[shape->direction])
+                           : shape->known ? normfuse_experiment("PASSES", policy->known_passes[shape->direction])
+                                          : normfuse_experiment("PASSES", 4));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
-    if (sums && normfuse_tune("INTERLEAVE", 1)) {
+    if (sums && normfuse_experiment("INTERLEAVE", 1)) {
         const int64_t parts = most(divide_up(g->rows, 128 * at_once),
                                    least(tiles, most(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
         g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);

@@ -38,12 +38,12 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
 {
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
      * what the kernels have in shared memory beside what is asked for. */
-    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 200, STATIC_BYTES = 1024 };
+    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 160, STATIC_BYTES = 1024 };
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
-    const int64_t most_threads = normfuse_tune("GRID_THREADS", shape->policy->grid_threads);
+    const int64_t most_threads = normfuse_experiment("GRID_THREADS", shape->policy->grid_threads);
     if (teams >= MOST_TEAMS || shape->device->processors / teams < 2 || g->width > most_threads)
         return false;
     int64_t parts = shape->device->processors / teams, part_rows = divide_up(g->rows, parts);
@@ -64,7 +64,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     const int64_t beside_ring = bytes_of_grid(shape, g, 0, at_once, gives);
     const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_ring;
     const int64_t slots =
-        least(normfuse_tune("TILE", shape->policy->grid_tile[shape->direction]), divide_up(part_rows, at_once));
+        least(normfuse_experiment("TILE", shape->policy->grid_tile[shape->direction]), divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
@@ -99,7 +99,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = teams * parts * stage_bytes;
     of->soon = (tiles - stages) * turn_bytes <= shape->policy->l2_again_bytes
-                   ? (int32_t)((normfuse_tune("SOON", 32) << 20) / turn_bytes)
+                   ? (int32_t)((normfuse_experiment("SOON", 32) << 20) / turn_bytes)
                    : 0;
     g->by_pieces = normfuse_cuda_divisor_of(g->group);
     g->by_set_channels = normfuse_cuda_divisor_of(shape->batch ? 1 : p->c / p->groups);
@@ -120,7 +120,7 @@ static const char *configure_pipeline(const struct shape *shape, int variant, st
 {
     (void)variant;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t only_rounds = normfuse_tune("ROUNDS", 0);
+    const int64_t only_rounds = normfuse_experiment("ROUNDS", 0);
     const char *const refused = refuse_pipeline(shape);
     if (refused != NULL)
         return refused;

@@ -58,7 +58,7 @@ static const char *refuse(const struct shape *shape)
     if (shape->direction == BACKWARD &&
         (p->dscale.data != NULL || p->dshift.data != NULL || (shape->wants_gradients && p->scale.data != NULL)))
         return "gradients of single samples are wanted";
-    return pays(shape) || normfuse_tune("lines", 1) == 2 ? NULL : "others have vectors of 16 bytes for it";
+    return pays(shape) || normfuse_experiment("lines", 1) == 2 ? NULL : "others have vectors of 16 bytes for it";
 }
 
 /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
@@ -67,14 +67,15 @@ static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_
 {
     enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t wanted = normfuse_tune("LINE_SLOTS", p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots);
+    const int64_t wanted =
+        normfuse_experiment("LINE_SLOTS", p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots);
     const int64_t few = (int64_t)FEW_THREADS * shape->device->processors;
     int bits = 0;
     while (values > most_slots << bits || (values > wanted << bits && bits < WARP_BITS))
         bits++;
     while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
-    return (int)normfuse_tune("LINE_BITS", bits);
+    return (int)normfuse_experiment("LINE_BITS", bits);
 }
 
 static const char *configure(const struct shape *shape, int variant, struct step *step)
@@ -89,7 +90,8 @@ static const char *configure(const struct shape *shape, int variant, struct step
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
     if (slots > row->vectors || INT64_C(1) << bits > MOST_LANES)
         return "lanes are too few or too many";
-    const int64_t threads = most(normfuse_tune("LINE_THREADS", THREADS), INT64_C(1) << bits), lines = threads >> bits;
+    const int64_t threads = most(normfuse_experiment("LINE_THREADS", THREADS), INT64_C(1) << bits),
+                  lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = least(lines / width, p->n);
     step->kernel = kernel(shape);
@@ -111,7 +113,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
     if (resident == 0)
         return "no block is resident";
     const int64_t rounds = divide_up(p->n, samples);
-    int64_t parts = most(1, normfuse_tune("WAVES", 1) * resident / blocks_wide);
+    int64_t parts = most(1, normfuse_experiment("WAVES", 1) * resident / blocks_wide);
     if (shape->direction == BACKWARD && shape->wants_gradients)
         parts = most(parts, divide_up(rounds, MOST_SUMMED));
     /* As many samples for each. */
@@ -121,10 +123,14 @@ static const char *configure(const struct shape *shape, int variant, struct step
     return NULL;
 }
 
-const struct schedule normfuse_cuda_lines = {.name = "lines", .refuse = refuse, .configure = configure};
+const struct schedule normfuse_cuda_lines = {.name = "lines",
+                                             .refuse = refuse,
+                                             .configure = configure,
+                                             .estimate = normfuse_cuda_estimate_once,
+                                             .in_order = true};
 
 bool normfuse_cuda_holds_lines(const struct shape *shape)
 {
     struct step step = {0};
-    return normfuse_tune("lines", 1) != 0 && refuse(shape) == NULL && configure(shape, 0, &step) == NULL;
+    return normfuse_experiment("lines", 1) != 0 && refuse(shape) == NULL && configure(shape, 0, &step) == NULL;
 }

@@ -218,7 +218,7 @@ void normfuse_cuda_walk_abreast(struct normfuse_problem *p, int32_t from, int32_
 static bool takes_addition(const struct normfuse_problem *p, const struct shape *shape)
 {
     const int32_t *const from = shape->policy->added_bytes[shape->direction];
-    const double least_bytes = (double)normfuse_tune("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
+    const double least_bytes = (double)normfuse_experiment("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
     if (!p->columns || p->type == NORMFUSE_F64 || shape->abreast != 1 || p->post_add.data == NULL ||
         p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
         !are_alike(p, normfuse_cuda_takes_all_samples(p)) || !is_packed(&p->weight, shape->pack) ||
@@ -270,9 +270,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->same_strides = have_same_strides(p);
     shape->abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_abreast(p, shape->pack, false);
     const int64_t d = group_of(p);
-    if (shape->abreast > 1 && (normfuse_tune("ABREAST", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
+    if (shape->abreast > 1 && (normfuse_experiment("ABREAST", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
         shape->abreast = 0;
-    if (shape->abreast == 0 && shape->plain && normfuse_tune("UNEVEN", 1)) {
+    if (shape->abreast == 0 && shape->plain && normfuse_experiment("UNEVEN", 1)) {
         shape->abreast = normfuse_cuda_rows_abreast(p, shape->pack, true);
         shape->uneven = shape->abreast > 0;
     }
@@ -280,7 +280,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     /* Under runs the plain kernels of whole packs lack derivatives that those of ragged ones have. */
     const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
     shape->ragged = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                    allows_ragged_packs(p, shape->pack) && normfuse_tune("RAGGED", 1) != 0;
+                    allows_ragged_packs(p, shape->pack) && normfuse_experiment("RAGGED", 1) != 0;
     shape->wide = shape->wide && !shape->ragged;
     shape->plain = shape->plain && (shape->ragged || (shape->wide && !lacks_derivative));
     if (!shape->wide)
@@ -303,7 +303,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
                    p->shift.data == NULL &&
                    (forward || (is_packed_or_double(&p->mean, shape->pack) && is_packed(&p->rstd, shape->pack)));
     shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->pack) &&
-                   !is_rare(p->activation) && normfuse_tune("KNOWN", 1);
+                   !is_rare(p->activation) && normfuse_experiment("KNOWN", 1);
     shape->pack_bytes = (size_t)shape->pack * normfuse_type_bytes(p->type);
     shape->added = shape->wide && !shape->plain && takes_addition(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||

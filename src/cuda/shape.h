@@ -7,6 +7,7 @@
 
 #include "loader.h"
 #include "policy.h"
+#include "tuning.h"
 
 enum { FORWARD = 0, BACKWARD = 1 };
 
@@ -14,6 +15,7 @@ struct shape {
     const struct normfuse_problem *problem;
     const struct normfuse_cuda_device *device;
     const struct normfuse_cuda_policy *policy;
+    const struct normfuse_cuda_tuning *tuning; /* for normfuse_cuda_hold */
     bool has_tickets;
     bool explains; /* NORMFUSE_VERBOSE=plan */
     int direction;

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tuning.c - the tunings: see tuning.h. One that is loaded is published by one atomic pointer and only read from then
+ * on, so that plans take no lock.
+ *
+ * A file has lines of text:
+ *
+ *     normfuse tuning 1
+ *     gpu NVIDIA H200
+ *     capability 9.0
+ *     schedule columns forward split start 0.4 factor 1.07
+ *     end
+ *
+ * Empty lines and those that begin with # say nothing. */
+#include "tuning.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "schedules.h"
+#include "tuning_tables.h"
+
+enum { MOST_LINES = 64, LINE_BYTES = 256 };
+/* Of a file: microseconds, either sign; and the least and greatest factor. */
+static const double most_start = 1e6, least_factor = 0.01, most_factor = 100.0;
+
+struct loaded {
+    struct normfuse_cuda_tuning tuning;
+    struct loaded *before; /* kept, since another thread may plan by it */
+    struct normfuse_cuda_tuning_line lines[MOST_LINES];
+};
+
+static _Atomic(const struct normfuse_cuda_tuning *) current;
+static _Atomic(struct loaded *) all;
+static _Atomic(bool) environment_is_read;
+
+const struct normfuse_cuda_tuning *normfuse_cuda_loaded_tuning(void)
+{
+    return atomic_load_explicit(&current, memory_order_acquire);
+}
+
+void normfuse_cuda_use_tuning(const struct normfuse_cuda_tuning *tuning)
+{
+    atomic_store_explicit(&current, tuning, memory_order_release);
+    atomic_store(&environment_is_read, true);
+}
+
+const struct normfuse_cuda_tuning *normfuse_cuda_tuning_of(const struct normfuse_cuda_tuning *loaded,
+                                                           const struct normfuse_cuda_device *device)
+{
+    if (loaded != NULL && loaded->capability == device->capability)
+        return loaded;
+    const struct normfuse_cuda_tuning *nearest = tables;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if (strstr(device->name, tables[i].gpu) != NULL)
+            return &tables[i];
+        if (abs(tables[i].capability - device->capability) < abs(nearest->capability - device->capability))
+            nearest = &tables[i];
+    }
+    return nearest;
+}
+
+const struct normfuse_cuda_tuning_line *normfuse_cuda_tuning_line_of(const struct normfuse_cuda_tuning *tuning,
+                                                                     const char *schedule, bool columns, bool backward)
+{
+    const uint16_t code = normfuse_cuda_schedule_code(schedule);
+    for (int32_t i = 0; i < tuning->count; i++) {
+        const struct normfuse_cuda_tuning_line *const line = &tuning->lines[i];
+        if (line->columns == columns && line->backward == backward && line->schedule == code)
+            return line;
+    }
+    return NULL;
+}
+
+/* ---- files ---------------------------------------------------------------------------------------------------- */
+
+/* Whether the text goes on with this word, which is then behind *text. */
+static bool takes(const char **text, const char *word)
+{
+    const size_t length = strlen(word);
+    const bool is_there = strncmp(*text, word, length) == 0;
+    *text += is_there ? length : 0;
+    return is_there;
+}
+
+/* A number with digits and a point, whatever the locale; NAN: none is there. */
+static double take_number(const char **text)
+{
+    const bool is_negative = takes(text, "-");
+    double value = 0.0, unit = 1.0;
+    int digits = 0;
+    bool has_point = false;
+    for (; (**text >= '0' && **text <= '9') || (**text == '.' && !has_point); ++*text)
+        if (**text == '.') {
+            has_point = true;
+        } else {
+            value = 10.0 * value + (**text - '0');
+            unit *= has_point ? 10.0 : 1.0;
+            digits++;
+        }
+    return digits == 0 ? (double)NAN : (is_negative ? -value : value) / unit;
+}
+
+/* What follows "schedule ". NULL: taken; else why not. */
+static const char *take_schedule(const char *text, struct loaded *loaded)
+{
+    const bool columns = takes(&text, "columns ");
+    if (!columns && !takes(&text, "rows "))
+        return "the layout is neither rows nor columns";
+    const bool backward = takes(&text, "backward ");
+    if (!backward && !takes(&text, "forward "))
+        return "the direction is neither forward nor backward";
+    const struct schedule *const *list = columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
+    /* Names have spaces, and may begin alike. */
+    const char *rest = text;
+    while (*list != NULL && !(takes(&rest, (*list)->name) && takes(&rest, " start "))) {
+        rest = text;
+        list++;
+    }
+    if (*list == NULL)
+        return "no schedule of this layout has the name, or no start follows it";
+    struct normfuse_cuda_tuning *const tuning = &loaded->tuning;
+    if (normfuse_cuda_tuning_line_of(tuning, (*list)->name, columns, backward) != NULL)
+        return "the schedule has a line already";
+    if (tuning->count == MOST_LINES)
+        return "there are too many lines";
+    const double start = take_number(&rest), factor = takes(&rest, " factor ") ? take_number(&rest) : (double)NAN;
+    if (isnan(start) || isnan(factor) || *rest != '\0')
+        return "it must end in: start NUMBER factor NUMBER";
+    if (!(fabs(start) <= most_start && factor >= least_factor && factor <= most_factor))
+        return "start must be in -1000000 to 1000000, factor in 0.01 to 100";
+    struct normfuse_cuda_tuning_line *const line = &loaded->lines[tuning->count++];
+    line->schedule = normfuse_cuda_schedule_code((*list)->name);
+    line->columns = columns;
+    line->backward = backward;
+    line->start = (float)start;
+    line->factor = (float)factor;
+    return NULL;
+}
+
+static const char *take_line(const char *text, int number, struct loaded *loaded, bool *ended)
+{
+    struct normfuse_cuda_tuning *const tuning = &loaded->tuning;
+    if (number == 1)
+        return strcmp(text, "normfuse tuning 1") == 0 ? NULL : "it is not: normfuse tuning 1";
+    if (*text == '\0' || *text == '#')
+        return NULL;
+    if (*ended)
+        return "something follows the end";
+    if (takes(&text, "schedule "))
+        return take_schedule(text, loaded);
+    if (takes(&text, "gpu ")) {
+        strncpy(tuning->gpu, text, sizeof tuning->gpu - 1);
+        return NULL;
+    }
+    if (takes(&text, "capability ")) {
+        const double capability = take_number(&text);
+        tuning->capability = capability > 0.0 && capability < 1000.0 ? (int32_t)(10.0 * capability + 0.5) : 0;
+        return *text == '\0' && tuning->capability > 0 ? NULL : "it is not a capability such as 9.0";
+    }
+    *ended = strcmp(text, "end") == 0;
+    return !*ended                                             ? "it begins with none of gpu, capability, schedule, end"
+           : tuning->gpu[0] == '\0' || tuning->capability == 0 ? "gpu or capability is missing"
+                                                               : NULL;
+}
+
+static const char *read_file(FILE *file, struct loaded *loaded, int *number)
+{
+    char text[LINE_BYTES];
+    bool ended = false;
+    while (fgets(text, sizeof text, file) != NULL) {
+        ++*number;
+        size_t length = strlen(text);
+        if (length == sizeof text - 1)
+            return "the line is too long";
+        while (length > 0 && strchr(" \r\n", text[length - 1]) != NULL)
+            text[--length] = '\0';
+        const char *const reason = take_line(text, *number, loaded, &ended);
+        if (reason != NULL)
+            return reason;
+    }
+    ++*number;
+    return ended ? NULL : "the file ends before its line: end";
+}
+
+static normfuse_status read_tuning(const char *call, const char *path, struct loaded *loaded)
+{
+    FILE *const file = fopen(path, "re");
+    if (file == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %.300s cannot be opened", call, path);
+    int number = 0;
+    loaded->tuning.lines = loaded->lines;
+    const char *const reason = read_file(file, loaded, &number);
+    fclose(file);
+    return reason == NULL
+               ? NORMFUSE_OK
+               : normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %.300s, line %d: %s", call, path, number, reason);
+}
+
+/* What was loaded before and says the same: plans are remembered by it, and memory does not grow. */
+static struct loaded *same_as(const struct loaded *wanted)
+{
+    struct loaded *known = atomic_load(&all);
+    while (known != NULL && (strcmp(known->tuning.gpu, wanted->tuning.gpu) != 0 ||
+                             known->tuning.capability != wanted->tuning.capability ||
+                             memcmp(known->lines, wanted->lines, sizeof known->lines) != 0))
+        known = known->before;
+    return known;
+}
+
+normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
+{
+    if (path == NULL) {
+        normfuse_cuda_use_tuning(NULL);
+        return NORMFUSE_OK;
+    }
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    struct loaded *loaded = calloc(1, sizeof *loaded), *known = NULL;
+    normfuse_status status = loaded == NULL
+                                 ? normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for a tuning", call)
+                                 : read_tuning(call, path, loaded);
+    if (status == NORMFUSE_OK && (known = same_as(loaded)) == NULL) {
+        loaded->before = atomic_load(&all);
+        while (!atomic_compare_exchange_weak(&all, &loaded->before, loaded))
+            continue;
+        known = loaded;
+        loaded = NULL;
+    }
+    free(loaded);
+    if (status == NORMFUSE_OK)
+        normfuse_cuda_use_tuning(&known->tuning);
+    pthread_setcancelstate(state, NULL);
+    return status;
+}
+
+normfuse_status normfuse_cuda_tuning_of_environment(bool reports)
+{
+    if (atomic_load_explicit(&environment_is_read, memory_order_acquire))
+        return NORMFUSE_OK;
+    const char *const path = getenv("NORMFUSE_TUNING");
+    const normfuse_status status =
+        path != NULL && *path != '\0' ? normfuse_cuda_load_tuning("NORMFUSE_TUNING", path) : NORMFUSE_OK;
+    if (status != NORMFUSE_OK && !reports)
+        return status;
+    /* Of several threads one says it. */
+    return atomic_exchange(&environment_is_read, true) ? NORMFUSE_OK : status;
+}
