@@ -151,8 +151,10 @@ template <typename T, int V, bool columns> struct general_ranges {
             const int from = first - tile.lead_of(a, tile.n + k) + i;
             count += from < 0;
 #pragma unroll 1
-            for (int at = from + (tile.each - 1) * step; at >= length; at -= step)
+            for (int left = tile.each, at = from + (left - 1) * step; left > 0 && at >= length; left--) {
                 count++;
+                at -= step;
+            }
         }
         return count;
     }

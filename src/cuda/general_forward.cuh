@@ -6,6 +6,32 @@
 
 #include "general.cuh"
 
+/* A row's last vector may have nothing of its line in the first sample, and something in a later one: the first such
+ * value. */
+template <typename T, int V>
+__device__ __forceinline__ compute<T> of_later_sample(const normfuse_cuda_arguments &a,
+                                                      const general_tile<T, V, false> &tile)
+{
+    const normfuse_problem &p = a.problem;
+    compute<T> value[1] = {};
+#pragma unroll 1
+    for (int n = tile.n + 1; n < tile.n + tile.samples; n++) {
+        const int element = tile.row * V - tile.lead_of(a, n);
+        if (element >= (int)p.s)
+            continue;
+        const int64_t at = n * p.x.batch + tile.channel() * p.x.channel + element;
+        unpack<T, 1>(load_pack<T, 1>(p.x.data, at), value);
+        if (p.pre_add.data) {
+            compute<T> more[1];
+            unpack<T, 1>(load_pack<T, 1>(p.pre_add.data, at), more);
+            value[0] += more[0];
+            unpack<T, 1>(make_pack<T, 1>(value), value);
+        }
+        break;
+    }
+    return value[0];
+}
+
 template <typename T, int V, int K, bool columns>
 __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a)
 {
@@ -63,6 +89,8 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 #pragma unroll
                 for (int i = V - 1; i >= 0; i--)
                     shift[0] = i >= begin ? u[i] : shift[0];
+                if (V > 1 && g.ragged && tile.each > 0 && tile.row * V - tile.lead >= (int)p.s)
+                    shift[0] = of_later_sample<T, V>(a, tile);
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     u[i] = shift[0];
