@@ -559,14 +559,15 @@ static int smaller(int a, int b)
     return a < b ? a : b;
 }
 
-/* Blocks of one multiprocessor: limits of threads, registers and shared memory, without their granularities. */
+/* Blocks of one multiprocessor. A warp gets registers by 256, of those of its quarter of the multiprocessor. */
 static int resident(const struct fake_device *device, int kernel, int threads, size_t dynamic)
 {
     const int shared = (int)dynamic + fake_driver.fixed_shared[kernel];
     if (threads <= 0 || threads > 1024 || dynamic > (size_t)device->dynamic_shared[kernel])
         return 0;
     int blocks = smaller(32, device->threads_per_processor / threads);
-    blocks = smaller(blocks, device->registers_per_processor / (fake_driver.registers[kernel] * threads));
+    const int of_warp = (32 * fake_driver.registers[kernel] + 255) / 256 * 256, warps = (threads + 31) / 32;
+    blocks = smaller(blocks, device->registers_per_processor / of_warp / 4 * 4 / warps);
     return smaller(blocks, device->shared_per_processor / (shared + device->shared_reserved));
 }
 
@@ -634,8 +635,13 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const 
     if (launch.cluster == 0 || launch.cooperative || launch.dependent)
         return CUDA_ERROR_INVALID_VALUE;
     const struct fake_device *const device = &fake_driver.device[launch.device];
-    const int blocks = resident(device, (int)launch.kernel, (int)launch.threads, launch.shared) * device->processors;
-    *clusters = blocks / (int)launch.cluster;
+    /* A cluster is within one of the parts of the chip: those of an H200 by what it says of clusters of 8 and 16. */
+    enum { PARTS = 8 };
+    static const int processors[PARTS] = {18, 18, 18, 16, 16, 16, 16, 14};
+    const int on_each = resident(device, (int)launch.kernel, (int)launch.threads, launch.shared);
+    *clusters = 0;
+    for (int i = 0; i < PARTS; i++)
+        *clusters += on_each * processors[i] * device->processors / 132 / (int)launch.cluster;
     return fake_driver.occupancy_result;
 }
 

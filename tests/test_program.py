@@ -1397,7 +1397,7 @@ def test_tune_list():
     assert len(problems) == len(set(problems)) > 60 and all("device=cuda" in line for line in problems)
     for words in ("dtype=f16", "layout=nhwc", "+pre_add", "+post_add"):
         chosen = [line for line in problems if words in line]
-        assert 0 < sum("dir=bwd" in line for line in chosen) * 2 == len(chosen) < len(problems), words
+        assert 0.3 < sum("dir=bwd" in line for line in chosen) / len(chosen) < 0.7 and len(chosen) < len(problems), words
 
 
 def test_tune_from_rows(folder):

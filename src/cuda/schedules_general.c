@@ -257,8 +257,19 @@ static double estimate(const struct shape *given, const struct step *step)
      * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,
      * a cluster of 4 14 us, of 16 51; 8x320x64x64 f16 NHWC with pre_add, clusters of 8 in one wave 50. */
     const double once = step->cluster > 1 ? 6.0 + 1.5 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
-    double time = moved / (policy->bytes_a_microsecond * reach) * uneven * narrow + 3.0 + once * waves;
+    /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us, 94x25x4x7 f32
+     * with post_add, one block, 6.1. Single elements backward take more: 7x157x3x5x5 bf16 NHWC 34.2. */
+    const double first = shape->direction == BACKWARD
+                             ? once + (shape->problem->columns && shape->pack == 1 ? 8.0 : 0.0)
+                         : step->cluster > 1 ? 3.0 + 0.8 * step->cluster
+                                             : fmin(once, 4.0);
+    /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with pre_add
+     * 136 us, in two passes 111. */
     const double row = step->geometry.width * (double)shape->pack_bytes;
+    const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
+    const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
+    double time = moved / (policy->bytes_a_microsecond * reach) * uneven * narrow * derivative * thin + 3.0 + first +
+                  once * (waves - 1.0);
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
     return time;
@@ -270,11 +281,18 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
-    /* f16 and bf16 NHWC: 8x320x64x64 with pre_add 63 us, 204x512x48 with pre_add 37, 128x512x28x28 with post_add 177.
-     */
-    const double start = shape->problem->columns ? 28.0 : 12.0;
-    return start +
-           (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) / shape->policy->bytes_a_microsecond;
+    /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9; 16x256x32x32 f32 NCHW with pre_add
+     * 35.0, backward 45.4; 2x320x64x64 f16 NCHW with post_add backward 30.9. */
+    static const double starts[2][2] = {{14.0, 20.0}, {15.0, 31.0}};
+    double start = starts[shape->problem->columns][shape->direction];
+    /* Few channels leave little to join: 18x8x21x45 f16 NHWC 17.6 us, 7x157x3x5x5 25.2. */
+    if (shape->problem->columns && shape->direction == BACKWARD)
+        start = fmin(start, 17.0 + 0.05 * (double)shape->problem->c);
+    /* A rare derivative is found in both passes: 10x1024x52x22 f32 NHWC with gelu_tanh 119 us, in one kernel, whose few
+     * warps wait for it, 171. */
+    const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 1.3 : 1.0;
+    return start + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) * derivative /
+                       shape->policy->bytes_a_microsecond;
 }
 
 const struct schedule normfuse_cuda_general = {

@@ -261,6 +261,35 @@ static const char *configure_grid(const struct shape *shape, int variant, struct
                                                                          : "its blocks are not resident together";
 }
 
+/* As many sets at a time as take the least time in all. */
+static const char *configure_rounds(const struct shape *shape, int variant, struct step *step)
+{
+    (void)variant;
+    const struct normfuse_cuda_geometry g = rows_geometry(shape);
+    const struct split split = split_of(shape, &g);
+    const int64_t sets = g.sets, only = normfuse_experiment("TEAMS", 0);
+    /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
+    enum { FEW_VECTORS = 32 };
+    if (g.rows < FEW_VECTORS)
+        return "a norm group is small";
+    double least_time = INFINITY;
+    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
+     * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
+    const int64_t fewest = sets <= 2 ? 1 : 3;
+    for (int64_t teams = least(sets, 2 * shape->device->processors); teams >= fewest; teams--) {
+        struct step trial;
+        if ((only != 0 && teams != only) || !settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
+            continue;
+        const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + shape->policy->round_wait;
+        const double time = (double)divide_up(sets, teams) * round;
+        if (time < least_time) {
+            least_time = time;
+            *step = trial;
+        }
+    }
+    return least_time < INFINITY ? NULL : "the grid does not hold three at a time, or the only ones";
+}
+
 /* A block, or a cluster of few, with vectors in shared memory, too. */
 static const char *configure_cluster(const struct shape *shape, int variant, struct step *step)
 {
@@ -303,36 +332,14 @@ static const char *configure_cluster(const struct shape *shape, int variant, str
             break;
     }
     *step = fit;
-    return least_time < INT64_MAX ? NULL : "no cluster has room for a norm group";
-}
-
-/* As many sets at a time as take the least time in all. */
-static const char *configure_rounds(const struct shape *shape, int variant, struct step *step)
-{
-    (void)variant;
-    const struct normfuse_cuda_geometry g = rows_geometry(shape);
-    const struct split split = split_of(shape, &g);
-    const int64_t sets = g.sets, only = normfuse_experiment("TEAMS", 0);
-    /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
-    enum { FEW_VECTORS = 32 };
-    if (g.rows < FEW_VECTORS)
-        return "a norm group is small";
-    double least_time = INFINITY;
-    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
-     * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
-    const int64_t fewest = sets <= 2 ? 1 : 3;
-    for (int64_t teams = least(sets, 2 * shape->device->processors); teams >= fewest; teams--) {
-        struct step trial;
-        if ((only != 0 && teams != only) || !settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
-            continue;
-        const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + shape->policy->round_wait;
-        const double time = (double)divide_up(sets, teams) * round;
-        if (time < least_time) {
-            least_time = time;
-            *step = trial;
-        }
-    }
-    return least_time < INFINITY ? NULL : "the grid does not hold three at a time, or the only ones";
+    if (least_time == INT64_MAX)
+        return "no cluster has room for a norm group";
+    /* 4x512x64x64 f16 in clusters 22.6 us, by the grid 15.9; 2x320x128x128 25.4, 18.1. Backwards are about the same. */
+    struct step rounds = {0};
+    return shape->direction == FORWARD && fit.cluster > 1 && configure_rounds(shape, 0, &rounds) == NULL &&
+                   normfuse_cuda_estimate_once(shape, &rounds) < 0.95 * normfuse_cuda_estimate_once(shape, &fit)
+               ? "the whole grid takes less"
+               : NULL;
 }
 
 /* Tiles that only sum, or that only write from statistics that are known. */
