@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "affine_call.h"
 #include "bench.h"
 #include "device.h"
 #include "numbers.h"
@@ -124,17 +125,8 @@ normfuse_status bench_call(const struct bench *bench, const normfuse_tensors *te
     const struct problem_line *line = &bench->line;
     const normfuse_exec *exec = &bench->exec;
     uint32_t flags = line->has_act_param ? NORMFUSE_HAS_ACT_PARAM : 0;
-    if (line->op == AFFINE) {
-        const normfuse_affine_options affine = {.struct_bytes = sizeof affine,
-                                                .flags = flags,
-                                                .activation = line->activation,
-                                                .act_param = line->act_param};
-        if (scratch_bytes)
-            return backward ? normfuse_affine_backward_scratch_bytes(&affine, tensors, exec, scratch_bytes)
-                            : normfuse_affine_forward_scratch_bytes(&affine, tensors, exec, scratch_bytes);
-        return backward ? normfuse_affine_backward(&affine, tensors, exec)
-                        : normfuse_affine_forward(&affine, tensors, exec);
-    }
+    if (line->op == AFFINE)
+        return affine_call(line, flags, !backward, tensors, exec, scratch_bytes);
     if (line->op == BATCH_NORM) {
         const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
                                                    .flags = flags | (line->evaluate ? NORMFUSE_EVALUATE : 0),

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "affine_call.h"
 #include "commands.h"
 #include "mirror.h"
 #include "numbers.h"
@@ -637,17 +638,8 @@ static normfuse_status invoke(const struct run *run, enum step step, const normf
         flags |= NORMFUSE_EVALUATE;
     if (tensors->running_mean && !line->evaluate && !run->has_momentum)
         flags |= NORMFUSE_CUMULATIVE;
-    if (line->op == AFFINE) {
-        const normfuse_affine_options affine = {.struct_bytes = sizeof affine,
-                                                .flags = flags,
-                                                .activation = line->activation,
-                                                .act_param = line->act_param};
-        if (scratch_bytes)
-            return forward ? normfuse_affine_forward_scratch_bytes(&affine, tensors, exec, scratch_bytes)
-                           : normfuse_affine_backward_scratch_bytes(&affine, tensors, exec, scratch_bytes);
-        return forward ? normfuse_affine_forward(&affine, tensors, exec)
-                       : normfuse_affine_backward(&affine, tensors, exec);
-    }
+    if (line->op == AFFINE)
+        return affine_call(line, flags, forward, tensors, exec, scratch_bytes);
     if (line->op == BATCH_NORM) {
         const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
                                                    .flags = flags,

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "affine_call.h"
 #include "device.h"
 #include "tests/ref/reference.h"
 #include "tests/ref/tolerance.h"
@@ -732,16 +733,8 @@ static normfuse_status invoke(const struct work *work, const struct library_call
     uint32_t flags = (line->has_act_param ? NORMFUSE_HAS_ACT_PARAM : 0) |
                      (what->accumulate ? NORMFUSE_ACCUMULATE : 0) | (work->evaluates ? NORMFUSE_EVALUATE : 0) |
                      (options->cumulative && !work->evaluates ? NORMFUSE_CUMULATIVE : 0);
-    if (line->op == AFFINE) {
-        normfuse_affine_options own = { .struct_bytes = sizeof own,
-                                        .flags = flags,
-                                        .activation = line->activation,
-                                        .act_param = line->act_param };
-        if (scratch_bytes)
-            return forward ? normfuse_affine_forward_scratch_bytes(&own, tensors, exec, scratch_bytes)
-                           : normfuse_affine_backward_scratch_bytes(&own, tensors, exec, scratch_bytes);
-        return forward ? normfuse_affine_forward(&own, tensors, exec) : normfuse_affine_backward(&own, tensors, exec);
-    }
+    if (line->op == AFFINE)
+        return affine_call(line, flags, forward, tensors, exec, scratch_bytes);
     if (line->op == BATCH_NORM) {
         normfuse_batch_norm_options own = { .struct_bytes = sizeof own,
                                             .flags = flags,
