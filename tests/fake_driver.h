@@ -101,6 +101,9 @@ CUcontext fake_driver_context(int device, int index);
 void fake_driver_destroy_graphs(void);
 /* "normfuse_merge" */
 const char *fake_driver_kernel_name(int kernel);
+/* As many registers as the kernels of a development build use, by the file of their limits: of them depends how many
+ * blocks are resident. Returns how many kernels the file names. */
+int fake_driver_read_registers(const char *path);
 /* This thread's stack of contexts. */
 int fake_driver_depth(void);
 /* Makes it this thread's only context; NULL: none. */

@@ -18,17 +18,8 @@ static int events;
 /* As many blocks are resident as on a real one. */
 __attribute__((constructor)) static void begin(void)
 {
-    FILE *const file = fopen(NORMFUSE_KERNEL_LIMITS, "r");
-    char line[200], name[120];
-    int registers;
     fake_driver_reset();
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
-        if (line[0] != '#' && sscanf(line, "%119s %d", name, &registers) == 2)
-            for (int kernel = 0; kernel < NORMFUSE_CUDA_KERNELS; kernel++)
-                if (strcmp(fake_driver_kernel_name(kernel), name) == 0)
-                    fake_driver.registers[kernel] = (registers + 7) / 8 * 8;
-    if (file != NULL)
-        fclose(file);
+    (void)fake_driver_read_registers(NORMFUSE_KERNEL_LIMITS);
 }
 
 CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)

@@ -2194,22 +2194,9 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     }
 }
 
-/* The registers that the kernels of a development build use: of them depends how many blocks are resident. */
 static void read_registers(void)
 {
-    FILE *const file = fopen(NORMFUSE_KERNEL_LIMITS, "r");
-    char line[200], name[120];
-    int registers, found = 0;
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
-        if (line[0] != '#' && sscanf(line, "%119s %d", name, &registers) == 2)
-            for (int kernel = 0; kernel < NORMFUSE_CUDA_KERNELS; kernel++)
-                if (strcmp(fake_driver_kernel_name(kernel), name) == 0) {
-                    fake_driver.registers[kernel] = (registers + 7) / 8 * 8;
-                    fake_driver.fixed_shared[kernel] = 1024;
-                    found++;
-                }
-    if (file != NULL)
-        fclose(file);
+    const int found = fake_driver_read_registers(NORMFUSE_KERNEL_LIMITS);
     CHECK(found == NORMFUSE_CUDA_KERNELS, "%s names %d of %d kernels", NORMFUSE_KERNEL_LIMITS, found,
           NORMFUSE_CUDA_KERNELS);
 }

@@ -124,23 +124,11 @@ static void test_fit(void)
 
 /* ---- the planner ----------------------------------------------------------------------------------------------- */
 
-/* A device on which as many blocks are resident as on a real one: by the registers of a development build. */
+/* A device on which as many blocks are resident as on a real one. */
 static void use_device(const char *gpu, int capability)
 {
-    FILE *const file = fopen(NORMFUSE_KERNEL_LIMITS, "r");
-    char line[200], name[120];
-    int registers, found = 0;
     fake_driver_reset();
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
-        if (line[0] != '#' && sscanf(line, "%119s %d", name, &registers) == 2)
-            for (int kernel = 0; kernel < NORMFUSE_CUDA_KERNELS; kernel++)
-                if (strcmp(fake_driver_kernel_name(kernel), name) == 0) {
-                    fake_driver.registers[kernel] = (registers + 7) / 8 * 8;
-                    fake_driver.fixed_shared[kernel] = 1024;
-                    found++;
-                }
-    if (file != NULL)
-        fclose(file);
+    const int found = fake_driver_read_registers(NORMFUSE_KERNEL_LIMITS);
     CHECK(found == NORMFUSE_CUDA_KERNELS, "%s names %d of %d kernels", NORMFUSE_KERNEL_LIMITS, found,
           NORMFUSE_CUDA_KERNELS);
     fake_driver.device[0].name = gpu;
