@@ -5,6 +5,7 @@
 #ifndef NORMFUSE_CUDA_COLUMNS_CUH
 #define NORMFUSE_CUDA_COLUMNS_CUH
 
+#include "activation.cuh"
 #include "join.cuh"
 
 struct column_place {

@@ -207,7 +207,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 #pragma unroll
                     for (int i = 0; i < H; i++)
                         z[i] = fma(x[i], slope[h * H + i], offset[h * H + i]);
-                    differentiate_by<fast, !uneven>(dy, z, chosen, p.activation, (float)p.act_param);
+                    differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
                 }
             };
 

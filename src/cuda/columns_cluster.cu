@@ -426,7 +426,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fmaf(x[i], slope[i], offset[i]);
-            differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
+            differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
         }
     };
 

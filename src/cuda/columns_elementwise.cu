@@ -250,7 +250,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
                         for (int i = 0; i < H; i++)
                             z[i] = p.from_y ? more[i] : fmaf(more[i], factor, z[i]);
                     }
-                    differentiate_by<fast, true>(dy, z, chosen, p.activation, (float)p.act_param);
+                    differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
                 }
                 if constexpr (added) {
                     float more[H];

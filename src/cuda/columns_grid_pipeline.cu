@@ -467,7 +467,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     z[i] = fmaf(x[i], slope[i], offset[i]);
-                differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
+                differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
             }
         };
 

@@ -376,7 +376,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
 #pragma unroll
             for (int k = 0; k < V; k++)
                 z[k] = fmaf(x[k], slope[k], offset[k]);
-            differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
+            differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
         }
     };
     /* ---- sums ---- */

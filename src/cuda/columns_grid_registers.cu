@@ -132,7 +132,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
 #pragma unroll
         for (int i = 0; i < V; i++)
             z[i] = fmaf(x[i], slope[i], offset[i]);
-        differentiate_by<fast, true>(dy, z, chosen, a.activation, below);
+        differentiate_by<fast>(dy, z, chosen, a.activation, below);
     };
 
     /* ---- sums ---- */

@@ -342,7 +342,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] = fmaf(x[i], slope[i], offset[i]);
-                    differentiate_by<fast, true>(dy, z, chosen, a.activation, a.act_param);
+                    differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
                 }
             };
             choose_activation<true, false>(a.activation, [&](auto chosen) {

@@ -7,13 +7,6 @@
 
 #include "columns.cuh"
 
-__device__ __forceinline__ float reciprocal(float value)
-{
-    float of;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(of) : "f"(value));
-    return of;
-}
-
 enum columns_parameter { COLUMNS_WEIGHT, COLUMNS_BIAS, COLUMNS_SCALE, COLUMNS_SHIFT, COLUMNS_MEAN, COLUMNS_RSTD };
 
 __device__ __forceinline__ int type_of(const normfuse_cuda_columns &a, columns_parameter which)

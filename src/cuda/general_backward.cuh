@@ -70,7 +70,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 for (int i = 0; i < V; i++)
                     z[i] = p.from_y ? more[i] : fma(more[i], factor, z[i]);
             }
-            differentiate_by<fast, false>(dy, z, chosen, p.activation, (R)p.act_param);
+            differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
         }
     };
     R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */

@@ -435,7 +435,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                             z[i] *= R(0.5);
                         by[i] = dy[begin + i];
                     }
-                    differentiate_by<fast, true>(by, z, chosen, p.activation, (R)p.act_param);
+                    differentiate_by<fast>(by, z, chosen, p.activation, (R)p.act_param);
 #pragma unroll
                     for (int i = 0; i < slots_at_once; i++)
                         dy[begin + i] = half ? R(0.5) * by[i] : by[i];

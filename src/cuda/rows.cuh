@@ -5,6 +5,7 @@
 #ifndef NORMFUSE_CUDA_ROWS_CUH
 #define NORMFUSE_CUDA_ROWS_CUH
 
+#include "activation.cuh"
 #include "join.cuh"
 
 /* Of a block: policy.h has none larger. */

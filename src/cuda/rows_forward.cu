@@ -441,7 +441,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
                         }
-                        activate<fast, plain>(z, chosen, p.activation, (R)p.act_param);
+                        activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
                     };
                     walk_shared(give, next);

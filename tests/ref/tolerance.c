@@ -430,9 +430,10 @@ static double jump_nearby(int activation, double parameter, double z, double z_e
     }
 }
 
-/* The device's forms, in src/cuda/pack.cuh: expf within 2 ulp, erfcf 4, expm1f 1; where results are stored in 16 bits
- * __expf within 2 + 1.173 |argument| ulp and tanh.approx within 2^-11. Absolute. */
-static const double fast_sigmoid = 0x1p-12;
+/* The device's forms, in src/cuda/activation.cuh: expf within 2 ulp, erfcf 4, expm1f 1, reciprocals 1; where results are
+ * stored in 16 bits __expf within 2 + 1.173 |argument| ulp, tanh.approx within 2^-11, gelu's tail and e^z - 1 of fewer
+ * terms. fast_sigmoid is absolute, the others relative. */
+static const double fast_sigmoid = 0x1p-12, fast_tail = 0x1p-15, fast_exponential_less_1 = 0x1p-17;
 
 static double cuda_activation(const struct tolerance_arithmetic *arithmetic, int activation, double z, double y,
                               double slope)
@@ -442,10 +443,10 @@ static double cuda_activation(const struct tolerance_arithmetic *arithmetic, int
     switch (activation) {
     case NORMFUSE_LEAKY_RELU: return unit * size;
     case NORMFUSE_SILU: return unit * 8 * size + half * fast_sigmoid * fabs(z);
-    case NORMFUSE_GELU: return unit * 12 * size;
+    case NORMFUSE_GELU: return unit * 12 * size + half * fast_tail * fabs(y);
     case NORMFUSE_GELU_TANH: return unit * 14 * size + half * fast_sigmoid * fabs(z);
     case NORMFUSE_HARDSWISH: return unit * 4 * size;
-    case NORMFUSE_ELU: return unit * 4 * size;
+    case NORMFUSE_ELU: return unit * 4 * size + half * fast_exponential_less_1 * fabs(y);
     case NORMFUSE_MISH: return unit * (16 + half * (4 + 2.4 * fmin(fabs(z), 100))) * size;
     default: return 0;
     }
@@ -462,7 +463,8 @@ static double cuda_slope(const struct tolerance_arithmetic *arithmetic, int acti
     case NORMFUSE_GELU:
         density = 0.39894228040143267794 * exp(-0.5 * z * z);
         s = 0.5 * erfc(-z * 0.70710678118654752440);
-        return unit * (12 * s + fabs(z) * density * (20 + z * z + half * (4 + 1.2 * z * z)) + size);
+        return unit * (12 * s + fabs(z) * density * (20 + z * z + half * (4 + 1.2 * z * z)) + size) +
+               half * fast_tail * (s + fabs(z) * density);
     case NORMFUSE_GELU_TANH:
         z = fmax(-12, fmin(12, z));
         t = gelu_tanh_argument(z);
