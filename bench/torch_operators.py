@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Times the operators of normfuse.torch beside PyTorch's own, eager and compiled, on the CPU, as calls from Python.
+"""Times the operators of normfuse.torch beside PyTorch's own, eager and compiled, as calls from Python; on a GPU replayed
+from graphs.
 
     python3 bench/torch_operators.py                             the problems of bench/bars.txt
     python3 bench/torch_operators.py 'group_norm 8x64x56x56 groups=8 act=silu dir=bwd' --json rows.jsonl
     python3 bench/torch_operators.py --tiny --variants eager,normfuse
     python3 bench/torch_operators.py --random 100 --seed 3       problems that `normfuse bench --random` draws
+    python3 bench/torch_operators.py --device cuda --random 100  the same on a GPU
 
 bench/peers.py has the same problems through the C library. Here all three run in one process on PyTorch's threads, and
 take turns, a call at a time; each call takes the next of several sets of tensors, together more than four times the
 last-level cache. A backward is torch.autograd.grad of x, weight, bias and what is added, on a graph made once. PyTorch adds, scales and activates in
 separate calls, which torch.compile joins. Outputs and gradients
-are compared with eager's in f64 first: ours may be twice as far as PyTorch's in the problem's type.
+are compared with eager's in f64 first: ours may be twice as far as PyTorch's in the problem's type. On a GPU each variant has a CUDA graph of one
+call for every set of tensors, backwards without their forwards, and the replays take turns.
 
 Rows (--json FILE, appended): problem, variant, median_us, p10_us, p90_us, samples, of_eager and of_compiled (ratios of
-medians), error and eager_error (Euclidean norm, relative), torch, cpu, threads, date."""
+medians), error and eager_error (Euclidean norm, relative), torch, cpu or gpu, threads, date."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import math
@@ -41,7 +45,7 @@ TINY = ("group_norm 2x8x6x6 groups=4 act=silu", "group_norm 2x8x6x6 groups=4 lay
 class Problem:
     """The tensors of one problem and, for each variant, call(i): with the i-th set of them."""
 
-    def __init__(self, problem: dict[str, Any], sets: int) -> None:
+    def __init__(self, problem: dict[str, Any], sets: int, device: str) -> None:
         import torch
         import torch._functorch.config
         torch._functorch.config.donated_buffer = False  # a compiled graph is run backward many times
@@ -53,7 +57,7 @@ class Problem:
         self.dtype, small = types[problem["dtype"]], types[problem["weight_dtype"]]
 
         def big() -> Any:
-            value = torch.randn(shape).to(self.dtype)
+            value = torch.randn(shape, device=device).to(self.dtype)
             return value.movedim(1, -1).contiguous().movedim(-1, 1) if problem["layout"] == "nhwc" else value
 
         self.xs = [big() for _ in range(sets)]
@@ -63,10 +67,12 @@ class Problem:
         self.added = [{name: big() for name in added} for _ in range(sets)]
         if problem.get("scale"):
             for each in self.added:
-                each.update({name: (0.3 * torch.randn(shape[:2])).to(small) for name in ("scale", "shift")})
+                each.update({name: (0.3 * torch.randn(shape[:2], device=device)).to(small) for name in ("scale", "shift")})
         parameters = shape[:2] if problem["per_sample"] else shape[1:2]
-        self.weight, self.bias = (torch.rand(parameters) + 0.5).to(small), torch.randn(parameters).to(small)
-        self.running = [torch.randn(shape[1]).to(small), (torch.rand(shape[1]) + 0.5).to(small)]
+        one = {"device": device, "dtype": torch.float32}
+        self.weight = (torch.rand(parameters, **one) + 0.5).to(small)
+        self.bias = torch.randn(parameters, **one).to(small)
+        self.running = [torch.randn(shape[1], **one).to(small), (torch.rand(shape[1], **one) + 0.5).to(small)]
 
     def stock(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any, added: dict[str, Any]) -> Any:
         import torch
@@ -140,30 +146,11 @@ def distance(got: Any, want: list[Any]) -> float:
     return max(float((g.double() - w).norm() / w.norm().clamp_min(1e-300)) for g, w in zip(got, want))
 
 
-def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s: float,
-            llc: int) -> list[dict[str, Any]]:
-    sets = peers.set_count(problem, llc)
-    made = Problem(problem, sets)
-    want = made.exact()
-    units = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
-    eager_error = distance(made.calls("eager")(0), want)
-    # In f64 eager is what is compared with. A z within its rounding of a kink has the derivative of either side.
-    allowed = (64 if problem["dtype"] == "f64" else 4) * units[problem["dtype"]]
-    if problem["backward"] and problem["act"] in ("relu", "relu6", "leaky_relu", "elu", "hardswish"):
-        allowed += 4 / math.sqrt(max(1, math.prod(problem["shape"])))
-    rows, calls, rings = {}, {}, {}
-    for variant in variants:
-        rows[variant] = {"problem": problem["line"], "variant": variant}
-        try:
-            call = made.calls(variant)
-            error = distance(call(0), want)
-            rows[variant].update(error=error, eager_error=eager_error)
-            if variant == "normfuse" and not error <= 2 * eager_error + allowed:
-                rows[variant]["failed"] = "differs from f64 by more than twice what eager does"
-        except Exception as error:  # a variant's failure is a result
-            rows[variant]["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
-            continue
-        calls[variant], rings[variant] = call, peers.Ring(sets)
+def times_in_turn(calls: dict[str, Callable[[int], Any]], sets: int, samples: int,
+                  budget_s: float) -> dict[str, list[float]]:
+    """Microseconds of each call, by variant."""
+    rings = {variant: peers.Ring(sets) for variant in calls}
+    for variant, call in calls.items():
         for i in range(sets):  # its outputs' memory is mapped
             rings[variant].call(i, call)
     times: dict[str, list[float]] = {variant: [] for variant in calls}
@@ -175,6 +162,61 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
             rings[variant].call(i % sets, call)
             times[variant].append(1e6 * (time.perf_counter() - start))
         i += 1
+    return times
+
+
+def graph_times_in_turn(calls: dict[str, Callable[[int], Any]], sets: int, samples: int,
+                        budget_s: float) -> dict[str, list[float]]:
+    """Microseconds a call, by variant, of replays of graphs that have one for each set."""
+    import torch
+    graphs = {}
+    for variant, call in calls.items():
+        graphs[variant] = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graphs[variant], stream=torch.cuda.current_stream()):
+            outputs = [call(i) for i in range(sets)]  # each has memory of its own
+        del outputs
+    times: dict[str, list[float]] = {variant: [] for variant in calls}
+    end = time.perf_counter() + budget_s * len(calls)
+    i = -3  # the first ones warm up
+    while i < samples and (i < 5 or time.perf_counter() < end):
+        for variant, graph in graphs.items():
+            begin, done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            done.record()
+            done.synchronize()
+            if i >= 0:
+                times[variant].append(1e3 * begin.elapsed_time(done) / sets)
+        i += 1
+    return times
+
+
+def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s: float, llc: int,
+            device: str) -> list[dict[str, Any]]:
+    sets = peers.set_count(problem, llc)
+    made = Problem(problem, sets, device)
+    want = made.exact()
+    units = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+    eager_error = distance(made.calls("eager")(0), want)
+    # In f64 eager is what is compared with. A z within its rounding of a kink has the derivative of either side.
+    allowed = (64 if problem["dtype"] == "f64" else 4) * units[problem["dtype"]]
+    if problem["backward"] and problem["act"] in ("relu", "relu6", "leaky_relu", "elu", "hardswish"):
+        allowed += 4 / math.sqrt(max(1, math.prod(problem["shape"])))
+    rows, calls = {}, {}
+    for variant in variants:
+        rows[variant] = {"problem": problem["line"], "variant": variant}
+        try:
+            call = made.calls(variant)
+            error = distance(call(0), want)
+            rows[variant].update(error=error, eager_error=eager_error)
+            if variant == "normfuse" and not error <= 2 * eager_error + allowed:
+                rows[variant]["failed"] = "differs from f64 by more than twice what eager does"
+        except Exception as error:  # a variant's failure is a result
+            rows[variant]["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+            continue
+        calls[variant] = call
+    times = (graph_times_in_turn if device == "cuda" else times_in_turn)(calls, sets, samples, budget_s)
     for variant, each in times.items():
         cuts = statistics.quantiles(each, n=10, method="inclusive")
         rows[variant].update(median_us=round(statistics.median(each), 2), p10_us=round(cuts[0], 2),
@@ -197,6 +239,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="quoted problem lines and @files")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="default: %(default)s")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--samples", type=int, default=30, help="calls of each variant; default: %(default)s")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds of calls of each; default: %(default)s")
@@ -223,14 +266,18 @@ def main() -> int:
         arguments.problems += drawn(arguments.random, arguments.seed, arguments.min_bytes, arguments.max_bytes)
     lines = arguments.problems or (list(TINY) if arguments.tiny else
                                    ["@" + str(pathlib.Path(__file__).resolve().parent / "bars.txt")])
-    common = {"torch": torch.__version__, "cpu": processor(), "threads": arguments.threads, "tiny": arguments.tiny}
+    on_gpu = arguments.device == "cuda"
+    machine = {"gpu": torch.cuda.get_device_name()} if on_gpu else {"cpu": processor()}
+    cache = torch.cuda.get_device_properties(0).L2_cache_size if on_gpu else peers.llc_bytes()
+    common = {"torch": torch.__version__, **machine, "threads": arguments.threads, "tiny": arguments.tiny}
     failures = 0
     gains: list[tuple[float, str]] = []
     print(f"{'problem':72} " + " ".join(f"{variant + ' us':>12}" for variant in variants) + f" {'gain':>6}")
     for problem in peers.read_problems(lines, additions=True):
         try:
-            rows = measure(problem, variants, arguments.samples, arguments.budget,
-                           1 if arguments.tiny else peers.llc_bytes())
+            with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext():
+                rows = measure(problem, variants, arguments.samples, arguments.budget, 1 if arguments.tiny else cache,
+                               arguments.device)
         except Exception as error:
             print(f"{problem['line']:72} FAILED: {error_text(error)}", flush=True)
             failures += 1
