@@ -170,6 +170,22 @@ spread options-no-sync "device=cuda +no_sync" tests/cases/options.txt
 spread random "device=cuda +twice" --random 4000
 spread random-no-sync "device=cuda +no_sync" --random 1500 --seed 77
 
+# The H100 and the H200 have the same bits, whichever of them printed the file: `test_operators --with device=cuda --hashes
+# --random 240 --seed 2468`.
+if "$build/test_cuda" --probe | grep -qE 'H(100|200).*, 132 processors'; then
+    timeout "$limit" "$build/test_operators" --with device=cuda --hashes --random 240 --seed 2468 >"$logs/hashes.all"
+    status=$?
+    different=$(grep -E '^[0-9a-f]{16}  ' "$logs/hashes.all" | diff - tests/hashes-hopper.txt | grep '^<')
+    sed 's/^</FAIL other bits:/' <<<"$different" | grep FAIL >"$logs/hashes.txt"
+    count=$(grep -c . "$logs/hashes.txt")
+    echo "$(($(wc -l <tests/hashes-hopper.txt) - count)) passed, $count failed, 0 skipped" >>"$logs/hashes.txt"
+else
+    status=0
+    echo "skipped: bits of an H100 or H200 with 132 multiprocessors: this is another GPU" >"$logs/hashes.txt"
+    echo "0 passed, 0 failed, 1 skipped" >>"$logs/hashes.txt"
+fi
+collect hashes "$logs/hashes.txt" "$status"
+
 # Every kernel has run, or is named.
 kernels=$(sed -n 's/^normfuse_\([a-z0-9_]*\) .*/\1/p' src/cuda/limits.txt)
 never=$(comm -23 <(sort -u <<<"$kernels") <(sort -u "$logs/kernels.ran"))
