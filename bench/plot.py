@@ -1,56 +1,377 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""plot.py ROWS.jsonl... -o CHART.png - bars of the time over the copy floor, one group a problem, one bar an
-implementation. Needs matplotlib (build/venv has it)."""
+"""plot.py [--check] - draws every figure of docs/figures/ from the rows in bench/results/, and puts those that there are
+between the lines `<!-- figures: NAME... -->` and `<!-- end -->` of README.md and docs/. `make figures` runs it.
+
+FIGURES is the list: a name, the function that draws it, and the files of rows. A name with a * stands for all files
+that fit, and the figure is drawn once any is there. The same rows give the same bytes; --check writes nothing, names
+what differs and then ends with 1. docs/site/drawings.py has the pens. No library that draws is needed: none writes
+colours for light and dark schemes, and the bytes of theirs change with their version."""
 import argparse
 import collections
 import json
+import math
+import os
+import pathlib
 import re
 import statistics
 import sys
 
-import matplotlib
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  (the backend is chosen before)
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs/site"))
+from drawings import Drawing  # noqa: E402
 
-ORDER = ["normfuse", "torch", "torch_compile", "jax", "onnxruntime"]
-COLORS = ["#1b6ca8", "#e07a3f", "#f2b880", "#6a9f58", "#8f7bb0"]
+RESULTS, FOLDER = "bench/results", "docs/figures"
+PAGES = ["README.md", "docs/performance.md", "docs/numerics.md"]
+# implementation: (its name, its colour and the shape of its marks): no two in one figure share both.
+NAMES = {"normfuse": ("normfuse", "s0", "circle"), "torch": ("PyTorch", "s1", "square"),
+         "torch_compile": ("PyTorch compiled", "s2", "diamond"), "jax": ("JAX", "s3", "up"),
+         "onnxruntime": ("ONNX Runtime", "s4", "down"), "cudnn": ("cuDNN", "s3", "up"), "apex1": ("apex", "s4", "down"),
+         "apex2": ("apex v2", "s4", "cross"), "gnnhwc": ("gnNHWC", "s5", "plus"), "stable_fast": ("stable-fast", "s5", "cross"),
+         "onednn": ("oneDNN", "s5", "plus"), "floor": ("the floor, a copy", "s6", None)}
+# Okabe and Ito's colours for all kinds of colour vision, darker for the light card and lighter for the dark one.
+COLOURS = {"s0": ("#0067a5", "#64b5f6"), "s1": ("#c14a00", "#ff9a5c"), "s2": ("#8a6500", "#f2c744"),
+           "s3": ("#007a58", "#4fd1a5"), "s4": ("#9a3f78", "#f0a3cf"), "s5": ("#4c5260", "#c3cad6"), "s6": ("#5a6270", "#aab2c0")}
+STYLE = "<style>\n  .grid { stroke: #d5d9e0; stroke-width: 1; fill: none } .small { font-size: 11px }\n" + "".join(
+    f"  .{name} {{ fill: {light}; stroke: {light} }}\n" for name, (light, _) in COLOURS.items()) + \
+    "  @media (prefers-color-scheme: dark) {\n    .grid { stroke: #3b414c }\n" + "".join(
+    f"    .{name} {{ fill: {dark}; stroke: {dark} }}\n" for name, (_, dark) in COLOURS.items()) + \
+    "  }\n  .thin { fill: none; stroke-width: 1.5 } .dashes { stroke-dasharray: 5 4 } .pale { opacity: .45 }\n</style>"
+SHAPES = {"circle": "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z", "square": "M-4 -4h8v8h-8z", "diamond": "M0 -5.5L5.5 0L0 5.5L-5.5 0z",
+          "up": "M0 -5.5L5 4h-10z", "down": "M0 5.5L5 -4h-10z", "plus": "M-1.5 -5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
+          "cross": "M-5 -3.5L-3.5 -5L0 -1.5L3.5 -5L5 -3.5L1.5 0L5 3.5L3.5 5L0 1.5L-3.5 5L-5 3.5L-1.5 0z"}
+
+
+class Figure(Drawing):
+    def __init__(self, width, height, title):
+        super().__init__(width, height, title, STYLE)
+        self.text(24, 30, title, "head")
+
+    def text(self, x, y, words, kind="", anchor="start"):
+        super().text(round(x, 1), round(y, 1), words, kind, anchor)
+
+    def mark(self, x, y, implementation):
+        _, colour, shape = NAMES[implementation]
+        self.parts.append(f'<path d="{SHAPES[shape]}" transform="translate({x:.1f} {y:.1f})" class="{colour}"/>')
+
+    def path(self, points, kind):
+        self.parts.append(f'<path d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in points)}" class="{kind}"/>')
+
+    def bar(self, x, y, width, height, kind):
+        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 1):.1f}" height="{height:.1f}" rx="2" class="{kind}"/>')
+
+    def legend(self, x, y, implementations):
+        for implementation in implementations:
+            name, colour, shape = NAMES[implementation]
+            if shape:
+                self.mark(x + 8, y - 4, implementation)
+            else:
+                self.path([(x, y - 4), (x + 18, y - 4)], f"{colour} thin dashes")
+            self.text(x + 22, y, name, "small")
+            x += 40 + 6.6 * len(name)
+
+
+class Panel:
+    """A rectangle of a figure with a scale in each direction; a scale is (lowest, highest, is it logarithmic)."""
+
+    def __init__(self, figure, box, x, y=(0, 1, False)):
+        self.figure, self.box, self.scales = figure, box, (x, y)
+
+    def at(self, value, axis):
+        low, high, logarithmic = self.scales[axis]
+        low, high, value = (math.log(max(v, 1e-300)) if logarithmic else v for v in (low, high, value))
+        left, top, width, height = self.box
+        share = min(max((value - low) / (high - low), 0), 1)
+        return left + share * width if axis == 0 else top + height - share * height
+
+    def point(self, x, y):
+        return self.at(x, 0), self.at(y, 1)
+
+    def ticks(self, axis, values, words=str, heavy=None):
+        left, top, width, height = self.box
+        for value in values:
+            at = self.at(value, axis)
+            ends = [(at, top), (at, top + height)] if axis == 0 else [(left, at), (left + width, at)]
+            self.figure.path(ends, "line" if value == heavy else "grid")
+            if axis == 0:
+                self.figure.text(at, top + height + 16, words(value), "dim", "middle")
+            else:
+                self.figure.text(left - 6, at + 4, words(value), "dim", "end")
+
+    def title(self, words):
+        self.figure.text(self.box[0], self.box[1] - 8, words, "small")
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def find(pattern):
+    """The file that fits, the newest of several by its name; None: there is none yet."""
+    return max((ROOT / RESULTS).glob(pattern + ".jsonl"), default=None)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def short(problem):
+    """A problem line without what is said beside the figure or usual."""
+    words = [word for word in problem.split() if word not in ("device=cuda", "dir=bwd", "groups=32")]
+    return " ".join(word if word.startswith("per=") else word.split("=")[-1] for word in words)
+
+
+def of_floor(paths):
+    """{problem: {direction: {implementation: time over floor}}}, in the order of the rows. Rows of a file without
+    floors of ours, which was measured on another day, are divided by normfuse's floor of the problem."""
+    rows = [row for path in paths for row in read(path) if "median_us" in row]
+    floors = {row["problem"]: row["floor_us"] for row in rows if "floor_us" in row}
+    table = collections.defaultdict(lambda: collections.defaultdict(lambda: collections.defaultdict(list)))
+    for row in rows:
+        ratio = row.get("ratio") or row["median_us"] / floors[row["problem"]]
+        table[short(row["problem"])][row["dir"]][row.get("impl", "normfuse")].append(ratio)
+    return {problem: {direction: {name: statistics.median(each) for name, each in names.items()}
+                      for direction, names in directions.items()} for problem, directions in table.items()}
+
+
+def geomean(values):
+    values = list(values)
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
+
+
+def peers(title, *paths):
+    """A line a problem: where each implementation stands over the floor."""
+    table = of_floor(paths)
+    present = [name for name in NAMES if any(name in names for each in table.values() for names in each.values())]
+    highest = max(value for each in table.values() for names in each.values() for value in names.values())
+    figure = Figure(900, 100 + 20 * len(table), title)
+    figure.legend(24, 52, present)
+    ticks = [2**k for k in range(math.ceil(math.log2(highest)) + 1)]
+    for k, (direction, words) in enumerate(DIRECTIONS.items()):
+        panel = Panel(figure, (300 + 300 * k, 78, 274, 20 * len(table)), (0.8, ticks[-1], True))
+        panel.title(words + ", times the floor")
+        panel.ticks(0, ticks, heavy=1)
+        for row, (problem, directions) in enumerate(table.items()):
+            y = 88 + 20 * row
+            if k == 0:
+                figure.text(24, y + 4, problem, "small")
+            names = directions.get(direction, {})
+            if names:
+                figure.path([(panel.at(value, 0), y) for value in (min(names.values()), max(names.values()))], "grid")
+            for name in reversed(present):  # normfuse in front
+                if name in names:
+                    figure.mark(panel.at(names[name], 0), y, name)
+    return figure
+
+
+def floor(title, cpu, gpu, gpu_peers):
+    """Geometric means of the figures above. Peers count where they have every problem; else the best of them does."""
+    groups = []
+    for paths, words in (((cpu,), "two cores of a CPU"), ((gpu, gpu_peers), "one H200")):
+        table = of_floor(paths)
+        for direction, direction_words in DIRECTIONS.items():
+            each = [names[direction] for names in table.values() if direction in names]
+            whole = [name for name in NAMES if all(name in names for names in each)]
+            bars = [(NAMES[name][0], NAMES[name][1], geomean(names[name] for names in each)) for name in whole]
+            if whole == ["normfuse"]:
+                bars.append(("the best other of each", "s1", geomean(min(v for n, v in names.items() if n != "normfuse") for names in each)))
+            groups.append((f"{words}, {direction_words}, {len(each)} problems", bars))
+    figure, y, left = Figure(760, 0, title), 60, 220
+    unit = 440 / max(value for _, bars in groups for _, _, value in bars)
+    for words, bars in groups:
+        figure.text(24, y, words, "small")
+        top = y + 4
+        for name, colour, value in bars:
+            figure.text(left - 10, y + 20, name, "dim", "end")
+            figure.bar(left, y + 8, unit * value, 16, colour)
+            figure.text(left + unit * value + 8, y + 21, f"{value:.2f}", "small")
+            y += 20
+        figure.path([(left + unit, top), (left + unit, y + 8)], "line dashes")
+        y += 28
+    figure.text(left + unit, y, "dashes: a copy", "dim", "middle")
+    figure.size = (760, y + 16)
+    return figure
+
+
+MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16 channels-last", "vae-decode-1024-nchw": "the same, channels-first",
+          "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
+          "unet": "Stable Diffusion UNet, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
+          "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
+          "unet-train": "UNet, training step"}
+VARIANTS = {"stock": ("stock", "s1"), "normfuse": ("converted", "s0"), "stock_compile": ("stock, compiled", "s1 pale"),
+            "normfuse_compile": ("converted, compiled", "s0 pale")}
+
+
+def models(title, path):
+    """A group a model, a bar a variant, as long as its part of the longest in the group."""
+    table = collections.defaultdict(dict)
+    for row in read(path):
+        if "ms" in row and "failed" not in row:
+            table[row["model"]].setdefault(row["variant"], row["ms"])
+    figure, y, left, full = Figure(760, 0, title), 58, 170, 480
+    for model in (name for name in MODELS if name in table):
+        figure.text(24, y, MODELS[model], "small")
+        for variant, (words, kind) in VARIANTS.items():
+            if variant in table[model]:
+                ms = table[model][variant]
+                width = full * ms / max(table[model].values())
+                figure.text(left - 10, y + 20, words, "dim", "end")
+                figure.bar(left, y + 8, width, 16, kind)
+                figure.text(left + width + 8, y + 21, f"{ms:.{1 if ms < 1000 else 0}f} ms", "small")
+                y += 20
+        y += 28
+    figure.size = (760, y)
+    return figure
+
+
+def bytes_of(row):
+    return math.prod(map(int, row["shape"].split("x"))) * {"f64": 8, "f32": 4}.get(row["dtype"], 2)
+
+
+def in_bytes(value):
+    return next(f"{value >> shift} {unit}iB" for shift, unit in ((30, "G"), (20, "M"), (10, "K")) if value >> shift)
+
+
+def sizes(title, path):
+    """Time over the bytes of x, a panel for each kind of problem; the floor is a line of its own."""
+    panels = collections.defaultdict(lambda: collections.defaultdict(list))
+    rows = [row for row in read(path) if "median_us" in row]
+    for row in rows:
+        kind = f"{short(row['problem'].replace(' ' + row['shape'], ''))}, {DIRECTIONS[row['dir']]}"
+        panels[kind][row.get("impl", "normfuse")].append((bytes_of(row), row["median_us"]))
+        if row.get("impl", "normfuse") == "normfuse":
+            panels[kind]["floor"].append((bytes_of(row), row["floor_us"]))
+    present = [name for name in NAMES if any(name in each for each in panels.values())]
+    times = [us for each in panels.values() for points in each.values() for _, us in points]
+    reach = [10**k for k in range(math.floor(math.log10(min(times))), math.ceil(math.log10(max(times))) + 1)]
+    spread = [min(map(bytes_of, rows)), max(map(bytes_of, rows))]
+    figure = Figure(900, 90 + 300 * math.ceil(len(panels) / 2), title)
+    figure.legend(24, 52, present)
+    for k, (kind, lines) in enumerate(panels.items()):
+        panel = Panel(figure, (70 + 430 * (k % 2), 92 + 300 * (k // 2), 360, 230), (*spread, True), (reach[0], reach[-1], True))
+        panel.title(kind)
+        panel.ticks(0, [4**j << 10 for j in range(1, 11) if spread[0] <= 4**j << 10 <= spread[1]][::2], in_bytes)
+        panel.ticks(1, reach, lambda us: f"{us / 1e6:g} s" if us >= 1e6 else f"{us / 1e3:g} ms" if us >= 1e3 else f"{us:g} us")
+        for name in reversed(present):
+            points = [panel.point(*point) for point in sorted(lines.get(name, []))]
+            if points:
+                _, colour, shape = NAMES[name]
+                figure.path(points, f"{colour} thin" + (" dashes" if not shape else ""))
+                for point in points if shape else []:
+                    figure.mark(*point, name)
+    return figure
+
+
+def errors(title, path):
+    rows = read(path)
+    figure = Figure(900, 400, title)
+    figure.legend(24, 52, [name for name in NAMES if any(row["impl"] == name for row in rows)])
+    figure.text(450, 388, "mean of x over its sigma", "dim", "middle")
+    values = [row[key] for row in rows for key in ("y_error", "dx_error") if row[key] not in (None, "nan")]
+    reach = [10.0**k for k in range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)]
+    means = sorted({row["mean_over_sigma"] for row in rows})
+    for k, (key, words) in enumerate((("y_error", "forward: largest error of y"), ("dx_error", "backward: largest error of dx"))):
+        # 0 has a place of its own, a decade before 1.
+        panel = Panel(figure, (70 + 430 * k, 92, 360, 250), (0.1, means[-1], True), (reach[0], reach[-1], True))
+        panel.title(words + ", both of sigma 1")
+        panel.ticks(0, [mean or 0.1 for mean in means], lambda mean: "0" if mean < 1 else f"{mean:,.0f}" if mean < 1e4 else f"{mean:.0e}".replace("e+0", "e"))
+        panel.ticks(1, reach[::2] if len(reach) > 8 else reach, lambda error: f"{error:.0e}".replace("e-0", "e-").replace("e+0", "e"))
+        for name in reversed(NAMES):
+            pairs = [(row["mean_over_sigma"] or 0.1, row[key]) for row in rows if row["impl"] == name and row[key] is not None]
+            points = [panel.point(*pair) for pair in pairs if pair[1] != "nan"]
+            if points:
+                figure.path(points, NAMES[name][1] + " thin")
+                for point in points:
+                    figure.mark(*point, name)
+            for mean, _ in [pair for pair in pairs if pair[1] == "nan"][:1]:
+                figure.text(panel.at(means[-1], 0), panel.box[1] + 62, f"{NAMES[name][0]}: NaN from {mean:,.0f} on", "dim", "end")
+    return figure
+
+
+def draws(title, path):
+    """Histograms of time over floor, a row of panels a draw: problems with one summary line."""
+    found, ratios, lines = [], collections.defaultdict(list), read(path)
+    for row in lines:
+        if "summary" not in row:
+            ratios[row["dir"]].append(row["ratio"])
+            continue
+        if not found or found[-1][0]["min_bytes"] != row["min_bytes"]:
+            found.append((row, {}))
+        found[-1][1][row["dir"]] = (row, ratios.pop(row["dir"]))
+    step = 2 ** 0.25
+    edges = [step**k for k in range(-2, math.ceil(math.log(max(row["ratio"] for row in lines if "ratio" in row), step)) + 1)]
+    figure = Figure(900, 76 + 230 * len(found), title)
+    for k, (first, directions) in enumerate(found):
+        figure.text(24, 56 + 230 * k, f"tensors of {in_bytes(first['min_bytes'])} to {in_bytes(first['max_bytes'])}", "dim")
+        for j, (direction, words) in enumerate(DIRECTIONS.items()):
+            summary, values = directions[direction]
+            counts = [sum(low <= value < low * step for value in values) for low in edges]
+            panel = Panel(figure, (60 + 430 * j, 88 + 230 * k, 380, 150), (edges[0], edges[-1] * step, True), (0, max(counts) * 1.1, False))
+            panel.title(f"{words}, {len(values)} problems: geometric mean {summary['geomean']:.2f}, worst {summary['worst']:.1f}")
+            every = max(1, math.ceil(max(counts) / 4))
+            panel.ticks(1, range(0, max(counts) + 1, every))
+            for low, count in zip(edges, counts):
+                left, right, top = panel.at(low, 0), panel.at(low * step, 0), panel.at(count, 1)
+                if count:
+                    figure.bar(left + 1, top, right - left - 2, panel.at(0, 1) - top, "s0")
+            panel.ticks(0, [2**e for e in range(math.ceil(math.log2(edges[-1])) + 1) if 2**e <= edges[-1] * step], heavy=1)
+    figure.text(480, figure.size[1] - 8, "time over the floor; 1 is a copy", "dim", "middle")
+    return figure
+
+
+FIGURES = {
+    "floor": (floor, "Time over a copy of the tensors, geometric mean", ["2026-11-21-epyc-zen4-peers", "2026-11-22-h200-bars", "2026-11-21-h200-peers"]),
+    "models-gpu": (models, "Whole models on one H200, before and after nft.convert(model)", ["2026-11-22-h200-models"]),
+    "models-cpu": (models, "Whole models on two cores of an EPYC, before and after nft.convert(model)", ["2026-11-22-epyc-models"]),
+    "peers-cpu": (peers, "Two cores of a CPU (EPYC, Zen 4): every problem beside the peers", ["2026-11-21-epyc-zen4-peers"]),
+    "peers-gpu": (peers, "One H200: every problem beside the best other", ["2026-11-22-h200-bars", "2026-11-21-h200-peers"]),
+    "sizes-cpu": (sizes, "Time over size on a CPU, cold", ["*-cpu-sizes"]),
+    "sizes-gpu": (sizes, "Time over size on a GPU, cold", ["*-cuda-sizes"]),
+    "errors": (errors, "Group norm of f32 values with a large mean: the largest error", ["*-errors"]),
+    "draw-cpu": (draws, "Problems that nothing was tuned on: two cores of a Xeon, AVX-512", ["2026-11-23-xeon-avx512-random-150-all"]),
+    "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-23-h200-random-all"]),
+}
+
+
+def made():
+    """{path from ROOT: text} of all figures whose rows are there, and of the pages that show them."""
+    files = {}
+    for name, (function, title, patterns) in FIGURES.items():
+        paths = list(map(find, patterns))
+        if None in paths:
+            if not any("*" in pattern for pattern in patterns):
+                raise SystemExit(f"plot.py: {name}: {RESULTS} lacks {', '.join(patterns)}")
+            continue
+        files[f"{FOLDER}/{name}.svg"] = function(title, *paths).svg()
+    for page in PAGES:
+        def images(match):
+            shown = [name for name in match[1].split() if f"{FOLDER}/{name}.svg" in files]
+            lines = [f"![{FIGURES[name][1]}]({os.path.relpath(f'{FOLDER}/{name}.svg', os.path.dirname(page) or '.')})\n" for name in shown]
+            return f"<!-- figures: {match[1]} -->\n" + "\n".join(lines) + "<!-- end -->"
+        files[page] = re.sub(r"<!-- figures: ([\w -]+?) -->\n.*?<!-- end -->", images, (ROOT / page).read_text(), flags=re.S)
+    return files
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="+")
-    parser.add_argument("-o", "--output", required=True)
-    parser.add_argument("--only", default="", metavar="REGEX", help="problems whose line matches")
-    parser.add_argument("--highest", type=float, default=8.0, help="longer bars are cut and labelled; default: 8")
-    args = parser.parse_args()
-    table = collections.defaultdict(lambda: collections.defaultdict(list))
-    for path in args.rows:
-        with open(path) as file:
-            for line in file:
-                row = json.loads(line)
-                if "ratio" in row and re.search(args.only, row["problem"]):
-                    table[row["problem"]][row.get("impl", "normfuse")].append(row["ratio"])
-    if not table:
-        raise SystemExit("plot.py: no row matches")
-    present = [name for name in ORDER if any(name in ratios for ratios in table.values())]
-    height = 0.8 / len(present)
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.22 * len(table) * max(2, len(present))), layout="constrained")
-    for k, name in enumerate(present):
-        for row, ratios in enumerate(table.values()):
-            if name not in ratios:
-                continue
-            ratio = statistics.median(ratios[name])
-            y = row + (k - (len(present) - 1) / 2) * height
-            axes.barh(y, min(ratio, args.highest), height, color=COLORS[ORDER.index(name)],
-                      label=name if name not in axes.get_legend_handles_labels()[1] else None)
-            axes.text(min(ratio, args.highest) + 0.03, y, f"{ratio:.2f}", va="center", fontsize=6)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(table)), list(table), fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlim(0, args.highest * 1.08)
-    axes.set_xlabel("time over the copy floor (1 = a copy of the tensor)")
-    axes.legend(fontsize=7, loc="lower right")
-    figure.savefig(args.output, dpi=150)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where a file is not what the rows give")
+    arguments = parser.parse_args()
+    files = made()
+    wrong = [path for path, text in files.items() if not (ROOT / path).exists() or (ROOT / path).read_text() != text]
+    left = [path for path in (ROOT / FOLDER).glob("*.svg") if f"{FOLDER}/{path.name}" not in files]
+    for path in [*wrong, *left]:
+        print(path)
+    if arguments.check:
+        return 1 if wrong or left else 0
+    (ROOT / FOLDER).mkdir(exist_ok=True)
+    for path in wrong:
+        (ROOT / path).write_text(files[path])
+    for path in left:
+        path.unlink()
     return 0
 
 

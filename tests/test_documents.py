@@ -13,6 +13,7 @@ Needs the standard library and pytest; Python pages need what they import, and a
 import ast
 import html.parser
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -20,6 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 import pytest
 
@@ -287,12 +289,92 @@ def test_drawings_are_what_the_script_makes(tmp_path):
     assert made and made == {path.name: path.read_text() for path in (ROOT / "docs/drawings").glob("*.svg")}
 
 
-def test_figures_of_the_drawing_are_measured():
-    spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs/site/drawings.py")
-    drawings = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drawings)
-    cells = set(re.findall(r"\d+(?:\.\d+)?", (ROOT / "docs/performance.md").read_text()))
-    assert [figure for _, *figures, _ in drawings.SPEED for figure in figures if not {f"{figure:g}", f"{figure:.1f}"} & cells] == []
+# ---- the figures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plot():
+    spec = importlib.util.spec_from_file_location("plot", ROOT / "bench/plot.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_are_what_the_rows_give():
+    done = subprocess.run([sys.executable, ROOT / "bench/plot.py", "--check"], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0, f"run make figures: {done.stdout}"
+
+
+def classes(svg):
+    return {name for element in xml.etree.ElementTree.fromstring(svg).iter() for name in element.get("class", "").split()}
+
+
+def test_figures_are_read_in_both_schemes(plot):
+    """Every class has its colour in both schemes, three times as light or dark as the card (WCAG), and no two in one
+    figure are told apart by colour alone. Every figure is on a page."""
+    def luminance(colour):
+        parts = [int(colour[k:k + 2], 16) / 255 for k in (1, 3, 5)]
+        return sum(share * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055)**2.4)
+                   for part, share in zip(parts, (0.2126, 0.7152, 0.0722)))
+
+    def contrast(a, b):
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    cards = re.findall(r"\.card { fill: (#\w{6}) }", plot.Drawing(1, 1, "").svg())
+    assert len(cards) == 2
+    assert [(name, card) for name, both in plot.COLOURS.items() for colour, card in zip(both, cards) if contrast(colour, card) < 3] == []
+    figures = sorted((ROOT / "docs/figures").glob("*.svg"))
+    shown = "\n".join(page.read_text() for page in PAGES)
+    assert len(figures) >= 8 and [path.name for path in figures if f"figures/{path.name})" not in shown] == []
+    for path in figures:
+        text = path.read_text()
+        for name in classes(text) - {"small", "thin", "dashes", "pale", "head"}:  # those have no colour
+            assert text.count(f".{name} {{") == 2, f"{path.name}: {name}"
+        names = [name for name, (words, _, shape) in plot.NAMES.items() if f">{words}<" in text and shape]
+        assert len({plot.NAMES[name][1:] for name in names}) == len(names), path.name
+
+
+def test_figures_of_rows_to_come(plot, tmp_path):
+    """Rows of times over sizes, and of errors: a mark a row, where its numbers are."""
+    rows = [{"problem": f"group_norm 1x256x{n}x{n} groups=32{words}", "shape": f"1x256x{n}x{n}", "dtype": "f32", "dir": direction,
+             "impl": name, "median_us": us * n, "floor_us": n} for n in (2, 16, 1024) for words, direction in (("", "fwd"), (" dir=bwd", "bwd"))
+            for name, us in (("normfuse", 2), ("torch", 9))]
+    path = tmp_path / "a-cpu-sizes.jsonl"
+
+    def marks(function, rows):
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+        figure = xml.etree.ElementTree.fromstring(function("Title", path).svg())
+        return [element.get("transform") for element in figure.iter() if "transform" in element.attrib]
+
+    first = marks(plot.sizes, rows)
+    assert len(first) == len(rows) + 2 == len(set(first))  # two in the legend
+    rows[5]["median_us"] *= 2
+    assert len(set(first) ^ set(marks(plot.sizes, rows))) == 2
+    rows = [{"impl": name, "mean_over_sigma": mean, "y_error": error, "dx_error": None if name == "torch" else error / 2}
+            for name in ("normfuse", "torch") for mean, error in ((0, 1e-7), (1, 1e-6), (1000, 1e-3 if name == "normfuse" else "nan"))]
+    assert len(marks(plot.errors, rows)) == 2 + 5 + 3
+    assert ">PyTorch: NaN from 1,000 on<" in plot.errors("Title", path).svg()
+
+
+def test_figures_appear_with_their_rows(plot, tmp_path, monkeypatch):
+    """Of rows that are not there nothing is drawn; when they are, the figure and its line on the page come."""
+    shutil.copytree(ROOT / "bench/results", tmp_path / "bench/results")
+    for page in plot.PAGES:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / page, tmp_path / page)
+    monkeypatch.setattr(plot, "ROOT", tmp_path)
+    for path in (tmp_path / "bench/results").glob("*-sizes.jsonl"):
+        path.unlink()
+    before = plot.made()
+    assert "docs/figures/sizes-gpu.svg" not in before
+    row = {"problem": "group_norm 2x256x2x2 groups=32 device=cuda", "shape": "2x256x2x2", "dtype": "f16", "dir": "fwd", "median_us": 3, "floor_us": 2}
+    (tmp_path / "bench/results/2027-01-01-h200-cuda-sizes.jsonl").write_text(
+        "".join(json.dumps({**row, "shape": f"2x256x{n}x{n}", "median_us": n}) + "\n" for n in (2, 4)))
+    after = plot.made()
+    assert set(after) - set(before) == {"docs/figures/sizes-gpu.svg"} and plot.made() == after
+    assert "](figures/sizes-gpu.svg)\n" in after["docs/performance.md"]
+    assert [path for path in before if before[path] != after[path]] == ["docs/performance.md"]
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------

@@ -1477,7 +1477,8 @@ def test_built_in_tables(folder):
     assert open("tables.h").read() == open(path).read()
 
 
-@pytest.mark.parametrize("name, least", [("bars-cuda.txt", 50), ("heldout-cuda.txt", 50), ("training-cuda.txt", 28)])
+@pytest.mark.parametrize("name, least", [("bars-cuda.txt", 50), ("heldout-cuda.txt", 50), ("training-cuda.txt", 28),
+                                         ("sizes-cuda.txt", 40)])
 def test_cuda_problem_files(folder, name, least):
     """Every line is a problem, and none is there twice."""
     path = os.path.join(ROOT, "bench", name)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""drawings.py [FOLDER] - makes the drawings of README.md and docs/reads-once.md in docs/drawings/. Each has a background of its own and
-colours for light and dark schemes, so that it is read in both, also where the page's scheme is not the system's."""
+"""drawings.py [FOLDER] - makes the drawings of docs/reads-once.md in docs/drawings/; bench/plot.py draws its figures with
+the same pens. Each has a background of its own and colours for light and dark schemes, so that it is read in both, also
+where the page's scheme is not the system's."""
 import pathlib
 import sys
 
@@ -20,8 +21,8 @@ STYLE = """<style>
 
 
 class Drawing:
-    def __init__(self, width, height, title):
-        self.size, self.title, self.parts = (width, height), title, []
+    def __init__(self, width, height, title, style=""):
+        self.size, self.title, self.style, self.parts = (width, height), title, STYLE + style, []
 
     def text(self, x, y, words, kind="", anchor="start"):
         words = words.replace("&", "&amp;").replace("<", "&lt;")
@@ -35,11 +36,11 @@ class Drawing:
     def arrow(self, x0, y0, x1, y1):
         self.parts.append(f'<path d="M{x0} {y0} L{x1} {y1}" class="line" marker-end="url(#tip)"/>')
 
-    def write(self, folder, name):
+    def svg(self):
         width, height = self.size
-        (folder / name).write_text(
+        return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">\n'
-            f"<title>{self.title}</title>\n{STYLE}\n"
+            f"<title>{self.title}</title>\n{self.style}\n"
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 0 L8 4 L0 8 z" class="tip"/></marker></defs>\n'
             f'<rect width="{width}" height="{height}" rx="8" class="card"/>\n' + "\n".join(self.parts) + "\n</svg>\n")
@@ -106,29 +107,10 @@ def exchange():
     return d
 
 
-# What is measured, the fastest of the others and normfuse with their unit; figures of docs/performance.md.
-SPEED = (("ResNet-50 with group norm, training step, one H200", 59.0, 37.3, "ms"),
-         ("Group norm with SiLU, 2x320x64x64 f16 channels-last, backward, one H200", 22.8, 12.9, "us"),
-         ("Group norm with SiLU, 1x512x128x128 f32, forward, two CPU cores", 2.92, 1.28, "times a copy"))
-
-
-def speed():
-    d = Drawing(720, 246, "Times of three problems: the fastest of the others, and normfuse")
-    left, full = 40, 470
-    for k, (title, other, ours, unit) in enumerate(SPEED):
-        y = 28 + 74 * k
-        d.text(left, y, title, "head")
-        for row, (kind, name, value) in enumerate((("none", "fastest of the others", other), ("a", "normfuse", ours))):
-            d.box(left, y + 8 + 24 * row, round(full * value / other), 22, kind)
-            d.text(left + 8, y + 24 + 24 * row, name, "on" if kind == "a" else "")
-            d.text(left + full + 12, y + 24 + 24 * row, f"{value:g} {unit}")
-    return d
-
-
 def make(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    for function in (speed, layouts, passes, exchange):
-        function().write(folder, f"{function.__name__}.svg")
+    for function in (layouts, passes, exchange):
+        (folder / f"{function.__name__}.svg").write_text(function().svg())
 
 
 if __name__ == "__main__":
