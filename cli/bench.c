@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "bench_page.h"
 #include "commands.h"
 #include "device.h"
 #include "floor.h"
@@ -31,7 +32,7 @@ enum { ALIGNMENT = 64 };
 #define NORMFUSE_COMMIT "unknown"
 #endif
 
-enum { OPTION_JSON = PROBLEMS_OPTIONS, OPTION_WARM, OPTION_SAMPLES, OPTION_THREADS, OPTION_COUNT };
+enum { OPTION_JSON = PROBLEMS_OPTIONS, OPTION_WARM, OPTION_SAMPLES, OPTION_THREADS, OPTION_HTML, OPTION_COUNT };
 
 static const struct option options[OPTION_COUNT] = {
     PROBLEMS_OPTION_TABLE("Draw with this number (default 1)."),
@@ -43,6 +44,8 @@ static const struct option options[OPTION_COUNT] = {
                         "10 seconds for the problem allow, and at least 3; with --random 15 where 1.5 seconds allow. "
                         "On a GPU: at least 15."},
     [OPTION_THREADS] = {"threads", 0, "N", "Use N threads, for the copy too. Default: what 'normfuse info' says."},
+    [OPTION_HTML] = {"html", 0, "FILE", "Also write a page to FILE: the machine, a roofline, and the rows with the numbers "
+                     "of --json. It is one file, which needs no network, and appears when all problems are timed."},
 };
 
 static int bench_main(const struct arguments *arguments);
@@ -50,7 +53,8 @@ static int bench_main(const struct arguments *arguments);
 const struct command bench_command = {
     .name = "bench",
     .summary = "time problems beside the copy floor",
-    .synopsis = "bench PROBLEM... [--json] [--warm] [--samples N] [--threads N] [--list]\n"
+    .synopsis = "bench PROBLEM... [--json] [--warm] [--samples N] [--threads N] [--html FILE]\n"
+                "         [--list]\n"
                 "bench --random N [device=cuda] [--min-bytes BYTES] [--max-bytes BYTES] [--seed N]\n",
     .description = "Times each problem and, in turn with it, the floor: as many tensors of x's size as the\n"
                    "problem must read and write, moved with non-temporal stores and the same threads. The\n"
@@ -93,6 +97,7 @@ const struct command bench_command = {
                        "EXAMPLES\n"
                        "    normfuse bench group_norm 128x256x28x28 groups=32 --threads 2\n"
                        "    normfuse bench @problems.txt --json > rows.jsonl\n"
+                       "    normfuse bench @problems.txt --html report.html\n"
                        "    normfuse bench group_norm 2x320x64x64 groups=32 dtype=f16 layout=nhwc device=cuda\n"
                        "    normfuse bench --random 150 --seed 3 --min-bytes 1MiB --max-bytes 64MiB --json\n"},
     .main = bench_main,
@@ -381,57 +386,60 @@ static void print_row(const struct bench *bench, const char *name, const struct 
 
 /* ---- what was drawn ---------------------------------------------------------------------------------------------- */
 
-/* One problem of --random, timed. */
-struct drawn {
-    const struct problem_line *line;
-    double ratio, over_us;
-};
-
-static void print_summary(const struct problems *problems, const struct drawn *drawn, bool backward, int threads,
-                          const normfuse_information *info, bool warm, bool json)
+bool bench_summarize(const struct bench_row *rows, size_t count, int32_t device, bool backward,
+                     struct bench_summary *summary)
 {
-    double *ratios = malloc(problems->count * sizeof *ratios);
+    double *ratios = malloc(count * sizeof *ratios), logs = 0;
     if (!ratios)
         report_failure("memory", "%s", strerror(errno));
-    int64_t count = 0;
-    double logs = 0, over_us = -(double)INFINITY;
-    const struct drawn *worst = NULL;
-    for (const struct drawn *one = drawn; one < drawn + problems->count; one++) {
-        if (one->line->backward != backward)
+    *summary = (struct bench_summary){.over_us = -(double)INFINITY};
+    for (const struct bench_row *row = rows; row < rows + count; row++) {
+        if (row->line->backward != backward || row->line->device != device)
             continue;
-        ratios[count++] = one->ratio;
-        logs += log(one->ratio);
-        over_us = fmax(over_us, one->over_us);
-        if (!worst || one->ratio > worst->ratio)
-            worst = one;
+        double ratio = row->result.median_us / row->result.floor_us;
+        ratios[summary->problems++] = ratio;
+        logs += log(ratio);
+        summary->over_us = fmax(summary->over_us, row->result.median_us - 4 * row->result.floor_us);
+        if (!summary->worst_line || ratio > summary->worst) {
+            summary->worst = ratio;
+            summary->worst_line = row->line;
+        }
     }
-    if (!worst) {
-        free(ratios);
-        return;
+    if (summary->problems > 0) {
+        bench_sort(ratios, summary->problems);
+        summary->geomean = exp(logs / (double)summary->problems);
+        summary->p90 = bench_quantile(ratios, summary->problems, 0.9);
     }
-    bench_sort(ratios, count);
-    double geomean = exp(logs / (double)count), p90 = bench_quantile(ratios, count, 0.9);
     free(ratios);
+    return summary->problems > 0;
+}
+
+static void print_summary(const struct problems *problems, const struct bench_row *rows, bool backward, int threads,
+                          const normfuse_information *info, bool warm, bool json)
+{
+    bool on_device = rows[0].line->device == NORMFUSE_CUDA; /* all of them are drawn for one device */
+    struct bench_summary summary;
+    if (!bench_summarize(rows, problems->count, rows[0].line->device, backward, &summary))
+        return;
     const char *direction = backward ? "bwd" : "fwd";
     char name[PROBLEM_NAME_BYTES], date[32];
-    problem_line_name(worst->line, name, sizeof name);
+    problem_line_name(summary.worst_line, name, sizeof name);
     if (!json) {
-        printf("random seed %" PRId64 ", %" PRId64 " %s: geometric mean %.2f, p90 %.2f, worst %.2f: %s\n",
-               problems->seed, count, direction, geomean, p90, worst->ratio, name);
+        printf("random seed %" PRId64 ", %" PRId64 " %s: geometric mean %.2f, p90 %.2f, worst %.2f: %s\n", problems->seed,
+               summary.problems, direction, summary.geomean, summary.p90, summary.worst, name);
         return;
     }
-    bool on_device = worst->line->device == NORMFUSE_CUDA;
     format_date(date, sizeof date);
     json_open();
     json_string("summary", "random");
     json_integer("seed", problems->seed);
     json_string("dir", direction);
-    json_integer("problems", count);
-    json_number("geomean", geomean, 4);
-    json_number("p90", p90, 4);
-    json_number("worst", worst->ratio, 4);
+    json_integer("problems", summary.problems);
+    json_number("geomean", summary.geomean, 4);
+    json_number("p90", summary.p90, 4);
+    json_number("worst", summary.worst, 4);
     json_string("worst_problem", name);
-    json_number("over_us", over_us, 3);
+    json_number("over_us", summary.over_us, 3);
     json_integer("min_bytes", problems->least_bytes);
     json_integer("max_bytes", problems->most_bytes);
     json_string("device", on_device ? "cuda" : "cpu");
@@ -459,6 +467,7 @@ static int bench_main(const struct arguments *arguments)
     int64_t samples = arguments_number(arguments, OPTION_SAMPLES, 1, 1000000, 0);
     bool warm = arguments_has(arguments, OPTION_WARM);
     bool json = arguments_has(arguments, OPTION_JSON);
+    struct output *page = arguments_has(arguments, OPTION_HTML) ? output_open(arguments->values[OPTION_HTML], 0) : NULL;
     bool any_on_device = false, any_on_cpu = false;
     for (size_t i = 0; i < count; i++)
         *(lines[i].device == NORMFUSE_CPU ? &any_on_cpu : &any_on_device) = true;
@@ -475,8 +484,8 @@ static int bench_main(const struct arguments *arguments)
     struct floor *floor = floor_create(threads);
     if (!floor)
         report_failure("threads", "%d threads cannot be started", threads);
-    struct drawn *drawn = problems.drawn ? calloc(count, sizeof *drawn) : NULL;
-    if (problems.drawn && !drawn)
+    struct bench_row *rows = calloc(count, sizeof *rows);
+    if (!rows)
         report_failure("memory", "%s", strerror(errno));
     if (!json)
         printf("%11s %11s %11s %11s %7s %8s %8s  problem (%s%s)\n", "median us", "p10", "p90", "floor us", "ratio",
@@ -492,24 +501,29 @@ static int bench_main(const struct arguments *arguments)
             bench_device(&bench, &lines[i], name, samples, warm, &result);
         } else {
             make_bench(&bench, &lines[i], name, threads, floor, info.llc_bytes, warm);
-            result = measure(&bench, floor, drawn ? &drawn_effort : &named_effort, samples,
-                             drawn ? bench_now_us() : begin_us);
+            result = measure(&bench, floor, problems.drawn ? &drawn_effort : &named_effort, samples,
+                             problems.drawn ? bench_now_us() : begin_us);
         }
         if (json)
             print_json(&bench, name, &result, &info, warm);
         else
             print_row(&bench, name, &result);
         report_flush();
-        if (drawn)
-            drawn[i] = (struct drawn){&lines[i], result.median_us / result.floor_us,
-                                      result.median_us - 4 * result.floor_us};
+        rows[i] = (struct bench_row){&lines[i], bench_bytes(&bench), result};
         if (!on_device)
             free_bench(&bench);
     }
-    for (int backward = 0; drawn && backward < 2; backward++)
-        print_summary(&problems, drawn, backward, threads, &info, warm, json);
+    for (int backward = 0; problems.drawn && backward < 2; backward++)
+        print_summary(&problems, rows, backward, threads, &info, warm, json);
+    if (page) {
+        char date[32];
+        format_date(date, sizeof date);
+        bench_page_write(page, &(struct bench_page){arguments, &info, rows, count, NORMFUSE_COMMIT, date, threads, warm});
+        report_flush();
+        outputs_commit(false);
+    }
     floor_destroy(floor);
-    free(drawn);
+    free(rows);
     free(problems.lines);
     return report_finish(CODE_OK);
 }

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
@@ -1339,6 +1340,97 @@ def test_random_bench(folder):
             assert row["bytes"] == elements * item * traffic(row["problem"].split())
     text = succeed(*words, "--samples", "3").splitlines()
     assert len(text) == 9 and "3 fwd: geometric mean" in text[-2] and "3 bwd: geometric mean" in text[-1]
+
+
+def page_tables(path):
+    """{id: rows of cells} of the tables of a page of bench --html, which is well-formed, fetches nothing and has no program."""
+    text = open(path, encoding="utf-8").read()
+    page = xml.etree.ElementTree.fromstring(text)
+    assert not {element.tag.split("}")[1] for element in page.iter()} & {"script", "link", "img", "iframe", "object"}
+    assert not re.search(r"\b(href|src|on\w+)=|url\(|@import", text) and set(re.findall(r"https?://[^\"]+", text)) == {
+        "http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"}
+    assert "prefers-color-scheme: dark" in text
+    return {table.get("id"): [["".join(cell.itertext()) for cell in row] for row in table.iter("{http://www.w3.org/1999/xhtml}tr")]
+            for table in page.iter("{http://www.w3.org/1999/xhtml}table")}, page
+
+
+def page_points(page):
+    return [(point[0].text, point[-1].get("class"))
+            for point in page.iter("{http://www.w3.org/2000/svg}g") if point.get("class") == "point"]
+
+
+def compare_page(path, lines):
+    """The page has the numbers of the JSON rows, digit for digit."""
+    tables, page = page_tables(path)
+    rows = [row for row in (json.loads(line, parse_float=str, parse_int=str) for line in lines) if "problem" in row]
+    head, *body = tables["rows"]
+    assert body == [[row.get(name, "") for name in head] for row in rows]
+    assert set(head) >= {"problem", "median_us", "p10_us", "p90_us", "floor_us", "ratio", "gbps", "bytes", "samples"}
+    assert page_points(page) == [(row["problem"], row["dir"]) for device in ("cpu", "cuda") for row in rows if row["device"] == device]
+    facts = dict(tables["machine"])
+    assert facts["CPU"] == rows[0]["cpu"] and facts["compiler"] == rows[0]["compiler"] and facts["caches"] == rows[0]["cache"]
+    assert facts["normfuse"] == f"{rows[0]['version']}, commit {rows[0]['commit']}"
+    return tables, facts, rows
+
+
+def test_bench_page(folder):
+    name = "a <b>&\"c\"'d'é\udcff\x01.txt"  # a byte that is no UTF-8, and one that no page may hold
+    open(name, "w").write("batch_norm 4x8x10 dir=bwd dtype=bf16\naffine 2x8x5 act=leaky_relu act_param=0.25\n")
+    lines = succeed("bench", "@" + name, "group_norm 2x8x4x4 groups=2 act=silu", "--json", "--samples", "3", "--threads", "2", "--warm",
+                    "--html", "report.html").splitlines()
+    tables, facts, rows = compare_page("report.html", lines)
+    assert facts["instruction set"] == f"{rows[0]['isa']}, 2 threads"
+    assert facts["command"] == ("normfuse bench '@a <b>&\"c\"'\\''d'\\''é\ufffd\ufffd.txt' 'group_norm 2x8x4x4 groups=2 act=silu' "
+                                "--json --warm --samples 3 --threads 2 --html report.html")
+    ratios = [float(row["ratio"]) for row in rows if row["dir"] == "fwd"]
+    forward, backward = tables["summary"][1:]
+    assert forward[:3] == ["cpu", "fwd", "2"] and backward[:3] == ["cpu", "bwd", "1"]
+    assert float(forward[3]) == pytest.approx(math.prod(ratios)**0.5, rel=1e-3) and backward[3] == backward[5] == rows[0]["ratio"]
+    # The table of the terminal is the same with a page and without; tensors without elements are in no roofline.
+    table = succeed("bench", "affine 2x0x3", "affine 2x8x5", "--samples", "3", "--html", "report.html").splitlines()
+    assert len(table) == 3 and table[2].endswith("affine 2x8x5")
+    tables, page = page_tables("report.html")
+    assert len(tables["rows"]) == 3 and page_points(page) == [("affine 2x8x5", "fwd")]
+
+
+def test_bench_page_of_random_problems(folder):
+    lines = succeed("bench", "--random", "6", "--seed", "4", "--warm", *SMALL, "--json", "--samples", "3", "--html", "report.html").splitlines()
+    tables, facts, _ = compare_page("report.html", lines)
+    summaries = [json.loads(line, parse_float=str, parse_int=str) for line in lines[6:]]
+    head, *body = tables["summary"]
+    assert body == [[row[name] for name in head] for row in summaries]
+    assert "--random 6 --seed 4" in facts["command"]
+
+
+def test_bench_page_on_a_stand_in_for_a_gpu(folder):
+    problems = ["group_norm 2x32x16x16 groups=8 dtype=f16 layout=nhwc act=silu device=cuda", "affine 3x8x7", "batch_norm 4x8x10 dir=bwd device=cuda"]
+    lines = succeed("bench", *problems, "--json", "--samples", "1", "--html", "report.html", env=stand_in()).splitlines()
+    tables, facts, rows = compare_page("report.html", lines)
+    assert facts["GPU"] == rows[0]["gpu"] == "NVIDIA H200" and facts["driver"] == rows[0]["driver"]
+    assert facts["compute capability"] == rows[0]["cc"] and tables["rows"][2][-3:] == ["", "", ""]
+
+
+def test_bench_page_appears_whole_or_not_at_all(folder):
+    os.mkdir("taken")
+    for path, message in (("absent/report.html", "absent/report.html: cannot be written: No such file"),
+                          ("taken", "taken: cannot be written: is a directory"), ("/dev/full", "/dev/full: cannot be written: No space left")):
+        result = run("bench", "affine", "2x8x5", "--samples", "1", "--html", path)
+        assert result.returncode == 3 and f"normfuse: {message}" in result.stderr
+        # A path that cannot be opened is refused before anything is timed.
+        assert (result.stdout == "") == (path != "/dev/full")
+    refuse(2, "needs a value: FILE", "bench", "affine", "2x8x5", "--html")
+    open("report.html", "w").write("before")
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([PROGRAM, "bench", "affine", "2x8x5", "--html", "report.html"], stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 3
+    child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 2x64x64x64 groups=8", "--samples", "1000000", "--html", "report.html"],
+                             stdout=subprocess.DEVNULL)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20) == -signal.SIGINT
+    assert open("report.html").read() == "before" and sorted(os.listdir()) == ["report.html", "taken"]
+    succeed("bench", "affine", "2x8x5", "--list", "--html", "report.html")
+    assert open("report.html").read() == "before"
 
 
 def test_random_check(folder):

@@ -54,7 +54,7 @@ _normfuse()
                 device="
             ;;
         check) options="--random --seed --min-bytes --max-bytes --list --threads --json --help" ;;
-        bench) options="--random --seed --min-bytes --max-bytes --list --json --warm --samples --threads --help" ;;
+        bench) options="--random --seed --min-bytes --max-bytes --list --json --warm --samples --threads --html --help" ;;
         tune) options="--output --device --seconds --rows --from-rows --source --list --help" words="" ;;
     esac
     if [[ $command == check || $command == bench ]]; then
