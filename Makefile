@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench figures install wheel docs clean venv
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench bench-peers figures install wheel docs clean venv
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -30,6 +30,7 @@ help:
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
+	@echo 'make bench-peers      normfuse beside the other libraries that PYTHON has; THREADS=2, PROBLEMS='"'"'...'"'"' or @files'
 	@echo 'make figures          docs/figures/ from the rows in bench/results/, and their places in the pages'
 	@echo 'make install PREFIX=/usr/local'
 	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl'
@@ -81,6 +82,10 @@ mutants: build venv
 
 bench: build
 	build/normfuse bench @bench/bars.txt
+
+THREADS ?= 2
+bench-peers: build
+	$(PYTHON) bench/run_peers.py --threads $(THREADS) $(PROBLEMS)
 
 figures:
 	$(PYTHON) bench/plot.py

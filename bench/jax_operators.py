@@ -58,8 +58,7 @@ def machine():
             "commit": commit, "mmap_threshold": os.environ.get("MALLOC_MMAP_THRESHOLD_")}
 
 
-def problems(rounds):
-    shape = (8, 64, 64, 320)
+def problems(rounds, shape):
     stock = flax.linen.GroupNorm(GROUPS, epsilon=1e-5, dtype=None)
     for dtype in ("float32", "bfloat16"):
         x, dy = (jax.random.normal(jax.random.key(i), shape, dtype) for i in range(2))
@@ -78,7 +77,7 @@ def problems(rounds):
         for direction, wrap in (("forward", lambda function: function), ("value_and_grad", gradients)):
             mine, others = (jax.jit(wrap(function)) for function in (ours, theirs))
             a, b = in_turn([lambda: mine(x, weight, bias), lambda: others(x, weight, bias)], rounds)
-            yield {"problem": f"group_norm 8x320x64x64 groups=32 layout=nhwc act=silu dtype={dtype}",
+            yield {"problem": f"group_norm {shape[0]}x{shape[3]}x{shape[1]}x{shape[2]} groups=32 layout=nhwc act=silu dtype={dtype}",
                    "direction": direction, "normfuse_ms": round(a * 1e3, 3), "flax_ms": round(b * 1e3, 3),
                    "ratio": round(a / b, 3)}
 
@@ -96,8 +95,10 @@ def host(rounds):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    where = machine()
-    for rows in (problems(rounds), host(20 * rounds)):
+    parser.add_argument("--tiny", action="store_true", help="a small array, three rounds: a dry run")
+    words = parser.parse_args()
+    rounds = 3 if words.tiny else words.rounds
+    where = {**machine(), "tiny": words.tiny}
+    for rows in (problems(rounds, (2, 4, 4, 64) if words.tiny else (8, 64, 64, 320)), host(20 * rounds)):
         for row in rows:
             print(json.dumps({**row, **where}), flush=True)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Times normfuse beside what one would run instead: PyTorch (eager and compiled), JAX and ONNX Runtime, on the CPU.
+"""Times normfuse beside what one would run instead: PyTorch (eager and compiled), JAX, ONNX Runtime and oneDNN on the CPU,
+and with device=cuda PyTorch, apex and gnNHWC on a GPU.
 
     python3 bench/peers.py                                the problems of bench/bars.txt and bench/more.txt
     python3 bench/peers.py @bench/heldout.txt             a file of problems
     python3 bench/peers.py 'group_norm 8x64x56x56 groups=8 act=silu dir=bwd' --peers torch
 
 The first run installs the peers (bench/requirements.txt) into build/peers; one that cannot be installed is named and
-left out. Each library runs in a process of its own, because idle threads of one spin while another works. Problem by
+left out. --installed takes what the Python that runs this has, of any version; `make bench-peers` does so. Each library runs in a process of its own, because idle threads of one spin while another works. Problem by
 problem, runs of `normfuse bench` and of the peers take turns, and a peer's floor is the mean of the copy floors that
 normfuse measured right before and after it. Every call takes the next of several sets of tensors, together more than
 four times the last-level cache, so that all read and write cold memory. glibc is told to keep freed memory: otherwise
@@ -15,13 +16,19 @@ each large output of a framework is a new mapping, and its page faults would be 
 What a backward is: dx, dweight and dbias. normfuse and PyTorch's own operators take the saved statistics; with an
 activation PyTorch runs its autograd graph; JAX recomputes the statistics. ONNX Runtime has no backward.
 
+On a GPU a time is that of a CUDA graph that holds a call for each set of tensors, by the number of sets. A call that
+cannot be captured (autograd) is timed eagerly, and its note says so. That part has not run on a GPU yet.
+
 Rows go to bench/results/peers-<date>.jsonl: those of `normfuse bench --json` with `impl` added, the peers' likewise."""
 import argparse
 import datetime
+import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,10 +39,13 @@ VENV = ROOT / "build/peers"
 REQUIREMENTS = ROOT / "bench/requirements.txt"
 # worker: (implementations it measures, packages it needs)
 WORKERS = {
-    "torch": (("torch", "torch_compile"), ("numpy", "torch")),
+    "torch": (("torch", "torch_compile", "apex", "gnnhwc"), ("numpy", "torch")),
     "jax": (("jax",), ("numpy", "jax", "jaxlib")),
     "onnxruntime": (("onnxruntime",), ("numpy", "onnx", "onnxruntime")),
+    "onednn": (("onednn",), ("numpy",)),
 }
+PINNED = "torch,torch_compile,jax,onnxruntime"  # what bench/requirements.txt has
+ALL = [implementation for implementations, _ in WORKERS.values() for implementation in implementations]
 ACTIVATIONS = ("identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6")
 # Large requests stay in the heap, and the heap is never given back.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26),
@@ -52,7 +62,7 @@ def parse(line, additions=False):
     """additions: also what no peer has, the words +pre_add, +u, +post_add, +scale and weight_dtype="""
     words = line.split()
     keys = {"dtype": "f32", "layout": "nchw", "act": "identity", "dir": "fwd", "eps": "1e-5", "mode": "train",
-            "per": "channel", "act_param": "", "groups": "", **({"weight_dtype": ""} if additions else {})}
+            "per": "channel", "act_param": "", "groups": "", **({"weight_dtype": ""} if additions else {"device": "cpu"})}
     more = {name: f"+{name}" in words[2:] for name in ("pre_add", "u", "post_add", "scale")} if additions else {}
     for word in words[2:]:
         if word.startswith("+") and word[1:] in more:
@@ -69,7 +79,7 @@ def parse(line, additions=False):
     parameter = float(keys["act_param"]) if keys["act_param"] else {"leaky_relu": 0.01, "elu": 1.0}.get(keys["act"], 0.0)
     return {"line": " ".join(words), "op": op, "shape": shape, "groups": groups, "dtype": keys["dtype"],
             "layout": keys["layout"], "act": keys["act"], "act_param": parameter, "backward": keys["dir"] == "bwd",
-            "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample",
+            "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample", "device": keys.get("device", "cpu"),
             "weight_dtype": keys.get("weight_dtype") or keys["dtype"], **more}
 
 
@@ -86,14 +96,14 @@ def read_problems(arguments, additions=False):
 
 # ---- the workers: one library each ----------------------------------------------------------------------------------
 
-def set_count(problem, llc_bytes):
+def set_count(problem, llc_bytes, most=1024):
     """How many sets of tensors are more than four times the cache: at least two, and at most 1024, beyond which a call
     costs its overhead and not its memory."""
     values = 1
     for size in problem["shape"]:
         values *= size
     each = values * {"f64": 8, "f32": 4}.get(problem["dtype"], 2) * (3 if problem["backward"] else 2)
-    return min(1024, max(2, -(-4 * llc_bytes // max(each, 1)) + 1))
+    return min(most, max(2, -(-4 * llc_bytes // max(each, 1)) + 1))
 
 
 class Ring:
@@ -111,10 +121,7 @@ def torch_worker(problem, sets, threads):
     """{implementation: (call(i), note)} of PyTorch."""
     import torch
     import torch.nn.functional as functional
-    import torch._functorch.config
     torch.set_num_threads(threads)
-    torch._functorch.config.donated_buffer = False  # the compiled graph is run backward many times
-    torch._dynamo.reset()
     torch.manual_seed(0)
     shape, groups, eps = problem["shape"], problem["groups"], problem["eps"]
     samples, channels = shape[0], shape[1]
@@ -127,15 +134,17 @@ def torch_worker(problem, sets, threads):
     memory = torch.contiguous_format if problem["layout"] == "nchw" else \
         torch.channels_last if len(shape) == 4 else torch.channels_last_3d
 
+    device = problem["device"]
+
     def big():
-        return torch.randn(shape).to(dtype).contiguous(memory_format=memory)
+        return torch.randn(shape, device=device).to(dtype).contiguous(memory_format=memory)
 
     xs = [big() for _ in range(sets)]
     dys = [big() for _ in range(sets)] if problem["backward"] else []
     per = (samples, channels) + (1,) * (len(shape) - 2) if problem["per_sample"] else \
         (channels,) if problem["op"] != "affine" else (1, channels) + (1,) * (len(shape) - 2)
-    weight, bias = torch.rand(per).to(dtype) + 0.5, torch.randn(per).to(dtype)
-    running_mean, running_var = torch.randn(channels).to(dtype), torch.rand(channels).to(dtype) + 0.5
+    weight, bias = torch.rand(per).to(device, dtype) + 0.5, torch.randn(per).to(device, dtype)
+    running_mean, running_var = torch.randn(channels).to(device, dtype), torch.rand(channels).to(device, dtype) + 0.5
     slope = problem["act_param"]
     activate = {
         "identity": lambda z: z, "relu": functional.relu, "silu": functional.silu, "gelu": functional.gelu,
@@ -182,13 +191,41 @@ def torch_worker(problem, sets, threads):
             dys[i], xs[i], *saved[i], weight, samples, channels, positions, groups, [True] * 3), "aten"
 
     def compiled():
+        import torch._functorch.config
+        torch._functorch.config.donated_buffer = False  # the compiled graph is run backward many times
+        torch._dynamo.reset()
         function = torch.compile(forward, fullgraph=True, dynamic=False)
         return (graph(function) if problem["backward"] else no_grad(function)), "inductor"
 
-    return {"torch": eager, "torch_compile": compiled}, torch.__version__
+    def layer(make):
+        """A layer that is channels-last group norm with an activation, on a GPU."""
+        if device != "cuda" or problem["op"] != "group_norm" or problem["layout"] != "nhwc" or len(shape) != 4:
+            raise Unsupported("group norm channels-last on a GPU only")
+        module = make().to(device, dtype)
+        return (graph if problem["backward"] else no_grad)(lambda x, weight, bias: module(x)), type(module).__module__
+
+    def apex():
+        from apex.contrib.group_norm import GroupNorm
+        if problem["act"] not in ("identity", "silu"):
+            raise Unsupported("SiLU or no activation only")
+        return layer(lambda: GroupNorm(groups, channels, eps, act="silu" if problem["act"] == "silu" else ""))
+
+    def gnnhwc():
+        from gnnhwc import GN_NHWC
+        if problem["act"] not in ("identity", "relu", "silu", "gelu", "gelu_tanh"):
+            raise Unsupported("not this activation")
+        return layer(lambda: GN_NHWC(groups, channels, problem["act"], eps=eps))
+
+    return {"torch": eager, "torch_compile": compiled, "apex": apex, "gnnhwc": gnnhwc}, torch.__version__
+
+
+def on_cpu(problem):
+    if problem["device"] != "cpu":
+        raise Unsupported("measured on the CPU only")
 
 
 def jax_worker(problem, sets, threads):
+    on_cpu(problem)
     import numpy
     import jax
     import jax.numpy as jnp
@@ -249,6 +286,7 @@ def jax_worker(problem, sets, threads):
 
 
 def onnxruntime_worker(problem, sets, threads):
+    on_cpu(problem)
     import numpy
     import onnx
     import onnxruntime
@@ -312,6 +350,137 @@ def onnxruntime_worker(problem, sets, threads):
         onnxruntime.__version__
 
 
+def open_onednn():
+    """libdnnl of version 3, where the dynamic loader or the Python's own prefix has it; None: it is not there."""
+    import ctypes
+    for path in ("libdnnl.so.3", os.path.join(sys.prefix, "lib/libdnnl.so.3")):
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            pass
+    return None
+
+
+def onednn_worker(problem, sets, threads):
+    """oneDNN's C interface; numbers are those of its enumerations."""
+    on_cpu(problem)
+    import ctypes
+    import numpy
+    if problem["act"] != "identity" or problem["op"] == "affine":
+        raise Unsupported("norms without an activation only")
+    if problem["dtype"] != "f32":
+        raise Unsupported("measured in f32 only")
+    library, batch = open_onednn(), problem["op"] == "batch_norm"
+    if problem["backward"] and not batch:  # with 3.6.2 dweight and dbias were autograd's, and dx was not
+        raise Unsupported("backward of batch norm only")
+    kind = "batch_normalization" if batch else "group_normalization"
+    if not hasattr(library, f"dnnl_{kind}_forward_primitive_desc_create"):
+        raise Unsupported("this version has no group normalization")
+
+    class Argument(ctypes.Structure):
+        _fields_ = [("index", ctypes.c_int), ("memory", ctypes.c_void_p)]
+
+    def call(name, *arguments):
+        status = getattr(library, "dnnl_" + name)(*arguments)
+        if status:
+            raise RuntimeError(f"dnnl_{name}: status {status}")
+
+    def made(name, *arguments):
+        handle = ctypes.c_void_p()
+        call(name, ctypes.byref(handle), *arguments)
+        return handle
+
+    engine = made("engine_create", 1, ctypes.c_size_t(0))  # the CPU
+    stream = made("stream_create", engine, 0)
+
+    def describe(sizes, last=False):
+        order = [0, *range(2, len(sizes)), 1] if last else range(len(sizes))
+        strides, step = [0] * len(sizes), 1
+        for axis in reversed(list(order)):
+            strides[axis], step = step, step * sizes[axis]
+        axes = ctypes.c_int64 * len(sizes)
+        return made("memory_desc_create_with_strides", len(sizes), axes(*sizes), 3, axes(*strides))  # f32
+
+    random, shape, arrays = numpy.random.default_rng(0), problem["shape"], []
+
+    def tensor(description, count, offset=0.0):
+        arrays.append(random.standard_normal(count, dtype=numpy.float32) * 0.5 + numpy.float32(offset))
+        return made("memory_create", description, engine, ctypes.c_void_p(arrays[-1].ctypes.data))
+
+    channels, count = shape[1], math.prod(shape)
+    big, small = describe(shape, problem["layout"] == "nhwc"), describe([channels])
+    sets_of_statistics = channels if batch else shape[0] * problem["groups"]
+    statistic = describe([channels] if batch else [shape[0], problem["groups"]])
+    options = [ctypes.c_float(problem["eps"]), ctypes.c_uint(2 | 4 | problem["evaluate"])]  # scale, shift, global statistics
+    if not batch:
+        options.insert(0, ctypes.c_int64(problem["groups"]))
+    forward = made(f"{kind}_forward_primitive_desc_create", engine, 64, big, big, *options, None)  # training
+    primitive = made("primitive_create", forward)
+    weight, bias = tensor(small, channels, 1.0), tensor(small, channels)
+    mean, variance = tensor(statistic, sets_of_statistics), tensor(statistic, sets_of_statistics, 10.0)
+    common = {49: mean, 50: variance, 51: weight}  # DNNL_ARG_MEAN, _VARIANCE, _SCALE
+    each = [{**common, 1: tensor(big, count), 17: tensor(big, count), 52: bias} for _ in range(sets)]  # _SRC, _DST, _SHIFT
+
+    def execute(primitive, tensors):
+        arguments = (Argument * len(tensors))(*((index, memory.value) for index, memory in tensors.items()))
+
+        def run():
+            call("primitive_execute", primitive, stream, len(arguments), arguments)
+            call("stream_wait", stream)
+        return run
+
+    calls = [execute(primitive, one) for one in each]
+    if problem["backward"]:
+        calls[0]()  # its statistics are given to all sets
+        backward = made(f"{kind}_backward_primitive_desc_create", engine, 128, big, big, big, *options, forward, None)
+        primitive = made("primitive_create", backward)
+        gradients = {255: tensor(small, channels), 256: tensor(small, channels)}  # _DIFF_SCALE, _DIFF_SHIFT
+        calls = [execute(primitive, {**common, **gradients, 1: one[1], 145: tensor(big, count), 129: one[17]})  # _DIFF_DST, _DIFF_SRC
+                 for one in each]
+
+    def run(i):
+        calls[i]()
+
+    class Version(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_int) for name in ("major", "minor", "patch")]
+
+    library.dnnl_version.restype = ctypes.POINTER(Version)
+    version = library.dnnl_version().contents
+    run.arrays = arrays  # live as long as the call; tests read them
+    return {"onednn": lambda: (run, "memory of its own")}, f"{version.major}.{version.minor}.{version.patch}"
+
+
+def measure_cuda(function, sets, samples, budget_s):
+    """Microseconds of each call, and how: replays of a graph of a call for each set, or eager calls where none is captured."""
+    import torch
+    how, graph, stream = "CUDA graph", torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for i in range(sets):
+            function(i)
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.graph(graph):
+            held = [function(i) for i in range(sets)]  # noqa: F841  (outputs rotate through memory, too)
+        replay = graph.replay
+    except RuntimeError:
+        torch.cuda.synchronize()
+        how, ring = "eager, not captured", Ring(sets)
+
+        def replay():
+            for i in range(sets):
+                ring.call(i, function)
+    times, end = [], time.perf_counter() + budget_s
+    while len(times) < samples and (time.perf_counter() < end or len(times) < 3):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1e3 / sets)
+    return times, how
+
+
 def measure(function, sets, samples, budget_s):
     """Microseconds of each call, cold; fewer than `samples` where they would take longer than the budget."""
     ring = Ring(sets)
@@ -332,11 +501,12 @@ def worker_main(name, settings):
     """Reads one problem a line on standard input, answers one JSON line: {implementation: times, note or error}."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
-    make = {"torch": torch_worker, "jax": jax_worker, "onnxruntime": onnxruntime_worker}[name]
+    make = {"torch": torch_worker, "jax": jax_worker, "onnxruntime": onnxruntime_worker, "onednn": onednn_worker}[name]
     for line in sys.stdin:
         problem = json.loads(line)
         answer = {}
-        sets = set_count(problem, settings["llc_bytes"])
+        on_gpu = problem["device"] == "cuda"
+        sets = set_count(problem, settings["l2_bytes"], 32) if on_gpu else set_count(problem, settings["llc_bytes"])
         try:
             makers, version = make(problem, sets, settings["threads"])
             for implementation, maker in makers.items():
@@ -344,9 +514,14 @@ def worker_main(name, settings):
                     continue
                 try:
                     function, note = maker()
-                    answer[implementation] = {"times": measure(function, sets, settings["samples"],
-                                                               settings["budget_s"]),
-                                              "note": note, "version": version}
+                    if on_gpu:
+                        times, how = measure_cuda(function, sets, settings["samples"], settings["budget_s"])
+                        note = f"{note}, {how}" if note else how
+                    else:
+                        times = measure(function, sets, settings["samples"], settings["budget_s"])
+                    answer[implementation] = {"times": times, "note": note, "version": version}
+                except Unsupported as error:
+                    answer[implementation] = {"unsupported": str(error)}
                 except Exception as error:  # a peer's failure is a result: it is named in the table
                     answer[implementation] = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
                 function = None
@@ -360,14 +535,14 @@ def worker_main(name, settings):
 
 
 class Worker:
-    def __init__(self, name, settings):
+    def __init__(self, name, settings, python):
         environment = {**os.environ, **KEEP_MEMORY, "OMP_NUM_THREADS": str(settings["threads"]),
                        "JAX_PLATFORMS": "cpu", "TORCHINDUCTOR_COMPILE_THREADS": "1",
                        "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build/peers-cache"),
                        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true", "TF_CPP_MIN_LOG_LEVEL": "2"}
         self.name = name
         log = open(ROOT / f"build/peers-{name}.log", "w")
-        command = [str(VENV / "bin/python"), __file__, "--worker", name, "--settings", json.dumps(settings)]
+        command = [python, __file__, "--worker", name, "--settings", json.dumps(settings)]
         # JAX sizes its pool by the CPUs it may run on.
         cpus = sorted(os.sched_getaffinity(0))[:settings["threads"]]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
@@ -387,7 +562,7 @@ class Worker:
                 for implementation in WORKERS[self.name][0]}
 
     def close(self):
-        self.process.stdin.close()
+        self.process.kill()  # between problems it waits, and an interrupted one is not worth waiting for
         self.process.wait()
 
 
@@ -415,6 +590,27 @@ def install(names):
     return held
 
 
+def installed(wanted):
+    """(workers, implementations) of those that the Python that runs this has; each other is named, with what it lacks."""
+    packages = {"apex": ("apex",), "gnnhwc": ("gnnhwc",)}
+    held = []
+    for name, (implementations, needs) in WORKERS.items():
+        for implementation in implementations:
+            missing = []
+            for package in (*needs, *packages.get(implementation, ())):
+                try:
+                    importlib.metadata.version(package)
+                except importlib.metadata.PackageNotFoundError:
+                    missing.append(f"{package} is not installed")
+            if implementation == "onednn" and not open_onednn():
+                missing.append("libdnnl.so.3 is not found")
+            if implementation in wanted and missing:
+                print(f"peers.py: {implementation} is left out: {', '.join(missing)}", file=sys.stderr)
+            elif implementation in wanted:
+                held.append((name, implementation))
+    return list(dict.fromkeys(name for name, _ in held)), [implementation for _, implementation in held]
+
+
 def llc_bytes():
     best = 0
     for index in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
@@ -424,6 +620,10 @@ def llc_bytes():
         except (OSError, ValueError, KeyError):
             pass
     return best or 32 << 20
+
+
+def information():
+    return json.loads(subprocess.run([str(ROOT / "build/normfuse"), "info", "--json"], stdout=subprocess.PIPE, check=True).stdout)
 
 
 def normfuse_bench(problem, samples, threads):
@@ -442,7 +642,8 @@ def percentile(times, share):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="quoted problem lines and @files")
-    parser.add_argument("--peers", default="torch,torch_compile,jax,onnxruntime", help="default: %(default)s")
+    parser.add_argument("--peers", help=f"of {', '.join(ALL)}; default: {PINNED}, with --installed all")
+    parser.add_argument("--installed", action="store_true", help="install nothing: take what this Python has")
     parser.add_argument("--only", default="", metavar="REGEX", help="problems whose line matches")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--samples", type=int, default=30, help="calls of each implementation; default: %(default)s")
@@ -455,70 +656,93 @@ def main():
     if args.worker:
         return worker_main(args.worker, json.loads(args.settings))
 
-    wanted = args.peers.split(",")
-    unknown = set(wanted) - {name for names, _ in WORKERS.values() for name in names}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    wanted = (args.peers or (",".join(ALL) if args.installed else PINNED)).split(",")
+    unknown = set(wanted) - set(ALL)
     if unknown:
         raise SystemExit(f"peers.py: --peers: unknown: {', '.join(sorted(unknown))}")
-    held = install([name for name, (implementations, _) in WORKERS.items() if set(implementations) & set(wanted)])
+    if args.installed:
+        held, wanted = installed(wanted)
+    else:
+        held = install([name for name, (implementations, _) in WORKERS.items() if set(implementations) & set(wanted)])
     if args.install_only:
         return 0
     settings = {"threads": args.threads, "samples": args.samples, "budget_s": args.budget, "llc_bytes": llc_bytes(),
-                "implementations": wanted}
+                "l2_bytes": information()["gpu_l2_bytes"] or 0, "implementations": wanted}
     out = pathlib.Path(args.out) if args.out else \
         ROOT / "bench/results" / f"peers-{datetime.date.today().isoformat()}.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     problems = [problem for problem in read_problems(args.problems) if re.search(args.only, problem["line"])]
-    workers = {name: Worker(name, settings) for name in held}
-    shown = [name for name in ("torch", "torch_compile", "jax", "onnxruntime") if name in wanted]
-    print("| problem | floor us | normfuse | " + " | ".join(shown) + " | fastest peer over normfuse |")
-    print("|---|---|---|" + "---|" * len(shown) + "---|")
-    turns = len(workers) + 1
-    slower = []
-    with out.open("a") as file:
-        for problem in problems:
-            own = [normfuse_bench(problem, max(5, args.samples // turns), args.threads)]
-            cells = {}
-            for name, worker in workers.items():
-                answer = worker.answer(problem)
-                time.sleep(0.1)  # its threads stop spinning
-                own.append(normfuse_bench(problem, max(5, args.samples // turns), args.threads))
-                floor_us = (own[-2]["floor_us"] + own[-1]["floor_us"]) / 2
-                for implementation, result in answer.items():
-                    if implementation not in wanted:
-                        continue
-                    row = {key: own[0][key] for key in own[0] if key not in ("isa", "bytes", "gbps", "commit", "compiler")}
-                    row.update(impl=implementation, version=result.get("version", ""))
-                    if "times" in result:
-                        times = result["times"]
-                        median_us = statistics.median(times)
-                        row.update(samples=len(times), median_us=round(median_us, 2),
-                                   p10_us=round(percentile(times, 0.1), 2), p90_us=round(percentile(times, 0.9), 2),
-                                   floor_us=round(floor_us, 2), ratio=round(median_us / floor_us, 3), note=result["note"])
-                        cells[implementation] = row["ratio"]
-                    else:
-                        for key in ("samples", "median_us", "p10_us", "p90_us", "floor_us", "ratio"):
-                            row.pop(key, None)
-                        row.update({key: result[key] for key in ("error", "unsupported") if key in result})
-                        if "error" in result:
-                            print(f"peers.py: {implementation}: {problem['line']}: {result['error']}", file=sys.stderr)
-                    file.write(json.dumps(row) + "\n")
-            # The middle one of normfuse's own runs, not the best.
-            best = sorted(own, key=lambda row: row["ratio"])[len(own) // 2]
-            file.write(json.dumps({**best, "impl": "normfuse"}) + "\n")
-            file.flush()
-            fastest = min(cells, key=cells.get, default=None)
-            gain = f"{fastest} {cells[fastest] / best['ratio']:.2f}" if fastest else "-"
-            if fastest and cells[fastest] < best["ratio"]:
-                slower.append(problem["line"])
-            print(f"| {problem['line']} | {best['floor_us']:.0f} | {best['ratio']:.2f} | "
-                  + " | ".join(f"{cells[name]:.2f}" if name in cells else "-" for name in shown) + f" | {gain} |",
-                  flush=True)
-    for worker in workers.values():
-        worker.close()
-    print(f"\n{len(problems)} problems; rows: {out}", file=sys.stderr)
+    python = sys.executable if args.installed else str(VENV / "bin/python")
+    workers = {name: Worker(name, settings, python) for name in held}
+    shown = [name for name in ALL if name in wanted]
+    print("| problem | floor us | normfuse | " + " | ".join([*shown, "fastest peer over normfuse"]) + " |")
+    print("|---|---|---|" + "---|" * len(shown) + "---|", flush=True)
+    done, slower = 0, []
+    try:
+        with out.open("a") as file:
+            for problem in problems:
+                gain = compare(problem, workers, wanted, shown, args, file)
+                done += 1
+                if gain is not None and gain < 1:
+                    slower.append(problem["line"])
+    except KeyboardInterrupt:
+        print("peers.py: interrupted; the rows so far are written", file=sys.stderr)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    print(f"\n{done} of {len(problems)} problems; rows: {out}", file=sys.stderr)
     if slower:
         print("slower than a peer:\n  " + "\n  ".join(slower), file=sys.stderr)
-    return 0
+    return 0 if done == len(problems) else 130
+
+
+def compare(problem, workers, wanted, shown, args, file):
+    """Measures a problem, writes each row when it is there and prints the problem's line; the fastest peer over normfuse,
+    None without a peer."""
+    samples = max(5, args.samples // (len(workers) + 1))
+    own, cells = [normfuse_bench(problem, samples, args.threads)], {}
+
+    def write(row):
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+
+    try:
+        for name, worker in workers.items():
+            answer = worker.answer(problem)
+            time.sleep(0.1)  # its threads stop spinning
+            own.append(normfuse_bench(problem, samples, args.threads))
+            floor_us = (own[-2]["floor_us"] + own[-1]["floor_us"]) / 2
+            for implementation, result in answer.items():
+                if implementation not in wanted:
+                    continue
+                row = {key: own[0][key] for key in own[0] if key not in (
+                    "isa", "bytes", "gbps", "commit", "compiler", "kernel", "floor_kernel", "host_us")}
+                row.update(impl=implementation, version=result.get("version", ""))
+                if "times" in result:
+                    times = result["times"]
+                    median_us = statistics.median(times)
+                    row.update(samples=len(times), median_us=round(median_us, 2),
+                               p10_us=round(percentile(times, 0.1), 2), p90_us=round(percentile(times, 0.9), 2),
+                               floor_us=round(floor_us, 2), ratio=round(median_us / floor_us, 3), note=result["note"])
+                    cells[implementation] = row["ratio"]
+                else:
+                    for key in ("samples", "median_us", "p10_us", "p90_us", "floor_us", "ratio"):
+                        row.pop(key, None)
+                    row.update({key: result[key] for key in ("error", "unsupported") if key in result})
+                    if "error" in result:
+                        print(f"peers.py: {implementation}: {problem['line']}: {result['error']}", file=sys.stderr)
+                write(row)
+    finally:
+        # The middle one of normfuse's own runs, not the best.
+        best = sorted(own, key=lambda row: row["ratio"])[len(own) // 2]
+        write({**best, "impl": "normfuse"})
+    fastest = min(cells, key=cells.get, default=None)
+    gain = cells[fastest] / best["ratio"] if fastest else None
+    print(f"| {problem['line']} | {best['floor_us']:.0f} | {best['ratio']:.2f} | "
+          + " | ".join([*(f"{cells[name]:.2f}" if name in cells else "-" for name in shown),
+                        f"{fastest} {gain:.2f}" if fastest else "-"]) + " |", flush=True)
+    return gain
 
 
 if __name__ == "__main__":
