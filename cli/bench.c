@@ -44,8 +44,9 @@ static const struct option options[OPTION_COUNT] = {
                         "10 seconds for the problem allow, and at least 3; with --random 15 where 1.5 seconds allow. "
                         "On a GPU: at least 15."},
     [OPTION_THREADS] = {"threads", 0, "N", "Use N threads, for the copy too. Default: what 'normfuse info' says."},
-    [OPTION_HTML] = {"html", 0, "FILE", "Also write a page to FILE: the machine, a roofline, and the rows with the numbers "
-                     "of --json. It is one file, which needs no network, and appears when all problems are timed."},
+    [OPTION_HTML] = {"html", 0, "FILE", "Also write a page to FILE: the machine, a roofline, and the rows with the "
+                     "numbers of --json. It is one file, which needs no network, and appears when all problems are "
+                     "timed."},
 };
 
 static int bench_main(const struct arguments *arguments);
@@ -425,8 +426,8 @@ static void print_summary(const struct problems *problems, const struct bench_ro
     char name[PROBLEM_NAME_BYTES], date[32];
     problem_line_name(summary.worst_line, name, sizeof name);
     if (!json) {
-        printf("random seed %" PRId64 ", %" PRId64 " %s: geometric mean %.2f, p90 %.2f, worst %.2f: %s\n", problems->seed,
-               summary.problems, direction, summary.geomean, summary.p90, summary.worst, name);
+        printf("random seed %" PRId64 ", %" PRId64 " %s: geometric mean %.2f, p90 %.2f, worst %.2f: %s\n",
+               problems->seed, summary.problems, direction, summary.geomean, summary.p90, summary.worst, name);
         return;
     }
     format_date(date, sizeof date);
@@ -518,7 +519,8 @@ static int bench_main(const struct arguments *arguments)
     if (page) {
         char date[32];
         format_date(date, sizeof date);
-        bench_page_write(page, &(struct bench_page){arguments, &info, rows, count, NORMFUSE_COMMIT, date, threads, warm});
+        const struct bench_page contents = {arguments, &info, rows, count, NORMFUSE_COMMIT, date, threads, warm};
+        bench_page_write(page, &contents);
         report_flush();
         outputs_commit(false);
     }
