@@ -1698,8 +1698,15 @@ WITHOUT_MEMORY = {
     "instance_norm": ["run", "instance_norm", "x.npy", "-o", "link.npy", "--running-mean", "weight.npy", "--running-var",
                       "weight.npy", "--new-running-var", "new.npy", "--block-bytes", "1"],
     "check": ["check", "affine", "2x4x3", "@problems.txt", "--threads", "3", "--json"],
-    "bench": ["bench", "affine", "2x4x3", "@problems.txt", "--warm", "--samples", "1", "--threads", "2"],
+    "bench": ["bench", "affine", "2x4x3", "@problems.txt", "--warm", "--samples", "1", "--threads", "2", "--html", "page.html"],
 }
+
+
+def same_files(name, new, made):
+    """The page of bench has other times in it, but is whole."""
+    if name != "bench":
+        return new == made
+    return sorted(new) == sorted(made) and all(xml.etree.ElementTree.fromstring(page) is not None for page in new.values())
 
 
 def write_without_memory():
@@ -1735,7 +1742,7 @@ def test_every_allocation_fails(folder, failing, name):
             for path in new:
                 os.remove(path)
             if result.returncode == 0:
-                assert new == made, where
+                assert same_files(name, new, made), where
                 lines = len(good.splitlines())
                 assert result.stdout == good if name not in ("info", "bench") else len(result.stdout.splitlines()) == lines, where
             else:
@@ -1770,7 +1777,7 @@ def test_memory_limits(folder, name):
             assert result.returncode == 0, where
             made = new
         if result.returncode == 0:
-            assert new == made, where
+            assert same_files(name, new, made), where
         else:
             assert result.returncode == 3 and not new, where
             assert re.match(r"normfuse: .*(memory|threads cannot be started)", result.stderr), where
