@@ -575,6 +575,30 @@ def test_tracing_leaves_no_marks():
     assert "calls" in vars(model) and type(model) is Counts and model.training
 
 
+def test_tracing_collects_young_garbage_alone():
+    """torch.fx leaves stand-ins in cycles where a tensor is unpacked. A full collection for each trace took 50 of the 63
+    seconds in which a UNet of diffusers was converted."""
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.GroupNorm(2, 4)
+
+        def forward(self, x):
+            a, b = F.relu(self.norm(x)).chunk(2, dim=1)
+            return a * b
+
+    seen = []
+    gc.collect()
+    gc.disable()  # none but those that convert asks for
+    gc.callbacks.append(note := lambda phase, about: seen.append(about["generation"]))
+    try:
+        report = nft.convert(Gated())
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert report.layers[0].folded == ("relu",) and set(seen) == {0}
+
+
 class Optional(nn.Module):
     """As diffusers' ResnetBlock2D: what it does depends on what it is given."""
 
