@@ -4,6 +4,8 @@ site, built. The library is build/release, or what NORMFUSE_BUILD names.
 
 A fenced block says its language, and each language has a test:
   python   the blocks of a page run one after the other; <!-- python: ... --> holds what a page does not show
+  output   what the python blocks of the page print, all of it: numbers with a point within 2 % or both below 1e-4; "..."
+           stands for anything in a line, alone for any lines
   c, cpp   a program (it has a main) is compiled and run; anything else stands line for line in a file that the page links to
   cmake    stands line for line in a project of tests/consumers
   sh       normfuse runs (bench and check as --list), make knows the target, files that are named exist
@@ -28,7 +30,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("NORMFUSE_BUILD", ROOT / "build/release"))
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted((ROOT / "docs").rglob("*.md"))
-LANGUAGES = {"python", "c", "cpp", "cmake", "sh", "console", "text"}
+LANGUAGES = {"python", "output", "c", "cpp", "cmake", "sh", "console", "text"}
 # What begins a line that somebody would type.
 COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|info)|make |pip |python3? |cmake |g?cc |cargo )")
 
@@ -157,7 +159,41 @@ def environment(tmp_path):
     if not (tools / "normfuse").exists():
         (tools / "normfuse").symlink_to(BUILD / "normfuse")
     return {**os.environ, "NORMFUSE_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1",
-            "PATH": f"{tools}:{os.environ['PATH']}", "NORMFUSE_NUM_THREADS": "2", "TMPDIR": str(tmp_path)}
+            "PATH": f"{tools}:{os.environ['PATH']}", "NORMFUSE_NUM_THREADS": "2", "TMPDIR": str(tmp_path),
+            "OMP_NUM_THREADS": "1"}  # on busy cores its threads wait for one another
+
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+(?:e[-+]?\d+)?|e[-+]?\d+)")
+
+
+def prints(shown, printed):
+    """Whether a program printed what a page shows."""
+    def pattern(line):
+        return r"(?:.*\n)*?" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + r"\n"
+
+    def near(a, b):
+        return abs(a - b) <= 0.02 * abs(a) or max(abs(a), abs(b)) < 1e-4
+
+    lines = NUMBER.sub("\0", shown.strip() + "\n").splitlines()
+    wanted = "".join(map(pattern, lines)).replace("\0", f"({NUMBER.pattern})")
+    match = re.fullmatch(wanted, printed.strip() + "\n")
+    return match is not None and all(near(float(a), float(b)) for a, b in zip(NUMBER.findall(shown), match.groups()))
+
+
+@pytest.mark.parametrize("shown, printed, passes", [
+    ("a 1\nb\n", "a 1\nb\n\n", True),
+    ("a 1", "a 2", False),
+    ("a 1", "a 1\nb", False),                                                 # all of it
+    ("a 0.500 b 2.0", "a 0.509 b 2.03", True),
+    ("a 0.500 b 2.0", "a 0.509 b 2.05", False),
+    ("a 0.500", "a 0.5x", False),
+    ("differs by 3.1e-07", "differs by 9e-06", True),                          # roundings
+    ("differs by 3.1e-07", "differs by 2.5e-04", False),
+    ("took ... s\n...\nend", "took 0.1 s\n1\n2.5\nend", True),
+    ("took ... s\n...\nend", "took 0.1 s\nend", True),
+    ("took ... s\nend", "took 0.1 s\n1\nend", False)])
+def test_output_is_compared(shown, printed, passes):
+    assert prints(shown, printed) == passes
 
 
 def imported(code):
@@ -177,8 +213,10 @@ def test_python(page, tmp_path):
     program = tmp_path / "page.py"
     program.write_text("\n".join(code))
     done = subprocess.run([sys.executable, program], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-3000:]
+                          stderr=subprocess.PIPE, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    shown = "".join(blocks(page, "output"))
+    assert not shown or prints(shown, done.stdout), done.stdout[-3000:]
 
 
 def lines_of(text):
