@@ -163,7 +163,7 @@ def environment(tmp_path):
             "OMP_NUM_THREADS": "1"}  # on busy cores its threads wait for one another
 
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+(?:e[-+]?\d+)?|e[-+]?\d+)")
+NUMBER = re.compile(r"-?\d+(?:\.\d+(?:e[-+]?\d+)?|e[-+]?\d+)(?!\d|\.\.\.)")
 
 
 def prints(shown, printed):
@@ -187,6 +187,8 @@ def prints(shown, printed):
     ("a 0.500 b 2.0", "a 0.509 b 2.03", True),
     ("a 0.500 b 2.0", "a 0.509 b 2.05", False),
     ("a 0.500", "a 0.5x", False),
+    ("a 0.5...", "a 0.57", True),
+    ("a 0.5...", "a 0.6", False),
     ("differs by 3.1e-07", "differs by 9e-06", True),                          # roundings
     ("differs by 3.1e-07", "differs by 2.5e-04", False),
     ("took ... s\n...\nend", "took 0.1 s\n1\n2.5\nend", True),
