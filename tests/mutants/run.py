@@ -169,7 +169,7 @@ class Tree:
         release = release or self.release
         if words[0] == "pytest":
             # Those without PyTorch and JAX run where `make check` runs them.
-            torch = words[1].startswith("python/") and words[1] != "python/tests/test_arrays.py"
+            torch = words[1] not in ("tests/test_program.py", "python/tests/test_arrays.py")
             python = BUILD / ("venv-torch" if torch else "venv") / "bin/python"
             return [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *words[1:]]
         if words[0] == "check_symbols.py":
@@ -266,8 +266,8 @@ def run(mutants: List[Mutant], tree: Tree, export: Optional[pathlib.Path]) -> No
         try:
             for path, text in texts.items():
                 path.write_text(text)
-            # Python is not built, and its bugs are in no library.
-            if not all(path.suffix == ".py" for path in texts) and not tree.build(mutant.name, tree.targets(mutant.check)):
+            # Python and pages are not built, and their bugs are in no library.
+            if not all(path.suffix in (".py", ".md") for path in texts) and not tree.build(mutant.name, tree.targets(mutant.check)):
                 report("FAIL", mutant.name, "does not build")
             elif export:
                 save([mutant], tree, export / mutant.name)
