@@ -576,8 +576,8 @@ def test_tracing_leaves_no_marks():
 
 
 def test_tracing_collects_young_garbage_alone():
-    """torch.fx leaves stand-ins in cycles where a tensor is unpacked. A full collection for each trace took 50 of the 63
-    seconds in which a UNet of diffusers was converted."""
+    """torch.fx leaves stand-ins in cycles where a tensor is unpacked. A full collection for each trace took most of the
+    time in which a UNet of diffusers was converted."""
     class Gated(nn.Module):
         def __init__(self):
             super().__init__()

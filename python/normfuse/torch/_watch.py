@@ -229,7 +229,7 @@ class Watch:
     def problem(self) -> Optional[str]:
         """What the forward did that a graph does not hold. To be asked after the trace, whose objects are gone."""
         problem = self.restore() or self._caught
-        # Stand-ins in cycles are young: a full collection, 0.2 s of each trace beside diffusers, is the last resort.
+        # Stand-ins in cycles are young. A full collection walks every object of the process, so it is the last resort.
         for generation in range(3) if problem is None else ():
             if self._kept():
                 gc.collect(generation)
