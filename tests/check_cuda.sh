@@ -172,7 +172,7 @@ spread random-no-sync "device=cuda +no_sync" --random 1500 --seed 77
 
 # The H100 and the H200 have the same bits, whichever of them printed the file: `test_operators --with device=cuda --hashes
 # --random 240 --seed 2468`.
-if "$build/test_cuda" --probe | grep -qE 'H(100|200).*, 132 processors'; then
+if "$build/test_cuda" --probe | grep -qE 'H(100|200).*, 132 multiprocessors'; then
     timeout "$limit" "$build/test_operators" --with device=cuda --hashes --random 240 --seed 2468 >"$logs/hashes.all"
     status=$?
     different=$(grep -E '^[0-9a-f]{16}  ' "$logs/hashes.all" | diff - tests/hashes-hopper.txt | grep '^<')

@@ -132,10 +132,10 @@ void fake_driver_reset(void)
         struct fake_device *const device = &fake_driver.device[i];
         *device = (struct fake_device){.name = "NVIDIA H200",
                                        .capability = 90,
-                                       .processors = 132,
-                                       .threads_per_processor = 2048,
-                                       .registers_per_processor = 65536,
-                                       .shared_per_processor = 233472,
+                                       .multiprocessors = 132,
+                                       .threads_per_multiprocessor = 2048,
+                                       .registers_per_multiprocessor = 65536,
+                                       .shared_per_multiprocessor = 233472,
                                        .shared_per_block = 232448,
                                        .shared_reserved = 1024,
                                        .l2_bytes = 60 << 20,
@@ -210,10 +210,10 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     switch ((int)attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = device->capability / 10; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = device->capability % 10; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = device->processors; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = device->threads_per_processor; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = device->registers_per_processor; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = device->shared_per_processor; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = device->multiprocessors; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = device->threads_per_multiprocessor; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = device->registers_per_multiprocessor; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = device->shared_per_multiprocessor; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = device->shared_per_block; break;
     case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: *value = device->shared_reserved; break;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = device->l2_bytes; break;
@@ -583,10 +583,10 @@ static int resident(const struct fake_device *device, int kernel, int threads, s
     const int shared = (int)dynamic + fake_driver.fixed_shared[kernel];
     if (threads <= 0 || threads > 1024 || dynamic > (size_t)device->dynamic_shared[kernel])
         return 0;
-    int blocks = smaller(32, device->threads_per_processor / threads);
+    int blocks = smaller(32, device->threads_per_multiprocessor / threads);
     const int of_warp = (32 * fake_driver.registers[kernel] + 255) / 256 * 256, warps = (threads + 31) / 32;
-    blocks = smaller(blocks, device->registers_per_processor / of_warp / 4 * 4 / warps);
-    return smaller(blocks, device->shared_per_processor / (shared + device->shared_reserved));
+    blocks = smaller(blocks, device->registers_per_multiprocessor / of_warp / 4 * 4 / warps);
+    return smaller(blocks, device->shared_per_multiprocessor / (shared + device->shared_reserved));
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
@@ -655,11 +655,11 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const 
     const struct fake_device *const device = &fake_driver.device[launch.device];
     /* A cluster is within one of the parts of the chip: those of an H200 by what it says of clusters of 8 and 16. */
     enum { PARTS = 8 };
-    static const int processors[PARTS] = {18, 18, 18, 16, 16, 16, 16, 14};
+    static const int multiprocessors[PARTS] = {18, 18, 18, 16, 16, 16, 16, 14};
     const int on_each = resident(device, (int)launch.kernel, (int)launch.threads, launch.shared);
     *clusters = 0;
     for (int i = 0; i < PARTS; i++)
-        *clusters += on_each * processors[i] * device->processors / 132 / (int)launch.cluster;
+        *clusters += on_each * multiprocessors[i] * device->multiprocessors / 132 / (int)launch.cluster;
     return fake_driver.occupancy_result;
 }
 
@@ -672,7 +672,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         return result;
     const struct fake_device *const device = &fake_driver.device[launch.device];
     const uint32_t blocks =
-        (uint32_t)(resident(device, (int)launch.kernel, (int)launch.threads, launch.shared) * device->processors);
+        (uint32_t)(resident(device, (int)launch.kernel, (int)launch.threads, launch.shared) * device->multiprocessors);
     if (launch.cooperative && launch.grid > blocks)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     /* The form with a buffer is refused for cooperative launches by the driver itself. */

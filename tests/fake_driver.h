@@ -17,10 +17,10 @@ enum { FAKE_DEVICES = 4, FAKE_CONTEXTS = 3, FAKE_LAUNCHES = 256, FAKE_ARGUMENT_B
 struct fake_device {
     const char *name;
     int capability; /* 90 */
-    int processors;
-    int threads_per_processor;
-    int registers_per_processor;
-    int shared_per_processor;
+    int multiprocessors;
+    int threads_per_multiprocessor;
+    int registers_per_multiprocessor;
+    int shared_per_multiprocessor;
     int shared_per_block;
     int shared_reserved;
     int l2_bytes;

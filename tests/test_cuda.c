@@ -82,7 +82,7 @@ static struct {
 enum { MOST_DEVICES = 2 };
 static CUcontext contexts[MOST_DEVICES];
 static CUmodule module; /* on device 0 */
-static int devices, processors;
+static int devices, multiprocessors;
 
 #define TEXT_OF(name) #name
 #define TEXT(name) TEXT_OF(name)
@@ -111,7 +111,7 @@ static const char *open_driver(void)
             driver.cuDevicePrimaryCtxRetain(&contexts[i], device) != CUDA_SUCCESS)
             return "a device's context was refused";
     if (driver.cuCtxSetCurrent(contexts[0]) != CUDA_SUCCESS || driver.cuDeviceGet(&device, 0) != CUDA_SUCCESS ||
-        driver.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS)
+        driver.cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS)
         return "device 0 cannot be used";
     return NULL;
 }
@@ -567,7 +567,7 @@ static void spin(CUstream stream, uint32_t blocks, uint32_t threads, uint32_t sh
     NEED(cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, NULL));
 }
 
-/* A kernel that is not ours holds all processors, half of them, or a little of each, and comes and goes. */
+/* A kernel that is not ours holds all multiprocessors, half of them, or a little of each, and comes and goes. */
 static void test_foreign(void)
 {
     static const struct {
@@ -575,7 +575,7 @@ static void test_foreign(void)
         uint32_t blocks_by_half, threads, shared;
     } foreign[] = {
         {"every processor full", 4, 1024, 0},
-        {"half of the processors full", 1, 1024, 200 << 10},
+        {"half of the multiprocessors full", 1, 1024, 200 << 10},
         {"some of every processor's shared memory taken", 2, 64, 100 << 10},
         {"more blocks than fit at once", 32, 1024, 0},
     };
@@ -590,10 +590,10 @@ static void test_foreign(void)
             for (int round = 0; round < 8; round++) {
                 poison(&job);
                 /* Before the call, and between two of them. */
-                spin(stream, foreign[way].blocks_by_half * (uint32_t)processors / 2, foreign[way].threads,
+                spin(stream, foreign[way].blocks_by_half * (uint32_t)multiprocessors / 2, foreign[way].threads,
                      foreign[way].shared, 200000);
                 run(&job);
-                spin(stream, foreign[way].blocks_by_half * (uint32_t)processors / 2, foreign[way].threads,
+                spin(stream, foreign[way].blocks_by_half * (uint32_t)multiprocessors / 2, foreign[way].threads,
                      foreign[way].shared, 50000);
                 run(&job);
             }
@@ -626,7 +626,7 @@ static void test_shared_sets(void)
     }
     for (int round = 0; round < 40; round++) {
         if (round % 2)
-            spin(stream, 2 * (uint32_t)processors, 1024, 0, 100000);
+            spin(stream, 2 * (uint32_t)multiprocessors, 1024, 0, 100000);
         for (int i = 0; i < JOBS; i++)
             run(&jobs[i]);
     }
@@ -825,7 +825,7 @@ static void test_huge(const char *name)
     for (int k = 0; k < 1 + line->backward; k++) {
         void *arguments[] = {k ? &dy_data : &x_data, k ? &dy.data : &x.data, &counts[0], &counts[1], &counts[2],
                              &counts[3], &last};
-        NEED(cuLaunchKernel(fill, 16 * (uint32_t)processors, 1, 1, 512, 1, 1, 0, job.stream, arguments, NULL));
+        NEED(cuLaunchKernel(fill, 16 * (uint32_t)multiprocessors, 1, 1, 512, 1, 1, 0, job.stream, arguments, NULL));
     }
 
     /* The reference, and its bounds (docs/numerics.md). */
@@ -953,7 +953,7 @@ static void test_huge(const char *name)
     unsigned long long differing[] = {0, ~0ull};
     NEED(cuMemcpyHtoDAsync(found, differing, sizeof differing, job.stream));
     void *arguments[] = {&y_data, &y.data, &counts[0], &counts[1], &counts[2], &counts[3], &last, &found};
-    NEED(cuLaunchKernel(compare, 16 * (uint32_t)processors, 1, 1, 512, 1, 1, 0, job.stream, arguments, NULL));
+    NEED(cuLaunchKernel(compare, 16 * (uint32_t)multiprocessors, 1, 1, 512, 1, 1, 0, job.stream, arguments, NULL));
     NEED(cuMemcpyDtoHAsync(differing, found, sizeof differing, job.stream));
     wait_for(&job);
     CHECK(differing[0] == 0, "%s: %llu elements differ from the same ones a period before, the first is %llu", name,
@@ -1202,7 +1202,7 @@ int main(int count, char **arguments)
         wait_for(&job);
         char name[128] = "";
         NEED(cuDeviceGetName(name, sizeof name, 0));
-        printf("%s, %d processors, %d device%s: a call works\n", name, processors, devices, devices == 1 ? "" : "s");
+        printf("%s, %d multiprocessors, %d device%s: a call works\n", name, multiprocessors, devices, devices == 1 ? "" : "s");
         return harness_failed ? 3 : 0;
     }
     if (reason) {

@@ -394,18 +394,18 @@ static void test_facts(void)
     fake_driver.devices = 2;
     fake_driver.device[1].name = "NVIDIA A100";
     fake_driver.device[1].capability = 86;
-    fake_driver.device[1].processors = 108;
+    fake_driver.device[1].multiprocessors = 108;
     fake_driver.device[1].clusters = false;
     fake_driver_use();
     const struct normfuse_cuda_device *const first = device_of(0), *const second = device_of(1);
     if (first == NULL || second == NULL)
         return;
-    CHECK(first->ordinal == 0 && first->capability == 90 && first->processors == 132 && first->clusters &&
-              first->threads_per_processor == 2048 && first->registers_per_processor == 65536 &&
-              first->shared_per_processor == 233472 && first->shared_per_block == 232448 &&
+    CHECK(first->ordinal == 0 && first->capability == 90 && first->multiprocessors == 132 && first->clusters &&
+              first->threads_per_multiprocessor == 2048 && first->registers_per_multiprocessor == 65536 &&
+              first->shared_per_multiprocessor == 233472 && first->shared_per_block == 232448 &&
               first->shared_reserved == 1024 && first->l2_bytes == 60u << 20 && strcmp(first->name, "NVIDIA H200") == 0,
           "facts of device 0");
-    CHECK(second->ordinal == 1 && second->capability == 86 && second->processors == 108 && !second->clusters &&
+    CHECK(second->ordinal == 1 && second->capability == 86 && second->multiprocessors == 108 && !second->clusters &&
               strcmp(second->name, "NVIDIA A100") == 0,
           "facts of device 1");
 }
@@ -674,7 +674,7 @@ static void *prepare_in_thread(void *argument)
         *status = normfuse_cuda_device("test", 1, &device);
     if (*status == NORMFUSE_OK)
         *status = launch_on(device, (struct normfuse_cuda_launch){.kernel = KERNEL, .grid = 1, .threads = 32});
-    if (*status == NORMFUSE_OK && normfuse_cuda_blocks_per_processor(device, KERNEL, 256, 0) != 8)
+    if (*status == NORMFUSE_OK && normfuse_cuda_blocks_per_multiprocessor(device, KERNEL, 256, 0) != 8)
         *status = NORMFUSE_DEVICE_ERROR;
     return NULL;
 }
@@ -849,7 +849,7 @@ static void test_contexts(void)
         before = calls_of_all();
         CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
         CHECK(calls_of_all() - before == 4, "a launch made %d calls", calls_of_all() - before);
-        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 32 + 32 * (uint32_t)i, 0) > 0, "occupancy %d", i);
+        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 32 + 32 * (uint32_t)i, 0) > 0, "occupancy %d", i);
         CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
     }
     CHECK(fake_driver.device[0].primary_retained == 1 && fake_driver.device[1].primary_retained == 0,
@@ -871,17 +871,17 @@ static void test_occupancy(void)
 {
     fake_driver_reset();
     fake_driver.devices = 2;
-    fake_driver.device[1].processors = 100;
-    fake_driver.device[1].threads_per_processor = 1024;
+    fake_driver.device[1].multiprocessors = 100;
+    fake_driver.device[1].threads_per_multiprocessor = 1024;
     fake_driver_use();
     const struct normfuse_cuda_device *const first = device_of(0), *const second = device_of(1);
     if (first == NULL || second == NULL)
         return;
     for (int times = 0; times < 3; times++) {
-        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 256, 0) == 8, "256 threads");
-        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 512, 0) == 4, "512 threads");
-        CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 256, 100000) == 2, "256 threads, 100000 bytes");
-        CHECK(normfuse_cuda_blocks_per_processor(second, KERNEL, 256, 0) == 4, "256 threads, device 1");
+        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 256, 0) == 8, "256 threads");
+        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 512, 0) == 4, "512 threads");
+        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 256, 100000) == 2, "256 threads, 100000 bytes");
+        CHECK(normfuse_cuda_blocks_per_multiprocessor(second, KERNEL, 256, 0) == 4, "256 threads, device 1");
         struct normfuse_cuda_launch launch = {
             .kernel = KERNEL, .grid = 64, .threads = 256, .cluster = 16, .cooperative = true, .dependent = true};
         CHECK(normfuse_cuda_resident_clusters(first, &launch) == 66, "clusters of 16");
@@ -893,10 +893,10 @@ static void test_occupancy(void)
         CHECK(normfuse_cuda_resident_clusters(first, &launch) == 8 * 132, "no clusters");
         CHECK(questions() == 7, "round %d: %d questions", times, questions());
     }
-    CHECK(normfuse_cuda_blocks_per_processor(first, KERNEL, 1025, 0) == 0 &&
-              normfuse_cuda_blocks_per_processor(first, KERNEL, 0, 0) == 0 &&
-              normfuse_cuda_blocks_per_processor(first, KERNEL, 32, 232449) == 0 &&
-              normfuse_cuda_blocks_per_processor(first, KERNEL, 32, SIZE_MAX) == 0,
+    CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 1025, 0) == 0 &&
+              normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 0, 0) == 0 &&
+              normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 32, 232449) == 0 &&
+              normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 32, SIZE_MAX) == 0,
           "what no GPU runs");
     const struct normfuse_cuda_launch too_large = {.kernel = KERNEL, .grid = 64, .threads = 256, .cluster = 32};
     CHECK(normfuse_cuda_resident_clusters(first, &too_large) == 0, "clusters of 32");
@@ -908,7 +908,7 @@ static void test_occupancy(void)
                 int32_t expected = (int32_t)(2048 / threads < 32 ? 2048 / threads : 32);
                 if ((size_t)expected > 233472 / (shared + 1024))
                     expected = (int32_t)(233472 / (shared + 1024));
-                const int32_t seen = normfuse_cuda_blocks_per_processor(first, KERNEL, threads, shared);
+                const int32_t seen = normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, threads, shared);
                 if (seen != expected)
                     CHECK(false, "%u threads, %zu bytes: %d, not %d", threads, shared, (int)seen, (int)expected);
             }
@@ -920,9 +920,9 @@ static void test_occupancy(void)
     const struct normfuse_cuda_device *const device = device_of(0);
     if (device == NULL)
         return;
-    CHECK(normfuse_cuda_blocks_per_processor(device, KERNEL, 256, 0) == 0, "an error");
+    CHECK(normfuse_cuda_blocks_per_multiprocessor(device, KERNEL, 256, 0) == 0, "an error");
     fake_driver.occupancy_result = CUDA_SUCCESS;
-    CHECK(normfuse_cuda_blocks_per_processor(device, KERNEL, 256, 0) == 8, "after an error");
+    CHECK(normfuse_cuda_blocks_per_multiprocessor(device, KERNEL, 256, 0) == 8, "after an error");
     CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
 
     /* Without clusters there are none, and nobody asks. */
@@ -1134,7 +1134,7 @@ static bool is_ragged(const char *kernel)
     return strstr(kernel, "_rows_unaligned_") != NULL;
 }
 
-/* One of columns_cluster.cu, whose last warp may have no packs. */
+/* One of columns_cluster.cu, whose last warp may have no vectors. */
 static bool is_compact(const char *kernel)
 {
     return strstr(kernel, "_columns_cluster_") != NULL;
@@ -1152,13 +1152,13 @@ static bool is_line(const char *kernel)
     return strstr(kernel, "_rows_lines_") != NULL;
 }
 
-/* One of columns_grid_registers.cu, whose blocks are the whole grid and keep all packs. */
+/* One of columns_grid_registers.cu, whose blocks are the whole grid and keep all vectors. */
 static bool is_spread(const char *kernel)
 {
     return strstr(kernel, "_grid_registers_") != NULL;
 }
 
-/* One of columns_unaligned.cu, whose samples begin and end inside of packs. */
+/* One of columns_unaligned.cu, whose samples begin and end inside of vectors. */
 static bool is_uneven(const char *kernel)
 {
     return strstr(kernel, "_columns_unaligned_") != NULL;
@@ -1190,15 +1190,18 @@ static bool is_general(const char *kernel)
 }
 
 /* Of a thread's sums; of what it joins, whose means are five more; of blocks. */
-static double longest_way_of_general(const struct normfuse_cuda_arguments *a, int pack, bool backward)
+static double longest_way_of_general(const struct normfuse_cuda_arguments *a, int vector_elements, bool backward)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows,
                   vectors = up(rows, g->unit_lanes) * g->part_samples;
-    const int64_t in_turn = p->columns ? pack : pack < 4 ? pack : 4, lanes = INT64_C(1) << g->group_bits;
-    const int64_t in_thread = vectors * up(pack, in_turn) + (p->columns ? 0 : in_turn - 1);
+    const int64_t in_turn = p->columns            ? vector_elements
+                            : vector_elements < 4 ? vector_elements
+                                                  : 4,
+                  lanes = INT64_C(1) << g->group_bits;
+    const int64_t in_thread = vectors * up(vector_elements, in_turn) + (p->columns ? 0 : in_turn - 1);
     const int64_t joined = g->joined_blocks > 1 ? up(g->joined_blocks, lanes) + 7 : 0;
     if (!backward)
         return (double)(in_thread + 5 + 3 * (p->columns ? g->piece_bits : 0) +
@@ -1213,15 +1216,15 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
 }
 
 static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
-                          int pack, bool ragged, bool backward)
+                          int vector_elements, bool ragged, bool backward)
 {
     if (is_general(kernel))
-        return longest_way_of_general(a, pack, backward);
+        return longest_way_of_general(a, vector_elements, backward);
 
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    /* What of a pack belongs to a row: adding the zeros in the place of the others rounds nothing. */
-    const int64_t of_pack = ragged && p->s < pack ? p->s : pack;
+    /* What of a vector belongs to a row: adding the zeros in the place of the others rounds nothing. */
+    const int64_t of_vector = ragged && p->s < vector_elements ? p->s : vector_elements;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     if (is_line(kernel)) {
@@ -1239,29 +1242,31 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
         if (is_compact(kernel)) {
-            /* In a thread's channel; those of its pack; its mean; what a lane joins; lanes; parts. */
-            const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
-            const int64_t joined = up(packs * beside, INT64_C(1) << a->columns.lane_bits);
+            /* In a thread's channel; those of its vector; its mean; what a lane joins; lanes; parts. */
+            const int64_t together = vector_elements < g->group ? vector_elements : g->group,
+                          vectors = (g->group + 2 * vector_elements - 2) / vector_elements;
+            const int64_t joined = up(vectors * beside, INT64_C(1) << a->columns.lane_bits);
             return (double)(up(rows, at_once) + together - 1 + 5 + joined + 7 +
                             (g->parts > 1 ? up(g->parts, INT64_C(1) << a->columns.lane_bits) + 7 : 0));
         }
         if (is_short(kernel)) {
-            /* In a thread, a pack or its rows; channels of a pack; lanes. Sums of channels: of a sample, then of
+            /* In a thread, a vector or its rows; channels of a vector; lanes. Sums of channels: of a sample, then of
              * samples; threads are joined in double. */
             const int64_t in_sample = up(rows, at_once),
                           samples = up(p->n, (int64_t)g->parts * a->columns.of.lanes.samples);
-            const int64_t of_set = (kept == 1 ? pack : in_sample + levels(pack)) + 5 + 7;
+            const int64_t of_set = (kept == 1 ? vector_elements : in_sample + levels(vector_elements)) + 5 + 7;
             const struct tolerance_arithmetic cuda = {.on_cuda = true};
             const int64_t of_sums =
                 in_sample + samples + 6 - (int64_t)tolerance_sample_additions(&cuda, true, p->n, p->s);
             return (double)(backward && a->sums != NULL && of_sums > of_set ? of_sums : of_set);
         }
         if (is_spread(kernel)) {
-            /* In a thread's channel; those of its pack; threads that a lane joins; eight lanes; blocks, nine of a lane
-             * at a time. Sums of channels: in a thread, then threads; blocks are joined in double. */
-            const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
-            const int64_t of_set = up(rows, at_once) + together - 1 + 5 + up(packs * at_once, 8) + 7 + up(g->parts, 8) +
-                                   up(g->parts, 72) + 7;
+            /* In a thread's channel; those of its vector; threads that a lane joins; eight lanes; blocks, nine of a
+             * lane at a time. Sums of channels: in a thread, then threads; blocks are joined in double. */
+            const int64_t together = vector_elements < g->group ? vector_elements : g->group,
+                          vectors = (g->group + 2 * vector_elements - 2) / vector_elements;
+            const int64_t of_set = up(rows, at_once) + together - 1 + 5 + up(vectors * at_once, 8) + 7 +
+                                   up(g->parts, 8) + up(g->parts, 72) + 7;
             const int64_t of_sums = up(rows, at_once) + at_once + 8;
             return (double)(of_set > of_sums ? of_set : of_sums);
         }
@@ -1272,11 +1277,12 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t tile_rows = of->by_tile.divisor, slots = up(tile_rows, at_once), tiles = up(rows, tile_rows);
             const int64_t chunk = of->chunk_tiles < tiles ? of->chunk_tiles : tiles;
             const int64_t in_thread = backward ? slots + tiles : slots * chunk + 4 * (up(tiles, chunk) - 1);
-            const int64_t together = pack < g->group ? pack : g->group, packs = (g->group + 2 * pack - 2) / pack;
+            const int64_t together = vector_elements < g->group ? vector_elements : g->group,
+                          vectors = (g->group + 2 * vector_elements - 2) / vector_elements;
             if (p->sets == NORMFUSE_SETS_BATCH) /* a warp joins a channel's blocks; backward in double */
                 return (double)(in_thread + 5 + up(at_once, INT64_C(1) << a->columns.lane_bits) + 7 + up(g->parts, 32) +
                                 4 * up(g->parts, 160) + 7);
-            return (double)(in_thread + together - 1 + 5 + up(packs * at_once, 8) + 7 + up(g->parts, 8) +
+            return (double)(in_thread + together - 1 + 5 + up(vectors * at_once, 8) + 7 + up(g->parts, 8) +
                             4 * up(g->parts, 72) + 7);
         }
         if (backward)
@@ -1291,21 +1297,22 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     const int64_t lanes = many ? INT64_C(1) << g->lane_bits : 32;
     const int64_t rows = many ? up(g->rows, lanes) : backward ? up(g->segment_rows, lanes) : g->segment_rows;
     if (backward) {
-        /* What falls to one channel: the packs of a thread, the threads and the segments that have some of it; or the
+        /* What falls to one channel: the vectors of a thread, the threads and the segments that have some of it; or the
          * channels of a thread, the threads and the warps of the block. Adding nothing rounds nothing. */
-        const int64_t packs = g->part_rows < g->rows ? g->part_rows : g->rows;
-        const int64_t of_channel = p->sets == NORMFUSE_SETS_BATCH || packs < g->spans ? packs : g->spans;
+        const int64_t vectors = g->part_rows < g->rows ? g->part_rows : g->rows;
+        const int64_t of_channel = p->sets == NORMFUSE_SETS_BATCH || vectors < g->spans ? vectors : g->spans;
         const int64_t own = up(of_channel, lanes) + 1 < rows ? up(of_channel, lanes) + 1 : rows;
-        const int64_t segments = many ? 1 : up(packs, rows * lanes), touched = up(of_channel, rows * lanes) + 1;
+        const int64_t segments = many ? 1 : up(vectors, rows * lanes), touched = up(of_channel, rows * lanes) + 1;
         const int64_t others = touched < segments ? touched : segments;
-        const int64_t of_set = rows + 2 + levels(packs < lanes ? packs : lanes) + levels(segments);
+        const int64_t of_set = rows + 2 + levels(vectors < lanes ? vectors : lanes) + levels(segments);
         const int64_t of_sums = own + levels(of_channel < lanes ? of_channel : lanes) + others;
-        return (double)(of_pack + (centred && of_set > of_sums ? of_set : of_sums) + 6);
+        return (double)(of_vector + (centred && of_set > of_sums ? of_set : of_sums) + 6);
     }
     /* Packs in shared memory and those in registers are two sums, each about a value of its own. */
     const int64_t apart = g->kept_shared < rows ? g->kept_shared : rows;
     const int64_t in_turn = apart > rows - apart ? apart : rows - apart;
-    const double serial = (pack > 1 ? (double)(in_turn * up(of_pack, 2)) + 1 : (double)rows) + (apart > 0 ? 4 : 0);
+    const double serial =
+        (vector_elements > 1 ? (double)(in_turn * up(of_vector, 2)) + 1 : (double)rows) + (apart > 0 ? 4 : 0);
     const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : 7;
     const int64_t tiles = up(g->rows, (int64_t)threads * g->segment_rows);
     const int64_t passes = g->sets_a_block > 1 || tiles > g->passes ? g->passes : tiles;
@@ -1325,9 +1332,9 @@ static bool divides(const struct normfuse_cuda_divisor *by)
     return true;
 }
 
-/* In `seen`, one a pack of channels and row (columns) or a set and row (runs): how many threads have it. */
-static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int pack, int kept,
-                         unsigned char *seen)
+/* In `seen`, one a vector of channels and row (columns) or a set and row (runs): how many threads have it. */
+static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int vector_elements,
+                         int kept, unsigned char *seen)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1346,13 +1353,14 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
         }
         return;
     }
-    const int64_t packs = p->columns ? p->c * g->abreast / pack : p->s / pack;
+    const int64_t vectors = p->columns ? p->c * g->abreast / vector_elements : p->s / vector_elements;
     const int64_t samples =
         is_compact(launch->name) && a->columns.of.cluster.samples > 0 ? a->columns.of.cluster.samples : 1;
     if (is_short(launch->name)) {
         const struct normfuse_cuda_columns *const c = &a->columns;
         const struct normfuse_cuda_lanes *const of = &c->of.lanes;
-        const int64_t of_set = g->group > pack ? g->group / pack : 1, of_segment = (int64_t)c->at_once << c->lane_bits;
+        const int64_t of_set = g->group > vector_elements ? g->group / vector_elements : 1,
+                      of_segment = (int64_t)c->at_once << c->lane_bits;
         for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
             const int64_t block = i / launch->threads, thread = i % launch->threads;
             const int64_t segment = thread / of_segment, lane = thread % of_segment, units = of->by_units.divisor;
@@ -1364,7 +1372,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                  n += (int64_t)c->parts * of->samples)
                 for (int64_t row = lane >> c->lane_bits, slots = kept; row < g->rows && slots > 0;
                      row += c->at_once, slots--)
-                    seen[(n * g->rows + row) * packs + unit * of_set + at]++;
+                    seen[(n * g->rows + row) * vectors + unit * of_set + at]++;
         }
         return;
     }
@@ -1389,20 +1397,20 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     for (int64_t begin = of->interleaved ? part * tile : first; begin < end; begin += apart)
                         for (int64_t row = begin; row < begin + tile && row < end; row++)
                             for (int64_t column = 0; column < g->width; column++)
-                                seen[(n * g->rows + row) * packs + column]++;
+                                seen[(n * g->rows + row) * vectors + column]++;
                     continue;
                 }
                 for (int64_t thread = 0; thread < launch->threads; thread++) {
                     const int64_t column = beside * g->width + thread % g->width;
-                    if (thread / g->width >= at_once || column >= packs)
+                    if (thread / g->width >= at_once || column >= vectors)
                         continue;
-                    int64_t slots = (int64_t)(kept + (pack > 1 ? g->kept_shared : 0)) * g->passes;
+                    int64_t slots = (int64_t)(kept + (vector_elements > 1 ? g->kept_shared : 0)) * g->passes;
                     for (int64_t row = first + thread / g->width; row < stop && slots > 0; row += at_once, slots--)
-                        seen[(n * g->rows + row) * packs + column]++;
+                        seen[(n * g->rows + row) * vectors + column]++;
                 }
                 continue;
             }
-            if (strstr(launch->name, "forward") != NULL) { /* packs in turn */
+            if (strstr(launch->name, "forward") != NULL) { /* vectors in turn */
                 const bool many = g->sets_a_block > 1;
                 const int64_t step = many ? INT64_C(1) << g->lane_bits : (int64_t)launch->threads;
                 for (int pass = 0; pass < g->passes; pass++)
@@ -1411,13 +1419,13 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                         const int64_t first = many ? 0 : part * g->part_rows + pass * g->segment_rows * step;
                         const int64_t end = (part + 1) * (int64_t)g->part_rows;
                         const int64_t stop = own >= g->sets ? 0 : many || end > g->rows ? g->rows : end;
-                        int slots = kept + (pack > 1 && !many ? g->kept_shared : 0);
+                        int slots = kept + (vector_elements > 1 && !many ? g->kept_shared : 0);
                         for (int64_t row = first + thread % step; row < stop && slots > 0; row += step, slots--)
                             seen[own * g->rows + row]++;
                     }
                 continue;
             }
-            /* A warp has packs that are adjacent. */
+            /* A warp has vectors that are adjacent. */
             const bool many = g->sets_a_block > 1;
             const int64_t lanes = many ? INT64_C(1) << g->lane_bits : 32;
             for (int64_t segment = 0; segment < launch->threads / lanes; segment++) {
@@ -1430,7 +1438,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     end = first + g->segment_rows;
                 end = end < g->rows ? end : g->rows;
                 for (int64_t lane = 0; lane < lanes; lane++) {
-                    int slots = kept + (pack > 1 && !many ? g->kept_shared : 0);
+                    int slots = kept + (vector_elements > 1 && !many ? g->kept_shared : 0);
                     for (int64_t row = first + lane; row < end && slots > 0; row += lanes, slots--)
                         seen[own * g->rows + row]++;
                 }
@@ -1441,11 +1449,11 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
 
 /* In `seen`, one an element: how many threads of a general kernel have it. */
 static void count_elements_of_general(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a,
-                                      int pack, unsigned char *seen)
+                                      int vector_elements, unsigned char *seen)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const int64_t of_unit = p->columns ? pack : 1, row_channels = p->columns ? g->row_channels : p->c;
+    const int64_t of_unit = p->columns ? vector_elements : 1, row_channels = p->columns ? g->row_channels : p->c;
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
         const int64_t block = i / launch->threads, thread = i % launch->threads;
         const int64_t team = block / g->parts, part = block % g->parts, chunk = part % g->parts_a_sample;
@@ -1460,10 +1468,10 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
             continue;
         for (int64_t n = first_sample; n < past && n < p->n; n++)
             for (int64_t row = chunk * g->part_rows + lane; row < end; row += g->unit_lanes)
-                for (int64_t k = 0; k < pack; k++) {
+                for (int64_t k = 0; k < vector_elements; k++) {
                     const int64_t begin = n * p->x.batch + (p->columns ? 0 : channel * p->x.channel);
-                    const int64_t lead = g->ragged ? begin % pack : 0;
-                    const int64_t at = (p->columns ? row * row_channels + channel : row * pack) + k - lead;
+                    const int64_t lead = g->ragged ? begin % vector_elements : 0;
+                    const int64_t at = (p->columns ? row * row_channels + channel : row * vector_elements) + k - lead;
                     if (at < 0 || at >= (p->columns ? p->s * p->c : p->s))
                         continue;
                     const int64_t c = p->columns ? at % p->c : channel, s = p->columns ? at / p->c : at;
@@ -1473,7 +1481,7 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
 }
 
 static void check_general(const struct plan_case *test, const struct fake_launch *launch,
-                          const struct normfuse_cuda_arguments *a, int pack, int kept)
+                          const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1490,15 +1498,16 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         const struct normfuse_view *const view = views[i];
         if (view->data == NULL)
             continue;
-        HOLDS(pack == 1 || ((uintptr_t)view->data % 16 == 0 && view->batch == p->x.batch &&
-                            view->channel == p->x.channel && view->position == p->x.position));
-        HOLDS(pack == 1 || (p->columns ? view->channel == 1 : view->position == 1 || p->s == 1));
+        HOLDS(vector_elements == 1 || ((uintptr_t)view->data % 16 == 0 && view->batch == p->x.batch &&
+                                       view->channel == p->x.channel && view->position == p->x.position));
+        HOLDS(vector_elements == 1 || (p->columns ? view->channel == 1 : view->position == 1 || p->s == 1));
         tensors +=
             view == &p->x || view == &p->dy || (view == &p->post_add && (backward ? p->activation != 0 : applies));
     }
-    HOLDS(pack == 1 || g->ragged || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
+    HOLDS(vector_elements == 1 || g->ragged || (p->columns ? p->c * g->abreast : p->s) % vector_elements == 0);
     HOLDS(g->abreast == g->copies && (g->abreast == 1 || (p->columns && p->x.position == p->c * g->abreast)));
-    HOLDS(!g->ragged || (pack > 1 && g->piece_bits == 0 && (!p->columns || g->part_samples == 1)) || !p->columns);
+    HOLDS(!g->ragged || (vector_elements > 1 && g->piece_bits == 0 && (!p->columns || g->part_samples == 1)) ||
+          !p->columns);
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
           g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
     HOLDS(divides(&g->by_joined_blocks) && divides(&g->by_channels));
@@ -1508,18 +1517,20 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     if (both)
         HOLDS(d % g->group == 0 && g->abreast == 1 && (int64_t)g->parts * (d / g->group) == g->joined_blocks &&
-              (g->group == d || g->width * (p->columns ? pack : 1) == g->group));
+              (g->group == d || g->width * (p->columns ? vector_elements : 1) == g->group));
     if (sums && p->sets != NORMFUSE_SETS_NONE)
-        HOLDS(d % g->group == 0 && (g->group == 1 || g->width * (p->columns ? pack : 1) % g->group == 0));
+        HOLDS(d % g->group == 0 && (g->group == 1 || g->width * (p->columns ? vector_elements : 1) % g->group == 0));
     /* What the kernel places in shared memory. */
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
-    const int64_t channels = (int64_t)g->width * (p->columns ? pack : 1);
+    const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
     const bool keeps = g->general.keeps != 0;
-    HOLDS(keeps == (g->kept_shared > 0) && (!keeps || (both && (pack > 1 || vectors <= kept))));
-    HOLDS(pack == 1 || g->general.slots >= (keeps ? vectors : kept) * tensors * 16 * (int64_t)launch->threads);
-    HOLDS(!sums || g->general.entries >=
-                       (int64_t)g->width * g->unit_lanes * (p->columns ? backward ? pack : pack >> g->piece_bits : 1));
+    HOLDS(keeps == (g->kept_shared > 0) && (!keeps || (both && (vector_elements > 1 || vectors <= kept))));
+    HOLDS(vector_elements == 1 ||
+          g->general.slots >= (keeps ? vectors : kept) * tensors * 16 * (int64_t)launch->threads);
+    HOLDS(!sums ||
+          g->general.entries >= (int64_t)g->width * g->unit_lanes *
+                                    (p->columns ? backward ? vector_elements : vector_elements >> g->piece_bits : 1));
     HOLDS((!applies && !backward) || g->general.channels >= channels);
     HOLDS(!both || g->general.sets * (int64_t)g->group >= channels);
     HOLDS(launch->cluster <= 1 || g->general.blocks >= (int32_t)launch->cluster);
@@ -1531,7 +1542,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         int64_t wrong = 0, first_wrong = -1;
         if (seen == NULL)
             abort();
-        count_elements_of_general(launch, a, pack, seen);
+        count_elements_of_general(launch, a, vector_elements, seen);
         for (int64_t i = 0; i < elements; i++)
             if (seen[i] != 1) {
                 first_wrong = wrong == 0 ? i : first_wrong;
@@ -1542,16 +1553,17 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         free(seen);
     } else {
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
-        HOLDS((int64_t)g->blocks_wide * g->width * (p->columns ? pack : 1) >= (p->columns ? g->row_channels : p->c));
+        HOLDS((int64_t)g->blocks_wide * g->width * (p->columns ? vector_elements : 1) >=
+              (p->columns ? g->row_channels : p->c));
         HOLDS(g->sets == (g->all_samples ? 1 : p->n) * g->blocks_wide);
     }
 #undef HOLDS
     general_launches++;
 }
 
-/* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (runs of packs
+/* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (runs of vectors
  * that are aligned in memory). */
-static void count_elements(const struct normfuse_cuda_arguments *a, int pack, unsigned char *of_elements)
+static void count_elements(const struct normfuse_cuda_arguments *a, int vector_elements, unsigned char *of_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1560,9 +1572,9 @@ static void count_elements(const struct normfuse_cuda_arguments *a, int pack, un
             const int64_t stretch = row / g->spans, groups = p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1;
             const int64_t n = p->sets == NORMFUSE_SETS_BATCH ? stretch : set / groups;
             const int64_t c = p->sets == NORMFUSE_SETS_BATCH ? set : set % groups * g->outer + stretch;
-            const int64_t lead = (n * p->x.batch + c * p->x.channel) % pack;
-            for (int64_t i = 0; i < pack; i++) {
-                const int64_t position = row % g->spans * pack - lead + i;
+            const int64_t lead = (n * p->x.batch + c * p->x.channel) % vector_elements;
+            for (int64_t i = 0; i < vector_elements; i++) {
+                const int64_t position = row % g->spans * vector_elements - lead + i;
                 if (position >= 0 && position < p->s)
                     of_elements[(n * p->c + c) * p->s + position]++;
             }
@@ -1570,7 +1582,7 @@ static void count_elements(const struct normfuse_cuda_arguments *a, int pack, un
 }
 
 static void check_ragged(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int pack)
+                         const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
@@ -1583,12 +1595,12 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
               p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
     const int64_t elements = p->n * p->c * p->s;
-    /* Of large ones the last rows: by then every place that a row can begin at in a pack was met. */
+    /* Of large ones the last rows: by then every place that a row can begin at in a vector was met. */
     for (int64_t i = 0; i < 64 && i < p->n * p->c; i++) {
         const int64_t row = p->n * p->c - 1 - i;
-        const int64_t lead = (row / p->c * p->x.batch + row % p->c * p->x.channel) % pack;
-        CHECK(a->geometry.spans * (int64_t)pack - lead >= p->s,
-              "%s: %s: %d packs do not hold a row that begins at %lld", test->name, launch->name,
+        const int64_t lead = (row / p->c * p->x.batch + row % p->c * p->x.channel) % vector_elements;
+        CHECK(a->geometry.spans * (int64_t)vector_elements - lead >= p->s,
+              "%s: %s: %d vectors do not hold a row that begins at %lld", test->name, launch->name,
               (int)a->geometry.spans, (long long)lead);
     }
     if (elements > 300000)
@@ -1597,38 +1609,38 @@ static void check_ragged(const struct plan_case *test, const struct fake_launch 
     int64_t wrong = 0;
     if (seen == NULL)
         abort();
-    count_elements(a, pack, seen);
+    count_elements(a, vector_elements, seen);
     for (int64_t i = 0; i < elements; i++)
         wrong += seen[i] != 1;
-    CHECK(wrong == 0, "%s: %s: %lld of %lld elements are in no pack or in several", test->name, launch->name,
+    CHECK(wrong == 0, "%s: %s: %lld of %lld elements are in no vector or in several", test->name, launch->name,
           (long long)wrong, (long long)elements);
     free(seen);
 }
 
-/* Threads read the parameters of their channels in packs. */
+/* Threads read the parameters of their channels in vectors. */
 static void check_packed(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_problem *p, int pack)
+                         const struct normfuse_problem *p, int vector_elements)
 {
     const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale, &p->shift};
     for (int i = 0; i < 4; i++) {
         const struct normfuse_parameter *const of = parameters[i];
         const int64_t bytes = of->data != NULL ? (int64_t)normfuse_type_bytes(of->type) : 0;
-        const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
+        const int64_t aligned = bytes * vector_elements < 16 ? bytes * vector_elements : 16;
         if (of->data != NULL && (of->type == NORMFUSE_F64 || (intptr_t)of->data % aligned != 0 || of->channel != 1 ||
                                  of->batch * bytes % aligned != 0))
-            CHECK(false, "%s: %s: parameter %d cannot be read in packs", test->name, launch->name, i);
+            CHECK(false, "%s: %s: parameter %d cannot be read in vectors", test->name, launch->name, i);
     }
 }
 
 /* What the compact kernels take for granted. */
 static void check_compact(const struct plan_case *test, const struct fake_launch *launch,
-                          const struct normfuse_cuda_arguments *a, int pack)
+                          const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_cuda_columns *const c = &a->columns;
     const struct normfuse_cuda_cluster *const of = &c->of.cluster;
-    const int64_t channels = (int64_t)g->width * pack, groups = channels / g->group;
+    const int64_t channels = (int64_t)g->width * vector_elements, groups = channels / g->group;
     const bool backward = p->dy.data != NULL;
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
@@ -1636,8 +1648,8 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
     HOLDS(p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups && p->c % channels == 0);
     HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
     HOLDS(c->groups == groups && channels % g->group == 0 && groups << c->lane_bits <= 32);
-    for (int64_t first = 0; first < channels; first += pack)
-        HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
+    for (int64_t first = 0; first < channels; first += vector_elements)
+        HOLDS((first + vector_elements - 1) / g->group - first / g->group <= 1);
     const bool gives = backward && (of->samples > 0 || a->sums != NULL);
     const int64_t ranks = g->parts * (of->samples > 0 ? of->samples : 1);
     HOLDS(c->at_once * g->width <= (int32_t)launch->threads - (gives ? 32 : 0));
@@ -1651,13 +1663,13 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
                                                      of->samples > 0 ? (int32_t)ranks : 0, gives)
                  : normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, c->at_once, g->parts);
     HOLDS(layout.bytes <= (int32_t)launch->shared);
-    check_packed(test, launch, p, pack);
+    check_packed(test, launch, p, vector_elements);
 #undef HOLDS
 }
 
 /* What those of samples of few rows take for granted. */
 static void check_short(const struct plan_case *test, const struct fake_launch *launch,
-                        const struct normfuse_cuda_arguments *a, int pack, int kept)
+                        const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1667,24 +1679,24 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     const int64_t lanes = (int64_t)c->at_once << c->lane_bits, units = of->by_units.divisor;
-    const int64_t of_set = c->group > pack ? c->group / pack : 1;
+    const int64_t of_set = c->group > vector_elements ? c->group / vector_elements : 1;
     HOLDS(p->sets == NORMFUSE_SETS_GROUP && c->group == p->c / p->groups && c->rows == p->s && c->n == p->n);
-    HOLDS(c->group % pack == 0 || pack % c->group == 0);
-    HOLDS(kept > 1 || (c->group >= pack && p->s == 1));
+    HOLDS(c->group % vector_elements == 0 || vector_elements % c->group == 0);
+    HOLDS(kept > 1 || (c->group >= vector_elements && p->s == 1));
     HOLDS(lanes <= 32 && (lanes & (lanes - 1)) == 0 && of_set <= 1 << c->lane_bits);
     HOLDS((int64_t)c->at_once * kept >= c->rows);
     HOLDS(of->samples >= 1 && of->samples * units * lanes <= (int64_t)launch->threads && launch->threads == 256);
-    HOLDS(of->units * of_set * pack == p->c && c->width == units * of_set && c->parts == g->parts);
+    HOLDS(of->units * of_set * vector_elements == p->c && c->width == units * of_set && c->parts == g->parts);
     HOLDS((int64_t)g->blocks_wide * units >= of->units && (int64_t)(g->blocks_wide - 1) * units < of->units);
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && (int64_t)(g->parts - 1) * of->samples < p->n);
     HOLDS((int64_t)of->by_lanes.divisor == lanes && (int32_t)c->by_blocks_wide.divisor == g->blocks_wide);
     HOLDS(divides(&of->by_units) && divides(&of->by_lanes) && divides(&c->by_blocks_wide));
     HOLDS(a->sums == NULL ||
-          (int32_t)launch->shared >= normfuse_lay_out_lanes(of->samples, c->at_once, c->width * pack).bytes);
+          (int32_t)launch->shared >= normfuse_lay_out_lanes(of->samples, c->at_once, c->width * vector_elements).bytes);
     HOLDS(!test->backward ||
           (p->rstd.type == NORMFUSE_F32 && (p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64)));
     HOLDS(p->scale.data == NULL && p->shift.data == NULL && g->sums_by_channel && g->sum_slots == g->parts);
-    check_packed(test, launch, p, pack);
+    check_packed(test, launch, p, vector_elements);
 #undef HOLDS
 }
 
@@ -1738,7 +1750,7 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
 }
 
 static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int pack, int kept)
+                         const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1747,11 +1759,12 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(p->dy.data != NULL && p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups);
-    HOLDS((int64_t)g->width * pack == p->c && c->width == g->width && c->groups == p->groups && c->group == g->group);
+    HOLDS((int64_t)g->width * vector_elements == p->c && c->width == g->width && c->groups == p->groups &&
+          c->group == g->group);
     HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
     HOLDS(p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL);
-    for (int64_t first = 0; first < p->c; first += pack)
-        HOLDS((first + pack - 1) / g->group - first / g->group <= 1);
+    for (int64_t first = 0; first < p->c; first += vector_elements)
+        HOLDS((first + vector_elements - 1) / g->group - first / g->group <= 1);
     HOLDS(p->mean.type <= NORMFUSE_F32 && p->rstd.type <= NORMFUSE_F32 && p->activation != NORMFUSE_HARDSWISH);
     HOLDS(p->activation != NORMFUSE_RELU6);
     /* A ticket a sample, or one for all where blocks of all samples meet. */
@@ -1767,13 +1780,13 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     HOLDS((int32_t)launch->shared >= normfuse_lay_out_grid_backward(0, c->width, (int32_t)p->c, (int32_t)p->groups,
                                                                     c->at_once, false, a->sums != NULL)
                                          .bytes);
-    check_packed(test, launch, p, pack);
+    check_packed(test, launch, p, vector_elements);
 #undef HOLDS
 }
 
 /* What those of the whole grid take for granted. */
 static void check_grid(const struct plan_case *test, const struct fake_launch *launch,
-                       const struct normfuse_cuda_arguments *a, int pack)
+                       const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1786,16 +1799,17 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS((batch ? g->group == 1 && p->n == 1 : p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups));
-    HOLDS((int64_t)g->width * pack == p->c && batch == (strstr(launch->name, "_batch_") != NULL));
+    HOLDS((int64_t)g->width * vector_elements == p->c && batch == (strstr(launch->name, "_batch_") != NULL));
     HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
     HOLDS(!backward ||
           (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
-    for (int64_t first = 0; first < p->c; first += pack)
-        HOLDS(batch || (first + pack - 1) / g->group - first / g->group <= 1);
+    for (int64_t first = 0; first < p->c; first += vector_elements)
+        HOLDS(batch || (first + vector_elements - 1) / g->group - first / g->group <= 1);
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
     HOLDS((int64_t)(g->teams + 1) * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4);
-    /* Rows of a part are adjacent in memory, and a bulk copy takes whole packs. */
-    HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 && p->x.batch % pack == 0);
+    /* Rows of a part are adjacent in memory, and a bulk copy takes whole vectors. */
+    HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 &&
+          p->x.batch % vector_elements == 0);
     HOLDS(c->at_once >= 1 && (int64_t)c->at_once * g->width <= (int64_t)launch->threads - 32);
     HOLDS((batch || c->groups == p->groups) && c->parts == g->parts && c->part_rows == g->part_rows);
     HOLDS(c->rows == p->s && c->n == p->n && of->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
@@ -1830,36 +1844,37 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
         rows += own;
     }
     HOLDS(rows == g->rows && of->first_parts >= 1 && of->first_parts <= g->parts);
-    check_packed(test, launch, p, pack);
+    check_packed(test, launch, p, vector_elements);
 #undef HOLDS
 }
 
-/* Rows that are walked as one are adjacent, whole packs, and all of them in each block. */
+/* Rows that are walked as one are adjacent, whole vectors, and all of them in each block. */
 static void check_abreast(const struct plan_case *test, const struct fake_launch *launch,
-                          const struct normfuse_cuda_arguments *a, int pack)
+                          const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool uneven = is_uneven(launch->name);
-    /* Uneven: rows enough wherever a sample begins in its first pack. */
-    const int64_t rows = uneven ? up(p->s * p->c + pack - 1, p->c * g->abreast) : p->s / g->abreast;
+    /* Uneven: rows enough wherever a sample begins in its first vector. */
+    const int64_t rows = uneven ? up(p->s * p->c + vector_elements - 1, p->c * g->abreast) : p->s / g->abreast;
     CHECK(g->abreast >= 1 && g->rows == rows && (uneven || p->s % g->abreast == 0) &&
               g->row_channels == p->c * g->abreast && g->row_values == (int64_t)g->group * g->abreast,
           "%s: %s: %d rows of %d abreast, %d channels", test->name, launch->name, (int)g->rows, (int)g->abreast,
           (int)g->row_channels);
-    CHECK(pack > 1 || g->abreast == 1, "%s: %s: %d rows abreast", test->name, launch->name, (int)g->abreast);
+    CHECK(vector_elements > 1 || g->abreast == 1, "%s: %s: %d rows abreast", test->name, launch->name, (int)g->abreast);
     if (g->abreast == 1)
         return;
     abreast_launches++;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         CHECK(views[i]->data == NULL ||
-                  ((uintptr_t)views[i]->data % 16 == 0 && (views[i]->batch % pack == 0 || uneven) &&
+                  ((uintptr_t)views[i]->data % 16 == 0 && (views[i]->batch % vector_elements == 0 || uneven) &&
                    views[i]->channel == 1 && views[i]->position == p->c * g->abreast),
               "%s: %s: tensor %zu does not allow %d rows abreast", test->name, launch->name, i, (int)g->abreast);
-    CHECK(g->blocks_wide == 1 && (int64_t)g->width * pack == p->c * g->abreast && g->abreast <= pack &&
-              p->c * (g->abreast / 2) % pack != 0 && (!uneven || g->piece_bits == 0),
-          "%s: %s: %d rows abreast in %d packs", test->name, launch->name, (int)g->abreast, (int)g->width);
+    CHECK(g->blocks_wide == 1 && (int64_t)g->width * vector_elements == p->c * g->abreast &&
+              g->abreast <= vector_elements && p->c * (g->abreast / 2) % vector_elements != 0 &&
+              (!uneven || g->piece_bits == 0),
+          "%s: %s: %d rows abreast in %d vectors", test->name, launch->name, (int)g->abreast, (int)g->width);
     const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
     const int64_t pieces = (g->group >> g->piece_bits) * at_once;
     const int64_t in_lane = test->backward ? up(at_once * g->abreast, INT64_C(1) << g->channel_bits)
@@ -1871,9 +1886,9 @@ static void check_abreast(const struct plan_case *test, const struct fake_launch
           "%s: %s: groups of %d channels", test->name, launch->name, (int)g->group);
 }
 
-/* Samples that begin and end inside of packs: of tensors that are alike, and no wide row too few. */
+/* Samples that begin and end inside of vectors: of tensors that are alike, and no wide row too few. */
 static void check_uneven(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int pack)
+                         const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1888,8 +1903,8 @@ static void check_uneven(const struct plan_case *test, const struct fake_launch 
     CHECK(g->kept_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: keeps what it reads", test->name,
           launch->name);
     for (int64_t n = 0; n < p->n && n < 64; n++) {
-        const int64_t last = (n * p->x.batch % pack + p->s * p->c - 1) / pack;
-        CHECK(last < (int64_t)g->rows * g->width, "%s: %s: %d rows of %d packs end before sample %lld", test->name,
+        const int64_t last = (n * p->x.batch % vector_elements + p->s * p->c - 1) / vector_elements;
+        CHECK(last < (int64_t)g->rows * g->width, "%s: %s: %d rows of %d vectors end before sample %lld", test->name,
               launch->name, (int)g->rows, (int)g->width, (long long)n);
     }
 }
@@ -1903,42 +1918,44 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
                          const struct normfuse_cuda_device *device, const struct tolerance_arithmetic *arithmetic)
 {
     struct normfuse_cuda_arguments a;
-    int pack = 0, kept = 0;
+    int vector_elements = 0, kept = 0;
     const char *const numbers = strrchr(launch->name, '_');
     if (!CHECK(launch->argument_bytes == sizeof a, "%s: %zu bytes of arguments", test->name, launch->argument_bytes))
         return;
     memcpy(&a, launch->arguments, sizeof a);
     const struct normfuse_problem *const p = &a.problem;
     const struct normfuse_cuda_geometry *const g = &a.geometry;
-    if (sscanf(numbers, "_%dx%d", &pack, &kept) != 2) {
+    if (sscanf(numbers, "_%dx%d", &vector_elements, &kept) != 2) {
         CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name,
               launch->name);
         return;
     }
     const bool backward = strstr(launch->name, "backward") != NULL;
     const bool gathers = (a.phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) != 0;
-    const int resident = normfuse_cuda_blocks_per_processor(device, launch->kernel, launch->threads, launch->shared);
+    const int resident =
+        normfuse_cuda_blocks_per_multiprocessor(device, launch->kernel, launch->threads, launch->shared);
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     const bool ragged = is_ragged(launch->name), line = is_line(launch->name);
     const bool general = is_general(launch->name);
     HOLDS(backward == test->backward && (line || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
-    HOLDS(pack == 1 || ragged || general || (p->columns ? p->c * g->abreast : p->s) % pack == 0);
+    HOLDS(vector_elements == 1 || ragged || general || (p->columns ? p->c * g->abreast : p->s) % vector_elements == 0);
     if (p->columns && !line && !general)
-        check_abreast(test, launch, &a, pack);
-    HOLDS(pack == 1 || !test->misaligned);
+        check_abreast(test, launch, &a, vector_elements);
+    HOLDS(vector_elements == 1 || !test->misaligned);
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
     HOLDS(resident > 0);
-    HOLDS(g->parts >= 1 && g->passes >= 1 && g->kept_shared >= 0 && (pack > 1 || g->kept_shared == 0 || general));
+    HOLDS(g->parts >= 1 && g->passes >= 1 && g->kept_shared >= 0 &&
+          (vector_elements > 1 || g->kept_shared == 0 || general));
     /* Blocks that wait for one another. */
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         HOLDS(test->has_sync && a.tickets != NULL);
         HOLDS(launch->grid == (int64_t)g->teams * g->parts && g->teams <= g->sets);
         HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
-        HOLDS(launch->grid <= (int64_t)resident * device->processors);
+        HOLDS(launch->grid <= (int64_t)resident * device->multiprocessors);
     }
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
     HOLDS(launch->cluster <= 1 || (device->clusters && launch->cluster <= 16 &&
@@ -1951,22 +1968,22 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(!p->columns || p->sets != NORMFUSE_SETS_GROUP || g->group == p->c / p->groups);
     }
     HOLDS(!p->columns || line || general || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
-          g->width * pack % g->group == 0);
+          g->width * vector_elements % g->group == 0);
     /* All elements, once. */
-    const int64_t packs = ragged ? g->spans : (p->columns ? p->c * g->abreast : p->s) / pack;
+    const int64_t vectors = ragged ? g->spans : (p->columns ? p->c * g->abreast : p->s) / vector_elements;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
-    const int64_t places = p->columns && !line ? p->n * g->rows * packs : (int64_t)g->sets * g->rows;
+    const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->sets * g->rows;
     if (general) {
-        check_general(test, launch, &a, pack, kept);
+        check_general(test, launch, &a, vector_elements, kept);
     } else if (line) {
         check_line(test, launch, &a, kept);
         line_launches++;
     } else if (!p->columns) {
-        HOLDS(g->spans == packs && g->spans <= up(p->s + pack - 1, pack));
+        HOLDS(g->spans == vectors && g->spans <= up(p->s + vector_elements - 1, vector_elements));
         if (ragged) {
             HOLDS(g->sets_a_block == 1);
             ragged_launches++;
-            check_ragged(test, launch, &a, pack);
+            check_ragged(test, launch, &a, vector_elements);
         }
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         /* Of a thread's values that are summed about one of them. */
@@ -1980,18 +1997,18 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (kept + g->kept_shared) * (backward ? 32 : 1)
                                    : up(g->rows, lanes) <= kept);
     } else {
-        HOLDS((int64_t)g->blocks_wide * g->width >= packs && (int64_t)(g->blocks_wide - 1) * g->width < packs);
+        HOLDS((int64_t)g->blocks_wide * g->width >= vectors && (int64_t)(g->blocks_wide - 1) * g->width < vectors);
         HOLDS((int64_t)launch->threads >= g->width);
         if (is_compact(launch->name)) {
-            check_compact(test, launch, &a, pack);
+            check_compact(test, launch, &a, vector_elements);
             compact_launches++;
         }
         if (is_uneven(launch->name)) {
-            check_uneven(test, launch, &a, pack);
+            check_uneven(test, launch, &a, vector_elements);
             uneven_launches++;
         }
         if (is_of_grid(kept)) {
-            check_grid(test, launch, &a, pack);
+            check_grid(test, launch, &a, vector_elements);
             grid_launches++;
         }
         if (is_added(launch->name)) {
@@ -2000,11 +2017,11 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             added_launches++;
         }
         if (is_short(launch->name)) {
-            check_short(test, launch, &a, pack, kept);
+            check_short(test, launch, &a, vector_elements, kept);
             short_launches++;
         }
         if (is_spread(launch->name)) {
-            check_spread(test, launch, &a, pack, kept);
+            check_spread(test, launch, &a, vector_elements, kept);
             spread_launches++;
         }
     }
@@ -2015,7 +2032,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         int64_t wrong = 0, first = -1;
         if (seen == NULL)
             abort();
-        count_owners(launch, &a, pack, kept, seen);
+        count_owners(launch, &a, vector_elements, kept, seen);
         for (int64_t i = 0; i < places; i++)
             if (seen[i] != 1) {
                 first = wrong == 0 ? i : first;
@@ -2047,11 +2064,11 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group));
     HOLDS(!p->columns || line || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
     HOLDS(!p->columns || line ||
-          (g->group % (1 << g->piece_bits) == 0 && pack % (1 << g->piece_bits) == 0 &&
+          (g->group % (1 << g->piece_bits) == 0 && vector_elements % (1 << g->piece_bits) == 0 &&
            ((int64_t)g->by_pieces.divisor << g->piece_bits == g->group || general)));
     HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
     /* Scratch: parts one after the other, within what was asked for. */
-    const int64_t groups = p->columns ? (int64_t)g->width * pack / g->group : 1;
+    const int64_t groups = p->columns ? (int64_t)g->width * vector_elements / g->group : 1;
     const int64_t all_sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
     const int64_t split = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups / g->group : 1;
     const size_t word = backward ? 16 : 24;
@@ -2072,7 +2089,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
           used, scratch_address_bytes);
     if (gathers) {
-        const double way = longest_way(&a, launch->name, kept, launch->threads, pack, ragged, backward);
+        const double way = longest_way(&a, launch->name, kept, launch->threads, vector_elements, ragged, backward);
         CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
               launch->name, way, arithmetic->additions);
     }
@@ -2166,7 +2183,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     exec.scratch_bytes = scratch_address_bytes;
     fake_driver.launches = 0;
     status = call_plan_case(test, &tensors, &exec, NULL);
-    /* Sets of about 2^31 packs are more than the kernels count; everything smaller has a geometry. */
+    /* Sets of about 2^31 vectors are more than the kernels count; everything smaller has a geometry. */
     const int64_t set_values = sizes[2] * (test->op == 0         ? sizes[1] / test->groups
                                            : test->op == 1       ? sizes[0]
                                            : sizes[0] > sizes[1] ? sizes[0]
@@ -2274,10 +2291,10 @@ static void test_plans(void)
             struct fake_device *const old = &fake_driver.device[0];
             *old = (struct fake_device){.name = "NVIDIA A100",
                                         .capability = 80,
-                                        .processors = 108,
-                                        .threads_per_processor = 2048,
-                                        .registers_per_processor = 65536,
-                                        .shared_per_processor = 167936,
+                                        .multiprocessors = 108,
+                                        .threads_per_multiprocessor = 2048,
+                                        .registers_per_multiprocessor = 65536,
+                                        .shared_per_multiprocessor = 167936,
                                         .shared_per_block = 166912,
                                         .shared_reserved = 1024,
                                         .l2_bytes = 40 << 20,
@@ -2287,7 +2304,7 @@ static void test_plans(void)
         }
         if (generation == 2) { /* one block is resident where two would be */
             fake_driver.device[0].shared_per_block = 120000;
-            fake_driver.device[0].shared_per_processor = 124000;
+            fake_driver.device[0].shared_per_multiprocessor = 124000;
         }
         fake_driver_use();
         const struct normfuse_cuda_device *const device = device_of(0);
@@ -2301,18 +2318,18 @@ static void test_plans(void)
     CHECK(line_launches > 500, "kernels of adjacent norm groups were launched %d times", line_launches);
     CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
-    CHECK(uneven_launches > 300, "samples began inside of packs %d times", uneven_launches);
+    CHECK(uneven_launches > 300, "samples began inside of vectors %d times", uneven_launches);
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);
     CHECK(spread_launches > 40, "kernels of samples spread over the grid were launched %d times", spread_launches);
     CHECK(grid_launches > 50, "kernels of the whole grid were launched %d times", grid_launches);
-    CHECK(ragged_launches > 500, "rows that are not aligned took packs of 16 bytes %d times", ragged_launches);
+    CHECK(ragged_launches > 500, "rows that are not aligned took vectors of 16 bytes %d times", ragged_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",
                      too_little_shared);
     if (too_large > 0)
-        harness_skip("%d problems with sets of 2^31 packs or more were refused", too_large);
+        harness_skip("%d problems with sets of 2^31 vectors or more were refused", too_large);
 }
 
 /* Of the first cases, in one layout: how many a schedule took. */
@@ -2524,7 +2541,7 @@ static void test_plans_remembered(void)
     for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++)
         CHECK(ask_scratch(i) == scratch_of_problem[i], "problem %d has another answer than before", i);
     fake_driver_reset();
-    fake_driver.device[0].processors = 40;
+    fake_driver.device[0].multiprocessors = 40;
     fake_driver_use();
     int same = 0;
     for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++) {
@@ -2532,7 +2549,7 @@ static void test_plans_remembered(void)
         CHECK(bytes != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
         same += bytes == scratch_of_problem[i];
     }
-    CHECK(same < OF_A_NETWORK / 2, "%d of %d answers are those of a device with more processors", same,
+    CHECK(same < OF_A_NETWORK / 2, "%d of %d answers are those of a device with more multiprocessors", same,
           (int)OF_A_NETWORK);
 }
 

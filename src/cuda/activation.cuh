@@ -4,7 +4,7 @@
 #ifndef NORMFUSE_CUDA_ACTIVATION_CUH
 #define NORMFUSE_CUDA_ACTIVATION_CUH
 
-#include "pack.cuh"
+#include "vector.cuh"
 
 /* 1/x within 1 ulp, and 0 beyond 2^126. */
 __device__ __forceinline__ float reciprocal(float x)
@@ -43,7 +43,8 @@ template <bool fast, typename R> __device__ __forceinline__ R sigmoid(R z)
         return reciprocal(R(1) + exponential<fast>(-z));
 }
 
-/* Where the result is stored in 16 bits: below -1/8 by e^z - 1, above it by Taylor's polynomial; relative error 2^-18. */
+/* Where the result is stored in 16 bits: below -1/8 by e^z - 1, above it by Taylor's polynomial; relative error 2^-18.
+ */
 template <bool fast> __device__ __forceinline__ float exponential_less_1(float z)
 {
     if constexpr (fast) {
@@ -70,7 +71,8 @@ template <bool fast, typename R> __device__ __forceinline__ softplus<R> softplus
 }
 
 /* The normal distribution, as exact in its lower tail, where 1 + erf would cancel, and its density. Where results are
- * stored in 16 bits the tail is e^(-z^2/2) t P(t), t = 1 / (1 + 0.32 |z|): relative error of t P(t) 2^-16.6 up to 14. */
+ * stored in 16 bits the tail is e^(-z^2/2) t P(t), t = 1 / (1 + 0.32 |z|): relative error of t P(t) 2^-16.6 up to 14.
+ */
 template <typename R> struct normal {
     R cumulative, density;
 };
@@ -200,10 +202,10 @@ static __device__ __forceinline__ void differentiate_rare(R (&g)[V], const R (&z
     }
 }
 
-/* The same of doubles, of single elements and in loops over all vectors that a thread keeps by functions that are called:
- * these loops are unrolled, and would be several times as long. Others have them in place, since what a called function
- * may not touch goes to memory right after it was loaded, so that nothing else is asked for before it has come. A struct
- * stays in registers, an array would not. */
+/* The same of doubles, of single elements and in loops over all vectors that a thread keeps by functions that are
+ * called: these loops are unrolled, and would be several times as long. Others have them in place, since what a called
+ * function may not touch goes to memory right after it was loaded, so that nothing else is asked for before it has
+ * come. A struct stays in registers, an array would not. */
 template <typename R, int V> struct values_of {
     R at[V];
 };

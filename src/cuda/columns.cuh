@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns.cuh - how threads walk the tile of a block when channels are adjacent; kernels.h has the picture. A thread
- * has one pack of channels and every RT-th row, RT being the rows that a block of threads covers at once. */
+ * has one vector of channels and every RT-th row, RT being the rows that a block of threads covers at once. */
 #ifndef NORMFUSE_CUDA_COLUMNS_CUH
 #define NORMFUSE_CUDA_COLUMNS_CUH
 
@@ -12,9 +12,9 @@ struct column_place {
     int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
     int first_channel;                /* of the block */
     int first, stop;                  /* the rows of the part, or what it is from, interleaved with the others */
-    int column, beside, rows_at_once; /* the thread's pack in the block, its row among those at once */
+    int column, beside, rows_at_once; /* the thread's vector in the block, its row among those at once */
     unsigned step;                    /* bytes from one row of the thread to the next */
-    bool active;                      /* has a pack at all */
+    bool active;                      /* has a vector at all */
 };
 
 template <typename T, int V>
@@ -60,40 +60,41 @@ template <typename T, int V> struct column_cursor {
     }
     __device__ __forceinline__ raw<T, V> load() const
     {
-        return load_pack<T, V>(base + at, 0);
+        return load_vector<T, V>(base + at, 0);
     }
-    __device__ __forceinline__ void store(raw<T, V> pack) const
+    __device__ __forceinline__ void store(raw<T, V> vector) const
     {
-        store_pack<T, V>(base + at, 0, pack);
+        store_vector<T, V>(base + at, 0, vector);
     }
 };
 
-/* A pack is worked on in parts of four values: those of eight would be as many registers as two packs more. */
+/* A vector is worked on in parts of four values: those of eight would be as many registers as two vectors more. */
 constexpr int values_a_part = 4;
 
 template <typename T, int V>
-__device__ __forceinline__ void unpack_part(const raw<T, V> &pack, int part, float (&values)[values_a_part])
+__device__ __forceinline__ void unpack_part(const raw<T, V> &vector, int part, float (&values)[values_a_part])
 {
     if constexpr (V == 8) {
-        const float2 low = pair_of(part == 0 ? pack.x : pack.z, T()), high = pair_of(part == 0 ? pack.y : pack.w, T());
+        const float2 low = pair_of(part == 0 ? vector.x : vector.z, T()),
+                     high = pair_of(part == 0 ? vector.y : vector.w, T());
         values[0] = low.x;
         values[1] = low.y;
         values[2] = high.x;
         values[3] = high.y;
     } else {
-        unpack<T, V>(pack, values);
+        unpack<T, V>(vector, values);
     }
 }
 
 template <typename T, int V>
-__device__ __forceinline__ void put_part(raw<T, V> &pack, int part, const float (&values)[values_a_part])
+__device__ __forceinline__ void put_part(raw<T, V> &vector, int part, const float (&values)[values_a_part])
 {
     if constexpr (V == 8) {
         const unsigned low = bits_of(values[0], values[1], T()), high = bits_of(values[2], values[3], T());
-        (part == 0 ? pack.x : pack.z) = low;
-        (part == 0 ? pack.y : pack.w) = high;
+        (part == 0 ? vector.x : vector.z) = low;
+        (part == 0 ? vector.y : vector.w) = high;
     } else {
-        pack = make_pack<T, V>(values);
+        vector = make_vector<T, V>(values);
     }
 }
 
@@ -107,7 +108,7 @@ __device__ __forceinline__ int rows_of(const normfuse_cuda_geometry &g, const co
     return whole * place.rows_at_once + min(place.rows_at_once, rows - whole * step);
 }
 
-/* How many of `slots` packs the thread has in a tile that begins at `row`. */
+/* How many of `slots` vectors the thread has in a tile that begins at `row`. */
 __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
     const int rows = place.stop - row;
@@ -116,13 +117,13 @@ __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const 
                : min(slots, divide(rows + (int)a.geometry.by_row_step.divisor - 1, a.geometry.by_row_step));
 }
 
-/* Where wide rows (kernels.h) and samples do not end together: packs are aligned in memory wherever a sample begins, so
- * its first one may hold elements of the sample before, its last one of the next, and there is none behind the
- * tensor's end. The thread that has such an edge puts what is its own of it in its ring ahead of its whole packs, by
- * single elements, and so do its results leave, after those of the loop: in the loop itself an edge cost all shapes up
- * to 20 %. */
+/* Where wide rows (kernels.h) and samples do not end together: vectors are aligned in memory wherever a sample begins,
+ * so its first one may hold elements of the sample before, its last one of the next, and there is none behind the
+ * tensor's end. The thread that has such an edge puts what is its own of it in its pipeline ahead of its whole vectors,
+ * by single elements, and so do its results leave, after those of the loop: in the loop itself an edge cost all shapes
+ * up to 20 %. */
 template <typename T, int V, bool allowed> struct column_edges {
-    int count, whole; /* packs of the thread: edges, at most two, and whole ones */
+    int count, whole; /* vectors of the thread: edges, at most two, and whole ones */
     int marks;        /* one register for what is rarely asked for */
     unsigned step;
 
@@ -136,9 +137,9 @@ template <typename T, int V, bool allowed> struct column_edges {
             const normfuse_problem &p = a.problem;
             const int lead = (int)(place.n * p.x.batch & (V - 1)), width = a.geometry.width;
             const int elements = lead + (int)(p.s * p.c);
-            const int packs = (int)((unsigned)(elements + V - 1) / (unsigned)V);
+            const int vectors = (int)((unsigned)(elements + V - 1) / (unsigned)V);
             column_place own = place;
-            own.stop = min(place.stop, divide(packs - place.column + width - 1, a.geometry.by_width));
+            own.stop = min(place.stop, divide(vectors - place.column + width - 1, a.geometry.by_width));
             whole = count = slots_of(a, own, row, slots);
             int later = lead, begin = 0, finish = V;
             if (count > 0) {
@@ -157,7 +158,7 @@ template <typename T, int V, bool allowed> struct column_edges {
     {
         return allowed ? count - whole : 0;
     }
-    /* Where the thread's own elements begin in its first pack and end in its last. */
+    /* Where the thread's own elements begin in its first vector and end in its last. */
     __device__ __forceinline__ int begin() const
     {
         return allowed ? marks & 15 : 0;
@@ -166,7 +167,7 @@ template <typename T, int V, bool allowed> struct column_edges {
     {
         return allowed ? marks >> 4 & 15 : V;
     }
-    /* Elements of the sample's first pack that are not its own. */
+    /* Elements of the sample's first vector that are not its own. */
     __device__ __forceinline__ int lead() const
     {
         return allowed ? marks >> 8 & 15 : 0;
@@ -181,7 +182,7 @@ template <typename T, int V, bool allowed> struct column_edges {
     {
         return column + (later() > 0 ? channels - later() : 0);
     }
-    /* Bytes from the thread's first pack to its first whole one. */
+    /* Bytes from the thread's first vector to its first whole one. */
     __device__ __forceinline__ unsigned skipped() const
     {
         return begin() > 0 ? step : 0;
@@ -207,20 +208,20 @@ template <typename T, int V, bool allowed> struct column_edges {
 };
 
 template <typename T, typename Edges>
-__device__ __forceinline__ void store_edges(const Edges &edges, char *first_pack, const uint4 *of_edges)
+__device__ __forceinline__ void store_edges(const Edges &edges, char *first_vector, const uint4 *of_edges)
 {
 #pragma unroll 1
     for (int k = 0; k < edges.edges(); k++)
-        store_range<T>(first_pack + edges.at(k), of_edges[edges.result(k)], edges.begin(k), edges.finish(k));
+        store_range<T>(first_vector + edges.at(k), of_edges[edges.result(k)], edges.begin(k), edges.finish(k));
 }
 
-/* A thread's own ring in shared memory, for what it reads once: copy(slot) asks for the next whole pack, read(slot)
- * makes values of one, work(values, left) is what they are for, `left` packs before the end. As many are on their way
- * as the ring has slots. Where blocks begin with more than a load or two, as here, registers did worse: 1x64x2039x1021
- * bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and two loads on one are
- * waited for together. */
+/* A thread's own pipeline in shared memory, for what it reads once: copy(slot) asks for the next whole vector,
+ * read(slot) makes values of one, work(values, left) is what they are for, `left` vectors before the end. As many are
+ * on their way as the pipeline has slots. Where blocks begin with more than a load or two, as here, registers did
+ * worse: 1x64x2039x1021 bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and
+ * two loads on one are waited for together. */
 template <int slots, typename Edges, typename Copy>
-__device__ __forceinline__ void open_ring(const Edges &edges, Copy &copy)
+__device__ __forceinline__ void open_pipeline(const Edges &edges, Copy &copy)
 {
 #pragma unroll
     for (int slot = 0; slot < slots; slot++) {
@@ -230,7 +231,7 @@ __device__ __forceinline__ void open_ring(const Edges &edges, Copy &copy)
     }
 }
 template <int slots, typename Copy, typename Read, typename Work>
-__device__ __forceinline__ void walk_ring(int count, Copy &copy, Read read, Work work)
+__device__ __forceinline__ void walk_pipeline(int count, Copy &copy, Read read, Work work)
 {
     int slot = 0;
 #pragma unroll 1
@@ -359,7 +360,7 @@ __device__ __forceinline__ void split_sum(compute<T> base, compute<T> more, comp
     const R sum[1] = {base + more}, part = sum[0] - base;
     const R left = (base - (sum[0] - part)) + (more - part);
     R back[1];
-    unpack<T, 1>(make_pack<T, 1>(sum), back);
+    unpack<T, 1>(make_vector<T, 1>(sum), back);
     rounded = back[0];
     rest = (sum[0] - back[0]) + left;
 }
@@ -369,7 +370,7 @@ template <typename T> __device__ __forceinline__ void split_mean(double mean, co
     using R = compute<T>;
     const R value[1] = {(R)mean};
     R back[1];
-    unpack<T, 1>(make_pack<T, 1>(value), back);
+    unpack<T, 1>(make_vector<T, 1>(value), back);
     rounded = back[0];
     rest = (R)(mean - (double)back[0]);
 }
@@ -432,7 +433,7 @@ __device__ __forceinline__ void send(mailbox &box, float2 *place, int rank, floa
 
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */
 
-/* What a thread found in a piece: adjacent channels of its pack that are of one group, as many as any pack and any
+/* What a thread found in a piece: adjacent channels of its vector that are of one group, as many as any vector and any
  * group have in common. The mean is squares' and less `first`, one of the thread's values. */
 template <typename R> struct alignas(16) piece_sums {
     R first, mean, squares, count;

@@ -21,7 +21,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
     __shared__ mailbox mail;
-    __shared__ uint4 of_edges[2]; /* results of the first and the last pack of a sample */
+    __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 char *const first_x = x_at.base + x_at.at, *const first_dy = dy_at.base + dy_at.at;
                 x_at.at += edges.skipped();
                 dy_at.at += edges.skipped();
-                open_ring<K>(edges, copy);
+                open_pipeline<K>(edges, copy);
 #pragma unroll 1
                 for (int k = 0; k < edges.edges(); k++) {
                     uint4 *const to = dynamic + 2 * k * threads + (int)threadIdx.x;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     to[threads] = load_range<T>(first_dy + edges.at(k), begin, finish, make_uint4(0, 0, 0, 0));
                 }
             } else if constexpr (!keeps) {
-                open_ring<K>(edges, copy);
+                open_pipeline<K>(edges, copy);
             } else if (!is_loaded) {
                 walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
             }
@@ -106,7 +106,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             forget(sample);
             forget(step);
             forget(channel_bits);
-            /* Shared memory, in this order: packs; statistics of groups; of each channel what channel_values says,
+            /* Shared memory, in this order: vectors; statistics of groups; of each channel what channel_values says,
              * `ready` with the rest of the mean as the fourth; two sums of each thread's channels; weighted sums of
              * channels; totals of groups; of each block of a cluster those of a group. */
             const int channels = width * V, first_channel = place.first_channel;
@@ -116,7 +116,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             group_statistics<float> *const of_groups =
                 reinterpret_cast<group_statistics<float> *>(dynamic + 2 * (keeps ? shared : K) * threads);
             float *const values = reinterpret_cast<float *>(of_groups + groups);
-            const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
+            const channel_values of_channels = {values, values + channels, values + 2 * channels,
+                                                values + 3 * channels};
             float *const of_plain = values + 4 * channels, *const of_centred = of_plain + at_once * channels;
             totals<float> *const of_sums = reinterpret_cast<totals<float> *>(of_centred + at_once * channels);
             totals<float> *const of_totals = of_sums + channels;
@@ -188,7 +189,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 __syncthreads();
                 const int column = place.active ? place.column : 0;
                 coefficients_of<V>(a, of_channels, of_groups, column, edges.of_group(column * V, here), ready, slope,
-                                      offset, shift);
+                                   offset, shift);
                 if (half) {
 #pragma unroll
                     for (int i = 0; i < V; i++) {
@@ -197,7 +198,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 }
             }
-            /* Of part `h` of a pack, x and dy become x - shift and dy'. */
+            /* Of part `h` of a vector, x and dy become x - shift and dy'. */
             const auto differentiate = [&](auto chosen, int h, values_of_part &x, values_of_part &dy) {
 #pragma unroll
                 for (int i = 0; i < H; i++)
@@ -309,9 +310,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 const float share = 1.0f / (float)p.set_values;
                 const auto finish = [&](int group, float sum, float product) {
                     const float rstd = of_groups[group].rstd;
-                    in_all_rows(group, groups_here, groups, [&](int at) {
-                        of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)};
-                    });
+                    in_all_rows(group, groups_here, groups,
+                                [&](int at) { of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)}; });
                 };
                 if constexpr (keeps) {
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
@@ -319,7 +319,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
                     const bool far = exchange == NORMFUSE_EXCHANGE_GRID;
                     float2 *const of_grid = reinterpret_cast<float2 *>(a.partials) +
-                                             ((int64_t)parity * g.teams + first_team) * groups * g.parts;
+                                            ((int64_t)parity * g.teams + first_team) * groups * g.parts;
                     __syncthreads();
                     if (threadIdx.x == 0 && g.contributors > 0)
                         counted = count_block(a, divide(first_channel, g.by_group));
@@ -423,7 +423,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     struct row_values {
                         float x[V / H][H], dy[V / H][H];
                     };
-                    walk_ring<K>(
+                    walk_pipeline<K>(
                         count, copy,
                         [&](int slot) {
                             const uint4 *const from = dynamic + 2 * slot * threads + (int)threadIdx.x;
@@ -437,7 +437,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             return values;
                         },
                         [&](row_values &values, int left) {
-                            raw<T, V> dx_out = zero_pack<T, V>();
+                            raw<T, V> dx_out = zero_vector<T, V>();
 #pragma unroll
                             for (int h = 0; h < V / H; h++) {
                                 differentiate(chosen, h, values.x[h], values.dy[h]);
@@ -465,13 +465,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
                 /* The same rows of the team that this block has next are asked for as places become free. */
                 const int next_team = team + g.teams;
-                is_loaded = exchange == NORMFUSE_EXCHANGE_GRID &&
-                            next_team < g.sets && g.row_channels == g.blocks_wide * g.width * V;
+                is_loaded = exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+                            g.row_channels == g.blocks_wide * g.width * V;
                 const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
                 choose_activation<true, false>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
-                        raw<T, V> dx_out = zero_pack<T, V>();
+                        raw<T, V> dx_out = zero_vector<T, V>();
 #pragma unroll
                         for (int h = 0; h < V / H; h++) {
                             float x[H], dy[H];

@@ -15,9 +15,9 @@ constexpr int held_entries = 8;
 struct cluster_place {
     int rank, part, n, first_channel; /* of the block */
     int rows;                         /* of the part */
-    int beside, column;               /* the thread's first row and its pack in the block */
+    int beside, column;               /* the thread's first row and its vector in the block */
     int left;                  /* rows of the part from the thread's first on; not above 0: the thread has none */
-    unsigned at;               /* bytes from the sample's beginning to the thread's first pack */
+    unsigned at;               /* bytes from the sample's beginning to the thread's first vector */
     int groups[2], split;      /* of the block: that of the thread's first `split` channels, and of the others */
     int lane, group, of_group; /* the lane's group and its number among that group's lanes */
     bool has_group;
@@ -38,7 +38,7 @@ struct cluster_place {
         at =
             (unsigned)(first_row + beside) * a.row_bytes + (unsigned)(first_channel + column * V) * (unsigned)sizeof(T);
     }
-    /* What is not needed to ask for the packs. */
+    /* What is not needed to ask for the vectors. */
     template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
     {
         int own = column;
@@ -57,8 +57,8 @@ struct cluster_place {
         of[0] = __shfl_sync(full_mask, value, groups[0] << a.lane_bits);
         of[1] = __shfl_sync(full_mask, value, groups[1] << a.lane_bits);
     }
-    /* In shared memory each group has the sums of its packs beside one another. A pack of two groups has a place in
-     * both, so every group begins one pack further on than its first. */
+    /* In shared memory each group has the sums of its vectors beside one another. A vector of two groups has a place in
+     * both, so every group begins one vector further on than its first. */
     __device__ __forceinline__ int entry(const normfuse_cuda_columns &a, int side) const
     {
         return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
@@ -66,9 +66,9 @@ struct cluster_place {
     template <int V>
     __device__ __forceinline__ void entries_of_lane(const normfuse_cuda_columns &a, int &first, int &count) const
     {
-        const int own = has_group ? group : 0, channel = own * a.group, pack = channel / V;
-        first = (pack + own) * a.at_once;
-        count = has_group ? ((channel + a.group - 1) / V - pack + 1) * a.at_once : 0;
+        const int own = has_group ? group : 0, channel = own * a.group, vector = channel / V;
+        first = (vector + own) * a.at_once;
+        count = has_group ? ((channel + a.group - 1) / V - vector + 1) * a.at_once : 0;
     }
 };
 
@@ -91,7 +91,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
     uint4 kept[K];
     const auto load = [&](int k) {
-        kept[k] = load_pack<T, V>(from, 0);
+        kept[k] = load_vector<T, V>(from, 0);
         from += step;
     };
     walk_rows<0, K>(place.left, a.at_once, load);
@@ -101,7 +101,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     raw<T, 1> asked_base = raw<T, 1>();
     if (a.parts > 1) {
         /* A value of the group that all of its blocks know: its first. */
-        asked_base = load_pack<T, 1>(sample, place.first_channel + (place.has_group ? place.group : 0) * a.group);
+        asked_base = load_vector<T, 1>(sample, place.first_channel + (place.has_group ? place.group : 0) * a.group);
         open_mail(mail, a.groups * a.parts * (int)sizeof(float2));
     }
 
@@ -244,7 +244,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
             for (int i = 0; i < V; i++)
                 z[i] = fmaf(z[i] - (i < place.split ? about[0] : about[1]), slope[i], offset[i]);
             activate<fast, true>(z, chosen, a.activation, a.act_param);
-            store_pack<T, V>(to, 0, make_pack<T, V>(z));
+            store_vector<T, V>(to, 0, make_vector<T, V>(z));
             to += step;
         };
         walk_rows<0, K>(place.left, a.at_once, give);
@@ -385,8 +385,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
     uint4 kept_x[K], kept_dy[K];
     const auto load = [&](int k) {
-        kept_x[k] = load_pack<T, V>(x_from, 0);
-        kept_dy[k] = load_pack<T, V>(dy_from, 0);
+        kept_x[k] = load_vector<T, V>(x_from, 0);
+        kept_dy[k] = load_vector<T, V>(dy_from, 0);
         x_from += step;
         dy_from += step;
     };
@@ -539,7 +539,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
             for (int i = 0; i < V; i++)
                 x[i] = fmaf(slope[i], dy[i],
                             fmaf(i < place.split ? of_x[0] : of_x[1], x[i], i < place.split ? level[0] : level[1]));
-            store_pack<T, V>(to, 0, make_pack<T, V>(x));
+            store_vector<T, V>(to, 0, make_vector<T, V>(x));
             to += step;
         };
         walk_rows<0, K>(place.left, a.at_once, give);

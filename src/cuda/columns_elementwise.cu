@@ -3,7 +3,7 @@
  * columns_elementwise.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine, and of norms with an
  * addition before the activation the second half, results from statistics that are known, and the first half of their
  * gradient. Nothing waits for a sum, so memory is the limit as long as enough is on its way: blocks are many and short,
- * and each thread asks for its own channels' parameters along with its packs. Where a block prepared them in shared
+ * and each thread asks for its own channels' parameters along with its vectors. Where a block prepared them in shared
  * memory, to meet before the first result, affine 64x256x64x64 bf16 took 69.6 us for 67.6 and its backward 120 for 109.
  *
  * With an addition, z = normalized(x) + post_add, a gradient has three tensors to read. Here they are read once: dz,
@@ -30,7 +30,7 @@ template <typename T, int V> struct known_channels {
         weight = ask_of(p, p.weight, n, c);
         bias = ask_of(p, p.bias, n, c);
     }
-    /* The statistics of the sets that the channels are of; a pack of one group asks once. */
+    /* The statistics of the sets that the channels are of; a vector of one group asks once. */
     __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
                                                   float (&offset)[V], float (&about)[V])
     {
@@ -120,17 +120,17 @@ template <typename T, int V> struct known_channels {
     {
         const float value[1] = {mean};
         float back[1];
-        unpack<T, 1>(make_pack<T, 1>(value), back);
+        unpack<T, 1>(make_vector<T, 1>(value), back);
         rounded = back[0];
         rest = mean - back[0];
     }
 };
 
 /* What a thread asks for together. */
-template <bool added> struct known_packs {
+template <bool added> struct known_vectors {
     uint4 x;
 };
-template <> struct known_packs<true> {
+template <> struct known_vectors<true> {
     uint4 x, added;
 };
 
@@ -139,7 +139,7 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
 {
     follow_kernel();
     using cursor = column_cursor<T, V>;
-    using packs = known_packs<added>;
+    using vectors = known_vectors<added>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -149,22 +149,22 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     if (count == 0)
         return;
-    packs kept[K];
+    vectors kept[K];
     cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row), other(added ? p.post_add : p.x, p.x, place, row);
-    const auto ask_pack = [&](packs &of, bool wanted) {
-        load_pack_where<T, V>(wanted, of.x, x.base + x.at);
+    const auto ask_vector = [&](vectors &of, bool wanted) {
+        load_vector_where<T, V>(wanted, of.x, x.base + x.at);
         if constexpr (added)
-            load_pack_where<T, V>(wanted, of.added, other.base + x.at);
+            load_vector_where<T, V>(wanted, of.added, other.base + x.at);
         x.advance(place);
     };
-    ask_first<K>(kept, count, ask_pack);
+    ask_first<K>(kept, count, ask_vector);
     known_channels<T, V> known;
     known.ask(p, place.n, place.c);
     float slope[V], offset[V], about[V];
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
     known.template tell<added>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_pack, [&](const packs &of) {
+        walk_passing<K>(kept, count, ask_vector, [&](const vectors &of) {
             float z[V];
             unpack<T, V>(of.x, z);
 #pragma unroll
@@ -178,7 +178,7 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
                     z[i] = fmaf(more[i], factor, z[i]);
             }
             activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
-            y.store(make_pack<T, V>(z));
+            y.store(make_vector<T, V>(z));
             y.advance(place);
         });
     });
@@ -198,7 +198,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
 {
     follow_kernel();
     using cursor = column_cursor<T, V>;
-    using packs = known_pairs<added>;
+    using vectors = known_pairs<added>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
     const normfuse_problem &p = a.problem;
@@ -208,19 +208,19 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     const column_place place = place_of<T, V>(a, team, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool gives_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
-    packs kept[K];
+    vectors kept[K];
     cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row), dx(p.dx.data ? p.dx : p.x, p.x, place, row);
     cursor added_at(added ? p.post_add : p.x, p.x, place, row),
         dadded(added && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
-    const auto ask_pack = [&](packs &of, bool wanted) {
-        load_pack_where<T, V>(wanted, of.x, x_at.base + x_at.at);
-        load_pack_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
+    const auto ask_vector = [&](vectors &of, bool wanted) {
+        load_vector_where<T, V>(wanted, of.x, x_at.base + x_at.at);
+        load_vector_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
         if constexpr (added)
-            load_pack_where<T, V>(wanted, of.added, added_at.base + x_at.at);
+            load_vector_where<T, V>(wanted, of.added, added_at.base + x_at.at);
         x_at.advance(place);
         dy_at.advance(place);
     };
-    ask_first<K>(kept, count, ask_pack);
+    ask_first<K>(kept, count, ask_vector);
     known_channels<T, V> known;
     const int c = place.active ? place.c : 0;
     known.ask(p, place.n, c);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
     known.template tell<added>(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_pack, [&](const packs &of) {
+        walk_passing<K>(kept, count, ask_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0), out_added = make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int h = 0; h < V / H; h++) {
@@ -271,7 +271,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
                 dx.store(out);
             if constexpr (added) {
                 if (p.dpost_add.data)
-                    store_pack<T, V>(dadded.base + dx.at, 0, out_added);
+                    store_vector<T, V>(dadded.base + dx.at, 0, out_added);
             }
             dx.advance(place);
         });

@@ -21,7 +21,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
     __shared__ mailbox mail;
-    __shared__ uint4 of_edges[2]; /* results of the first and the last pack of a sample */
+    __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || !sums;
@@ -63,23 +63,23 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             x.advance(place);
         };
         if constexpr (uneven) {
-            char *const first_pack = x.base + x.at;
+            char *const first_vector = x.base + x.at;
             x.at += edges.skipped();
-            uint4 pack = make_uint4(0, 0, 0, 0);
+            uint4 vector = make_uint4(0, 0, 0, 0);
             if (edges.edges() > 0 && edges.whole > 0)
-                pack = x.load();
-            open_ring<K>(edges, copy);
+                vector = x.load();
+            open_pipeline<K>(edges, copy);
             /* What is not its own are values that it has of the same channels, so that their distance from the
              * first ones is 0. */
             if (edges.edges() > 0 && edges.whole == 0)
-                pack = load_range<T>(first_pack + edges.at(1), 0, edges.finish(), pack);
+                vector = load_range<T>(first_vector + edges.at(1), 0, edges.finish(), vector);
 #pragma unroll 1
             for (int k = 0; k < edges.edges(); k++) {
-                pack = load_range<T>(first_pack + edges.at(k), edges.begin(k), edges.finish(k), pack);
-                dynamic[k * threads + (int)threadIdx.x] = pack;
+                vector = load_range<T>(first_vector + edges.at(k), edges.begin(k), edges.finish(k), vector);
+                dynamic[k * threads + (int)threadIdx.x] = vector;
             }
         } else if constexpr (!keeps) {
-            open_ring<K>(edges, copy);
+            open_pipeline<K>(edges, copy);
         } else if (!is_loaded) {
             walk<K>(count, shared, [&](int slot) { load(x, slot); });
         }
@@ -89,7 +89,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         };
         const auto walk_all = [&](auto work) {
             if constexpr (!keeps)
-                walk_ring<K>(
+                walk_pipeline<K>(
                     count, copy,
                     [&](int slot) {
                         row_values values;
@@ -116,15 +116,15 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         forget(step);
         forget(rows);
         forget(part_rows);
-        /* Shared memory, in this order: packs; sums of pieces (where rings are, once these are done with);
+        /* Shared memory, in this order: vectors; sums of pieces (where pipelines are, once these are done with);
          * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
          * cluster the pair of a group. */
         const int channels = width * V, first_channel = place.first_channel;
         const int here = min(channels, (int)p.c - first_channel);
         const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
-        const int pack_bits = most_bits - piece_bits, pieces_a_pack = 1 << pack_bits;
+        const int vector_bits = most_bits - piece_bits, pieces_a_vector = 1 << vector_bits;
         piece_sums<float> *const of_pieces = reinterpret_cast<piece_sums<float> *>(dynamic + shared * threads);
-        const int pieces_bytes = sums ? ((at_once * width) << pack_bits) * (int)sizeof(piece_sums<float>) : 0;
+        const int pieces_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(piece_sums<float>) : 0;
         group_statistics<float> *const of_groups = reinterpret_cast<group_statistics<float> *>(
             reinterpret_cast<char *>(of_pieces) + (keeps ? pieces_bytes : max(pieces_bytes, K * threads * 16)));
         float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
@@ -140,7 +140,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         /* The first value of each group, which all of its blocks know: what means are told less. */
         const auto first_value = [&](int i) {
             const int64_t c = first_channel + i * g.group;
-            return load_pack<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel);
+            return load_vector<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel);
         };
         const auto keep_first = [&](int i, raw<T, 1> own) {
             float value[1];
@@ -231,8 +231,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 for (int i = 0; i < V; i++) {
                     const int met_here = met_of(i);
                     const bool any = met_here > 0;
-                    if (i < pieces_a_pack) {
-                        const int of_row = (place.column << pack_bits) + i - edges.later();
+                    if (i < pieces_a_vector) {
+                        const int of_row = (place.column << vector_bits) + i - edges.later();
                         const int piece = of_row + (uneven && of_row < 0 ? channels : 0),
                                   group = divide(piece, g.by_pieces);
                         of_pieces[group * entries + place.beside * pieces + piece - group * pieces] = {
@@ -317,8 +317,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         triple[2] = (double)squares;
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                         reinterpret_cast<float2 *>(
-                            a.partials)[(((int64_t)parity * g.teams + first_team) * groups + group) * g.parts +
-                                        part] = both;
+                            a.partials)[(((int64_t)parity * g.teams + first_team) * groups + group) * g.parts + part] =
+                            both;
                     } else {
                         finish(group, mean, squares);
                     }
@@ -383,12 +383,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         if (sums) {
             __syncthreads();
             const int column = place.active ? place.column : 0;
-            coefficients_of<V>(a, of_channels, of_groups, column, column * V, g.group == 1, first, second,
-                                  shift);
+            coefficients_of<V>(a, of_channels, of_groups, column, column * V, g.group == 1, first, second, shift);
         } else {
             __syncthreads();
-            coefficients_of<V>(a, of_channels, of_groups, place.active ? place.column : 0, 0, true, first,
-                                  second, shift);
+            coefficients_of<V>(a, of_channels, of_groups, place.active ? place.column : 0, 0, true, first, second,
+                               shift);
         }
         if (p.y.data) {
             if (takes_half<fast, true>(p.activation)) {
@@ -407,8 +406,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
             /* The same rows of the team that this block has next are asked for as places become free. */
             const int next_team = team + g.teams;
-            is_loaded = keeps && exchange == NORMFUSE_EXCHANGE_GRID &&
-                        next_team < g.sets && g.row_channels == g.blocks_wide * g.width * V;
+            is_loaded = keeps && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+                        g.row_channels == g.blocks_wide * g.width * V;
             cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
             choose_activation<!uneven, true, true>(p.activation, [&](auto chosen) {
                 walk_all([&](float(&z)[V], int slot, int left) {
@@ -416,15 +415,15 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     for (int i = 0; i < V; i++)
                         z[i] = fma(z[i] - shift[i], first[i], second[i]);
                     activate<fast, !uneven>(z, chosen, p.activation, (float)p.act_param);
-                    const raw<T, V> pack = make_pack<T, V>(z);
+                    const raw<T, V> vector = make_vector<T, V>(z);
                     bool is_edge = false;
                     if constexpr (uneven) {
                         is_edge = left > edges.whole;
                         if (is_edge)
-                            of_edges[edges.result(count - left)] = pack;
+                            of_edges[edges.result(count - left)] = vector;
                     }
                     if (!is_edge)
-                        y.store(pack);
+                        y.store(vector);
                     y.advance(place);
                     if (keeps && is_loaded)
                         load(next, slot);

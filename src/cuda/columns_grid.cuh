@@ -6,9 +6,9 @@
 #define NORMFUSE_CUDA_COLUMNS_GRID_CUH
 
 #include "gradients.cuh"
-#include "ring.cuh"
+#include "pipeline.cuh"
 
-struct grid_place : ring_place {
+struct grid_place : pipeline_place {
     int groups[2], split; /* that of its first `split` channels, and of the others */
 
     template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
@@ -17,8 +17,8 @@ struct grid_place : ring_place {
         split = min(V, (groups[0] + 1) * a.group - column * V);
         groups[1] = min(groups[0] + 1, a.groups - 1);
     }
-    /* In shared memory each group has the sums of its packs beside one another. A pack of two groups has a place in
-     * both, so every group begins one pack further on than its first. */
+    /* In shared memory each group has the sums of its vectors beside one another. A vector of two groups has a place in
+     * both, so every group begins one vector further on than its first. */
     __device__ __forceinline__ int entry(const normfuse_cuda_columns &a, int side) const
     {
         return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
@@ -47,9 +47,9 @@ struct joining_lane {
     template <int V>
     __device__ __forceinline__ void find_entries(const normfuse_cuda_columns &a, int &begin, int &count) const
     {
-        const int channel = group * a.group, pack = channel / V;
-        begin = (pack + group) * a.at_once;
-        count = ((channel + a.group - 1) / V - pack + 1) * a.at_once;
+        const int channel = group * a.group, vector = channel / V;
+        begin = (vector + group) * a.at_once;
+        count = ((channel + a.group - 1) / V - vector + 1) * a.at_once;
     }
 };
 
@@ -58,7 +58,8 @@ struct joining_lane {
 __device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int team, int parity, int group)
 {
     const normfuse_cuda_columns &a = all.columns;
-    return reinterpret_cast<float2 *>(all.partials) + ((int64_t)(parity * a.of.grid.teams + team) * a.groups + group) * a.parts;
+    return reinterpret_cast<float2 *>(all.partials) +
+           ((int64_t)(parity * a.of.grid.teams + team) * a.groups + group) * a.parts;
 }
 
 /* Of what a lane joins, how much it asks for at once. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_pipeline.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent
- * rows of a sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a ring in
+ * rows of a sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a pipeline in
  * shared memory, the others sum what arrives. All blocks of a sample tell one another their sums through memory, then
- * write results from what the ring still holds and, of samples larger than the chip, from tiles that are read again,
- * the last first, since those are in L2. Copies by one thread leave the others nothing but the work on values: by a
- * load or a copy a pack, sums were bound by the unit that takes these. The first tiles of the next sample are on their
- * way while results of this one are written. */
+ * write results from what the pipeline still holds and, of samples larger than the chip, from tiles that are read
+ * again, the last first, since those are in L2. Copies by one thread leave the others nothing but the work on values:
+ * by a load or a copy a vector, sums were bound by the unit that takes these. The first tiles of the next sample are on
+ * their way while results of this one are written. */
 #include "columns_grid.cuh"
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -14,7 +14,7 @@
 /* A value of each group that all blocks know: its first. */
 template <typename T> __device__ __forceinline__ raw<T, 1> ask_base(const normfuse_cuda_columns &a, int n, int group)
 {
-    return load_pack<T, 1>(a.x + n * a.batch_bytes, group * a.group);
+    return load_vector<T, 1>(a.x + n * a.batch_bytes, group * a.group);
 }
 template <typename T> __device__ __forceinline__ float told_base(raw<T, 1> asked)
 {
@@ -156,7 +156,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
-    __shared__ ring_barriers barriers;
+    __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32;
     grid_place place;
     channel_parameters<V> parameters = {};
@@ -165,9 +165,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         parameters.ask_weights(a, place.column * V);
     }
     const grid_part own(a);
-    /* After the ring: of each thread in a group a value that it sums about, its mean less that, squares about the mean,
-     * and how many values these are; then what results need of each group. */
-    const normfuse_grid_layout at = normfuse_lay_out_grid_forward(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs,
+    /* After the pipeline: of each thread in a group a value that it sums about, its mean less that, squares about the
+     * mean, and how many values these are; then what results need of each group. */
+    const normfuse_grid_layout at = normfuse_lay_out_grid_forward(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors,
                                                                   a.width, a.groups, a.at_once);
     float4 *const entries = in_shared<float4>(dynamic, at.entries), *const of_groups =
                                                                         in_shared<float4>(dynamic, at.groups);
@@ -175,7 +175,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
         tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
-        open_ring(barriers, a, lane);
+        open_pipeline(barriers, a, lane);
         if (lane == 0) {
 #pragma unroll 1
             for (int n = own.team; n < a.n; n += a.of.grid.teams) {
@@ -198,7 +198,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         if (threadIdx.x == 0)
             before = look_at_ticket(all.tickets + own.team * ticket_stride);
         if (n == own.team)
-            meet(RING_IS_OPEN, (int)blockDim.x);
+            meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
         /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
         float about[2] = {0.0f, 0.0f}, sum[V] = {}, square[V] = {};
@@ -225,18 +225,18 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         };
         int until_fold = a.of.grid.chunk_tiles;
         consumer.walk_sums(own, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + stage * own.tile_packs;
-            const int packs = own.packs_of(tile);
+            const uint4 *const from = dynamic + stage * own.tile_vectors;
+            const int vectors = own.vectors_of(tile);
             float value[V];
-            if (tile == 0 && place.first < packs) {
+            if (tile == 0 && place.first < vectors) {
                 unpack<T, V>(from[place.first], value);
                 about[0] = value[0];
                 about[1] = value[V - 1];
             }
-            walk_packs<4>(
-                place, packs, [&](int i) { return from[i]; },
-                [&](const uint4 &pack, int) {
-                    unpack<T, V>(pack, value);
+            walk_vectors<4>(
+                place, vectors, [&](int i) { return from[i]; },
+                [&](const uint4 &vector, int) {
+                    unpack<T, V>(vector, value);
                     rows_here++;
 #pragma unroll
                     for (int k = 0; k < V; k++) {
@@ -278,19 +278,19 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, true>(a.activation, [&](auto chosen) {
             consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
-                const uint4 *const from = dynamic + stage * own.tile_packs;
-                const int packs = own.packs_of(tile);
+                const uint4 *const from = dynamic + stage * own.tile_vectors;
+                const int vectors = own.vectors_of(tile);
                 char *const to_tile = to + own.place_of(tile);
-                walk_packs<4>(
-                    place, packs, [&](int i) { return from[i]; },
-                    [&](const uint4 &pack, int i) {
+                walk_vectors<4>(
+                    place, vectors, [&](int i) { return from[i]; },
+                    [&](const uint4 &vector, int i) {
                         float z[V];
-                        unpack<T, V>(pack, z);
+                        unpack<T, V>(vector, z);
 #pragma unroll
                         for (int k = 0; k < V; k++)
                             z[k] = fmaf(z[k] - (k < place.split ? of_first.x : of_second.x), slope[k], offset[k]);
                         activate<fast, true>(z, chosen, a.activation, a.act_param);
-                        store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(z));
+                        store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(z));
                     });
             });
         });
@@ -349,7 +349,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
-    __shared__ ring_barriers barriers;
+    __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
     grid_place place;
     channel_parameters<V> parameters;
@@ -359,11 +359,11 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     }
     const grid_part own(a);
     const bool gives = all.sums != nullptr;
-    /* After the ring: of each row and channel two sums, one after the other; two sums of each thread in a group; of
+    /* After the pipeline: of each row and channel two sums, one after the other; two sums of each thread in a group; of
      * each group what its mean leaves out and rstd, of this sample and of the one before, and what dx takes of x - mean
      * and what else. */
     const normfuse_grid_layout at = normfuse_lay_out_grid_backward(
-        2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs, a.width, channels, a.groups, a.at_once, true, gives);
+        2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, a.width, channels, a.groups, a.at_once, true, gives);
     float *const of_plain = in_shared<float>(dynamic, at.plain), *const of_centred =
                                                                      in_shared<float>(dynamic, at.centred);
     float2 *const entries = in_shared<float2>(dynamic, at.entries), *const of_both =
@@ -376,7 +376,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
         uint32_t *const ticket = all.tickets + a.of.grid.teams * ticket_stride;
         uint32_t before = 0;
-        open_ring(barriers, a, lane);
+        open_pipeline(barriers, a, lane);
         if (gives && lane == 0)
             before = look_at_ticket(ticket);
 #pragma unroll 1
@@ -433,7 +433,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         if (threadIdx.x == 0)
             before = look_at_ticket(all.tickets + own.team * ticket_stride);
         if (n == own.team)
-            meet(RING_IS_OPEN, (int)blockDim.x);
+            meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             const int group = place.groups[side];
@@ -497,14 +497,14 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
-                const uint4 *const from = dynamic + 2 * stage * own.tile_packs;
-                const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
-                const int packs = own.packs_of(tile);
+                const uint4 *const from = dynamic + 2 * stage * own.tile_vectors;
+                const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
+                const int vectors = own.vectors_of(tile);
                 char *const to_tile = to + own.place_of(tile);
-                walk_packs<2>(place, packs, read, [&](const both &packs_here, int i) {
+                walk_vectors<2>(place, vectors, read, [&](const both &vectors_here, int i) {
                     float x[V], dy[V];
-                    unpack<T, V>(packs_here.x, x);
-                    unpack<T, V>(packs_here.dy, dy);
+                    unpack<T, V>(vectors_here.x, x);
+                    unpack<T, V>(vectors_here.dy, dy);
                     differentiate(chosen, x, dy);
 #pragma unroll
                     for (int k = 0; k < V; k++) {
@@ -513,7 +513,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                             fmaf(slope[k], dy[k],
                                  fmaf(is_first ? of_first.x : of_second.x, x[k], is_first ? of_first.y : of_second.y));
                     }
-                    store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(x));
+                    store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(x));
                 });
             });
         });
@@ -523,6 +523,6 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((grid_##direction<type, elements>(a)));                                                     \
+        NORMFUSE_PIPELINE_BODY((grid_##direction<type, elements>(a)));                                                 \
     }
 NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE(INSTANCE)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_grid_pipeline_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from rings as in
- * columns_grid_pipeline.cu. Each channel is a set, so what the blocks found of all of them is too much for every block
- * to join: each joins that of its share of the channels, and the blocks meet a second time before they read what all
- * found. */
+ * columns_grid_pipeline_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from pipelines
+ * as in columns_grid_pipeline.cu. Each channel is a set, so what the blocks found of all of them is too much for every
+ * block to join: each joins that of its share of the channels, and the blocks meet a second time before they read what
+ * all found. */
 #include "gradients.cuh"
-#include "ring.cuh"
+#include "pipeline.cuh"
 
 /* What a block has found of its channels, in shared memory: of each channel that of its threads beside one another, an
  * odd number apart. Few channels are joined by several lanes each. */
@@ -77,7 +77,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     const normfuse_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
-    __shared__ ring_barriers barriers;
+    __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
     const grid_part own(a);
     float2 *const of_parts = reinterpret_cast<float2 *>(all.partials);
@@ -85,7 +85,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
         tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
-        open_ring(barriers, a, lane);
+        open_pipeline(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;
             producer.fill_all(own);
@@ -107,12 +107,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         return;
     }
 
-    ring_place place;
+    pipeline_place place;
     place.find_column(a);
     channel_parameters<V> parameters;
     parameters.ask_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
-    const uint4 asked_base = load_pack<T, V>(a.x, place.column * V);
+    const uint4 asked_base = load_vector<T, V>(a.x, place.column * V);
     uint32_t before = 0, owners_before = 0;
     uint32_t *const tickets = all.tickets;
     if (threadIdx.x == 0) {
@@ -120,29 +120,29 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         owners_before = look_at_ticket(tickets + ticket_stride);
     }
     const channel_join join(a);
-    /* After the ring: of each channel what results need; of each and a row of threads the mean, less the value that all
-     * know, and squares about it; of each row how many rows of the tensor it has. */
+    /* After the pipeline: of each channel what results need; of each and a row of threads the mean, less the value that
+     * all know, and squares about it; of each row how many rows of the tensor it has. */
     const normfuse_batch_layout at =
-        normfuse_lay_out_batch(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs, channels, a.at_once, false);
+        normfuse_lay_out_batch(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, false);
     float4 *const known_channels = in_shared<float4>(dynamic, at.known);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     float *const counts = in_shared<float>(dynamic, at.counts);
     tile_consumer consumer(barriers);
-    meet(RING_IS_OPEN, (int)blockDim.x);
+    meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     /* ---- sums, about values of the thread's own ---- */
     float about[V] = {}, sum[V] = {}, square[V] = {}, found_mean[V] = {}, found_square[V] = {}, found_count = 0.0f;
     int rows_here = 0, until_fold = a.of.grid.chunk_tiles;
     consumer.walk_sums(own, [&](int tile, int stage) {
-        const uint4 *const from = dynamic + stage * own.tile_packs;
-        const int packs = own.packs_of(tile);
-        if (tile == 0 && place.first < packs)
+        const uint4 *const from = dynamic + stage * own.tile_vectors;
+        const int vectors = own.vectors_of(tile);
+        if (tile == 0 && place.first < vectors)
             unpack<T, V>(from[place.first], about);
-        walk_packs<4>(
-            place, packs, [&](int i) { return from[i]; },
-            [&](const uint4 &pack, int) {
+        walk_vectors<4>(
+            place, vectors, [&](int i) { return from[i]; },
+            [&](const uint4 &vector, int) {
                 float value[V];
-                unpack<T, V>(pack, value);
+                unpack<T, V>(vector, value);
                 rows_here++;
 #pragma unroll
                 for (int k = 0; k < V; k++) {
@@ -209,7 +209,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
 #pragma unroll 1
     for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32) {
         float known[1];
-        unpack<T, 1>(load_pack<T, 1>(a.x, c), known);
+        unpack<T, 1>(load_vector<T, 1>(a.x, c), known);
         float2 part[held_parts];
         moments<float> joined = {};
 #pragma unroll 1
@@ -266,18 +266,18 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     }
     choose_activation<true, true>(a.activation, [&](auto chosen) {
         consumer.walk_results(own, true, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + stage * own.tile_packs;
+            const uint4 *const from = dynamic + stage * own.tile_vectors;
             char *const to_tile = a.out + own.place_of(tile);
-            walk_packs<4>(
-                place, own.packs_of(tile), [&](int i) { return from[i]; },
-                [&](const uint4 &pack, int i) {
+            walk_vectors<4>(
+                place, own.vectors_of(tile), [&](int i) { return from[i]; },
+                [&](const uint4 &vector, int i) {
                     float z[V];
-                    unpack<T, V>(pack, z);
+                    unpack<T, V>(vector, z);
 #pragma unroll
                     for (int k = 0; k < V; k++)
                         z[k] = fmaf(z[k] - shift[k], slope[k], offset[k]);
                     activate<fast, true>(z, chosen, a.activation, a.act_param);
-                    store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(z));
+                    store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(z));
                 });
         });
     });
@@ -292,7 +292,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     const normfuse_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
     extern __shared__ uint4 dynamic[];
-    __shared__ ring_barriers barriers;
+    __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
     const grid_part own(a);
     float2 *const of_parts = reinterpret_cast<float2 *>(all.partials);
@@ -301,7 +301,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
         tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
-        open_ring(barriers, a, lane);
+        open_pipeline(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;
             producer.from[1] = a.dy;
@@ -320,7 +320,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         return;
     }
 
-    ring_place place;
+    pipeline_place place;
     place.find_column(a);
     channel_parameters<V> parameters;
     parameters.ask_weights(a, place.column * V);
@@ -344,11 +344,11 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     }
     const channel_join join(a);
     const normfuse_batch_layout at =
-        normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_packs, channels, a.at_once, true);
+        normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
     float2 *const known_channels = in_shared<float2>(dynamic, at.known);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     tile_consumer consumer(barriers);
-    meet(RING_IS_OPEN, (int)blockDim.x);
+    meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     float shift[V], slope[V], offset[V];
     {
@@ -456,10 +456,10 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     }
     choose_activation<true, false>(a.activation, [&](auto chosen) {
         consumer.walk_results(own, true, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + 2 * stage * own.tile_packs;
-            const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
+            const uint4 *const from = dynamic + 2 * stage * own.tile_vectors;
+            const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
             char *const to_tile = a.out + own.place_of(tile);
-            walk_packs<2>(place, own.packs_of(tile), read, [&](const both &here, int i) {
+            walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int i) {
                 float x[V], dy[V];
                 unpack<T, V>(here.x, x);
                 unpack<T, V>(here.dy, dy);
@@ -467,7 +467,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
 #pragma unroll
                 for (int k = 0; k < V; k++)
                     x[k] = fmaf(slope[k], dy[k], fmaf(of_x[k], x[k], level[k]));
-                store_pack<T, V>(to_tile + i * 16, 0, make_pack<T, V>(x));
+                store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(x));
             });
         });
     });
@@ -476,6 +476,6 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((batch_##direction<type, elements>(a)));                                                    \
+        NORMFUSE_PIPELINE_BODY((batch_##direction<type, elements>(a)));                                                \
     }
 NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE_BATCH(INSTANCE)

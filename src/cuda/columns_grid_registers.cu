@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_registers.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread
- * over as many blocks as have a processor: a block has whole rows, and its threads keep them in registers while all
- * blocks tell one another their sums. A cluster's blocks are narrow, which memory is slow at, and a ring that one
- * thread fills takes longer to begin. */
+ * over as many blocks as have a multiprocessor: a block has whole rows, and its threads keep them in registers while
+ * all blocks tell one another their sums. A cluster's blocks are narrow, which memory is slow at, and a pipeline that
+ * one thread fills takes longer to begin. */
 #include "columns_grid.cuh"
 
 struct grid_registers_place : grid_place {
     int n, part;
     int left;      /* rows of the part from the thread's first on; not above 0: the thread has none */
-    int64_t at;    /* bytes to the thread's first pack */
+    int64_t at;    /* bytes to the thread's first vector */
     unsigned step; /* from one row of the thread to the next */
 
     __device__ __forceinline__ explicit grid_registers_place(const normfuse_cuda_columns &a)
@@ -75,7 +75,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     float2 *const of_totals = in_shared<float2>(dynamic, at.totals);
 
     grid_registers_place place(a);
-    /* What is needed of the parameters comes first, so that packs are summed as they come. */
+    /* What is needed of the parameters comes first, so that vectors are summed as they come. */
     place.find_groups<V>(a);
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     saved_statistic asked_means[2], asked_rstds[2];
@@ -89,8 +89,8 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     const char *x_from = a.x + place.at, *dy_from = a.dy + place.at;
     uint4 kept_x[K], kept_dy[K];
     const auto load = [&](int k) {
-        kept_x[k] = load_pack<T, V>(x_from, 0);
-        kept_dy[k] = load_pack<T, V>(dy_from, 0);
+        kept_x[k] = load_vector<T, V>(x_from, 0);
+        kept_dy[k] = load_vector<T, V>(dy_from, 0);
         x_from += place.step;
         dy_from += place.step;
     };
@@ -121,7 +121,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
         offset[i] = offset[i] * factor - (is_first ? rests[0] : rests[1]) * slope[i];
     }
     const float below = a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
-    /* Of the k-th packs x - mean, and what of dy came through the activation, for SiLU twice that. */
+    /* Of the k-th vectors x - mean, and what of dy came through the activation, for SiLU twice that. */
     const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
         unpack<T, V>(kept_x[k], x);
         unpack<T, V>(kept_dy[k], dy);
@@ -184,7 +184,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
                 x[i] = fmaf(slope[i], dy[i],
                             fmaf(is_first ? of_first.x : of_second.x, x[i], is_first ? of_first.y : of_second.y));
             }
-            store_pack<T, V>(to, 0, make_pack<T, V>(x));
+            store_vector<T, V>(to, 0, make_vector<T, V>(x));
             to += place.step;
         };
         walk_rows<0, K>(place.left, a.at_once, give);
@@ -202,6 +202,6 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        NORMFUSE_RING_BODY((grid_registers_##direction<type, elements, vectors>(a)));                                  \
+        NORMFUSE_PIPELINE_BODY((grid_registers_##direction<type, elements, vectors>(a)));                              \
     }
 NORMFUSE_KERNELS_COLUMNS_GRID_REGISTERS(INSTANCE)

@@ -2,37 +2,37 @@
  *
  * columns_lanes.cu - group norm over adjacent channels (NHWC) of many samples that have few rows each, [N, C] among
  * them: the lanes of a part of a warp hold a group, so nothing is told through memory, and a block goes from sample to
- * sample with the parameters of its channels, whose gradients it sums, in registers. The packs of the next samples are
- * on their way meanwhile. By a block for each sample 65536x512 bf16 took 163 us and backward 1259, most of it for sums
- * of channels of every sample in memory.
+ * sample with the parameters of its channels, whose gradients it sums, in registers. The vectors of the next samples
+ * are on their way meanwhile. By a block for each sample 65536x512 bf16 took 163 us and backward 1259, most of it for
+ * sums of channels of every sample in memory.
  *
- * The lanes of a segment are the packs of a group, rounded up to a power of two, times the rows that are beside one
- * another. Where groups are less than a pack a thread has several, each channel with the sums of its group. */
+ * The lanes of a segment are the vectors of a group, rounded up to a power of two, times the rows that are beside one
+ * another. Where groups are less than a vector a thread has several, each channel with the sums of its group. */
 #include "columns_parameters.cuh"
 #include "gradients.cuh"
 
-/* `S`: sums that a pack has: one, or one for each channel. */
+/* `S`: sums that a vector has: one, or one for each channel. */
 template <typename T, int V, int S> struct lanes_place {
     int lanes, first_lane; /* of the segment, in its warp */
     int beside, sample, unit;
     int channel; /* the thread's first */
     int left;    /* rows from the thread's first on; not above 0: the thread has none */
     bool is_first;
-    unsigned at; /* bytes from a sample's beginning to the thread's first pack */
+    unsigned at; /* bytes from a sample's beginning to the thread's first vector */
 
     __device__ __forceinline__ explicit lanes_place(const normfuse_cuda_columns &a, int block_of_row)
     {
-        const int packs = max(1, a.group / V);
+        const int vectors = max(1, a.group / V);
         lanes = a.at_once << a.lane_bits;
         const int segment = divide((int)threadIdx.x, a.of.lanes.by_lanes), lane = (int)threadIdx.x - segment * lanes;
-        const int pack = lane & ((1 << a.lane_bits) - 1);
+        const int vector = lane & ((1 << a.lane_bits) - 1);
         const int units = (int)a.of.lanes.by_units.divisor; /* that a block has beside one another */
         first_lane = ((int)threadIdx.x - lane) % 32;
         beside = lane >> a.lane_bits;
         sample = divide(segment, a.of.lanes.by_units);
         unit = block_of_row * units + segment - sample * units;
-        channel = (unit * packs + pack) * V;
-        left = pack < packs && unit < a.of.lanes.units && sample < a.of.lanes.samples ? a.rows - beside : 0;
+        channel = (unit * vectors + vector) * V;
+        left = vector < vectors && unit < a.of.lanes.units && sample < a.of.lanes.samples ? a.rows - beside : 0;
         is_first = lane == 0 && left > 0;
         unit = min(unit, a.of.lanes.units - 1); /* whoever has none reads what is there */
         at = (unsigned)beside * a.row_bytes + (unsigned)channel * (unsigned)sizeof(T);
@@ -92,7 +92,7 @@ template <int S, int V> __device__ __forceinline__ void add_to(float (&sums)[S],
         sums[S == 1 ? 0 : i] += values[i];
 }
 
-/* `M` samples at a time, of each `K` packs a thread. */
+/* `M` samples at a time, of each `K` vectors a thread. */
 template <typename T, int V, int M, int K>
 __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all)
 {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
             const char *const from = a.x + n * a.batch_bytes + place.at;
 #pragma unroll
             for (int k = 0; k < K; k++)
-                load_pack_where<T, V>(n < a.n && place.left > k * a.at_once, asked[m][k], from + k * step);
+                load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, asked[m][k], from + k * step);
         }
     };
 #pragma unroll
@@ -204,7 +204,7 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
                         for (int i = 0; i < V; i++)
                             z[i] = fmaf(z[i] - about[S == 1 ? 0 : i], slope[i], offset[i]);
                         activate<fast, true>(z, chosen, a.activation, a.act_param);
-                        store_pack<T, V>(to + k * step, 0, make_pack<T, V>(z));
+                        store_vector<T, V>(to + k * step, 0, make_vector<T, V>(z));
                     }
             });
         }
@@ -270,8 +270,8 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 const bool wanted = n < a.n && place.left > k * a.at_once;
-                load_pack_where<T, V>(wanted, asked_x[m][k], a.x + at + k * step);
-                load_pack_where<T, V>(wanted, asked_dy[m][k], a.dy + at + k * step);
+                load_vector_where<T, V>(wanted, asked_x[m][k], a.x + at + k * step);
+                load_vector_where<T, V>(wanted, asked_dy[m][k], a.dy + at + k * step);
             }
             asked_mean[m].ask(a.mean, known * a.mean_batch + place.set_of(a, 0), mean_type);
             asked_rstd[m] = __ldcg(rstds + known * a.rstd_batch + place.set_of(a, 0));
@@ -383,7 +383,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
 #pragma unroll
                         for (int i = 0; i < V; i++)
                             x[i] = fmaf(slope[i], dy[i], fmaf(product[S == 1 ? 0 : i], x[i], sum[S == 1 ? 0 : i]));
-                        store_pack<T, V>(to + k * step, 0, make_pack<T, V>(x));
+                        store_vector<T, V>(to + k * step, 0, make_vector<T, V>(x));
                     }
             });
         }
@@ -392,13 +392,13 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
         put_channel_sums(all, place, part, plain, normalized);
 }
 
-/* Packs of each tensor that a thread has at a time. */
-constexpr int packs_forward = 4, packs_backward = 2;
+/* Vectors of each tensor that a thread has at a time. */
+constexpr int vectors_forward = 4, vectors_backward = 2;
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
     extern "C" __global__ void __launch_bounds__(threads, 65536 / (threads * registers))                               \
         NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
     {                                                                                                                  \
-        lanes_##direction<type, elements, packs_##direction / vectors, vectors>(a);                                    \
+        lanes_##direction<type, elements, vectors_##direction / vectors, vectors>(a);                                  \
     }
 NORMFUSE_KERNELS_COLUMNS_LANES(INSTANCE)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_parameters.cuh - what the kernels over columns with a file of their own have in common: a thread asks for the
- * parameters of its own channels, whole packs of them, while its data are on their way. */
+ * parameters of its own channels, whole vectors of them, while its data are on their way. */
 #ifndef NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
 #define NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
 
@@ -14,8 +14,8 @@ __device__ __forceinline__ int type_of(const normfuse_cuda_columns &a, columns_p
     return (int)(a.types >> 2 * which & 3);
 }
 
-/* The thread's channels of a parameter as they are in memory: halves of a pack of floats, or a pack of 16 bits and the
- * same again, since whatever is loaded in a branch is waited for at the branch's end. */
+/* The thread's channels of a parameter as they are in memory: halves of a vector of floats, or a vector of 16 bits and
+ * the same again, since whatever is loaded in a branch is waited for at the branch's end. */
 template <int V> struct half_type {
     using type = uint4;
 };
@@ -26,8 +26,8 @@ template <int V> struct channel_words {
     typename half_type<V>::type of[2];
 };
 
-/* Where many blocks ask for the same, one after the other, L1 answers: lines of L2 that all processors want take longer
- * than what is wanted (`shared`; evaluation of 64x256x56x56 f16 100 us for 52). */
+/* Where many blocks ask for the same, one after the other, L1 answers: lines of L2 that all multiprocessors want take
+ * longer than what is wanted (`shared`; evaluation of 64x256x56x56 f16 100 us for 52). */
 template <int V, bool shared = false>
 __device__ __forceinline__ channel_words<V> ask_channels(const char *data, int c, int type)
 {

@@ -293,7 +293,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         vectors found;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            found.of[i] = zero_pack<T, V>();
+            found.of[i] = zero_vector<T, V>();
             if constexpr (through_shared)
                 if (from[i])
                     found.of[i] = at[offset[i]];
@@ -352,7 +352,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         vectors found;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            found.of[i] = zero_pack<T, V>();
+            found.of[i] = zero_vector<T, V>();
         if constexpr (through_shared) {
             if (keeps)
                 wait_for_copies();
@@ -367,7 +367,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                     const bool has_next = columns && tile.count > 1;
 #pragma unroll
                     for (int i = 0; i < N; i++) {
-                        raw<T, V> other = zero_pack<T, V>();
+                        raw<T, V> other = zero_vector<T, V>();
                         if (has_next && from[i])
                             other = filled<T>(first_slot[apart + offset[i]], other, after.begin, after.end);
                         found.of[i] = filled<T>(found.of[i], other, range.begin, range.end);
@@ -381,7 +381,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         return found;
     }
     /* Calls work(vectors, range) for each, in order; elements of others are `fill` of x and 0 of all else. */
-    template <typename Work> __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_pack<T, V>())
+    template <typename Work> __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_vector<T, V>())
     {
         general_ranges<T, V, columns> ranges(a, tile);
         if constexpr (through_shared) {
@@ -407,7 +407,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 #pragma unroll
                         for (int i = 0; i < N; i++)
                             if (from[i])
-                                found.of[i] = filled<T>(found.of[i], i == GENERAL_X ? fill : zero_pack<T, V>(),
+                                found.of[i] = filled<T>(found.of[i], i == GENERAL_X ? fill : zero_vector<T, V>(),
                                                         range.begin, range.end);
                     }
                 }
@@ -452,7 +452,7 @@ template <typename T, int V, bool columns> struct general_result {
             return;
         const int64_t at = (V > 1 ? of : *this).places.of[0].at;
         if (range.is_whole()) {
-            store_pack<T, V>(data + (V > 1 ? at & ~(int64_t)15 : at), 0, vector);
+            store_vector<T, V>(data + (V > 1 ? at & ~(int64_t)15 : at), 0, vector);
         } else if constexpr (V > 1 && sizeof(T) <= 4) {
             if (range.end > range.begin)
                 store_part<T>(data + (at & ~(int64_t)15), vector, range.begin, range.end);
@@ -471,7 +471,7 @@ __device__ __forceinline__ void values_of_x(const general_vectors<T, V, N> &from
 #pragma unroll
         for (int i = 0; i < V; i++)
             u[i] += more[i];
-        unpack<T, V>(make_pack<T, V>(u), u);
+        unpack<T, V>(make_vector<T, V>(u), u);
     }
 }
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 #pragma unroll
             for (int i = 0; i < V; i++)
                 through[i] = dy[i] * factor;
-            dz.store(dx, make_pack<T, V>(through), range);
+            dz.store(dx, make_vector<T, V>(through), range);
         }
         if (gives_dx) {
             if (p.du.data) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 for (int i = 0; i < V; i++)
                     u[i] += more[i];
             }
-            dx.store(dx, make_pack<T, V>(u), range);
+            dx.store(dx, make_vector<T, V>(u), range);
         }
         dx.places.advance();
         if (V == 1)

@@ -20,12 +20,12 @@ __device__ __forceinline__ compute<T> of_later_sample(const normfuse_cuda_argume
         if (element >= (int)p.s)
             continue;
         const int64_t at = n * p.x.batch + tile.channel() * p.x.channel + element;
-        unpack<T, 1>(load_pack<T, 1>(p.x.data, at), value);
+        unpack<T, 1>(load_vector<T, 1>(p.x.data, at), value);
         if (p.pre_add.data) {
             compute<T> more[1];
-            unpack<T, 1>(load_pack<T, 1>(p.pre_add.data, at), more);
+            unpack<T, 1>(load_vector<T, 1>(p.pre_add.data, at), more);
             value[0] += more[0];
-            unpack<T, 1>(make_pack<T, 1>(value), value);
+            unpack<T, 1>(make_vector<T, 1>(value), value);
         }
         break;
     }
@@ -75,7 +75,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
         const bool writes = !applies && adds && p.u.data;
         general_result<T, V, columns> u_to(a, tile, p.u);
-        raw<T, V> fill = zero_pack<T, V>();
+        raw<T, V> fill = zero_vector<T, V>();
         {
             R u[V];
             values_of_x<T, V, N>(data.first(), adds, u);
@@ -95,14 +95,14 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                 for (int i = 0; i < V; i++)
                     u[i] = shift[0];
             }
-            fill = make_pack<T, V>(u);
+            fill = make_vector<T, V>(u);
         }
         data.walk(
             [&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
                 R u[V];
                 values_of_x<T, V, N>(from, adds, u);
                 if (writes) {
-                    u_to.store(u_to, make_pack<T, V>(u), range);
+                    u_to.store(u_to, make_vector<T, V>(u), range);
                     u_to.places.advance();
                 }
 #pragma unroll
@@ -253,7 +253,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             R z[V];
             values_of_x<T, V, N>(from, adds, z);
             if (writes)
-                u_to.store(y, make_pack<T, V>(z), range);
+                u_to.store(y, make_vector<T, V>(z), range);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
@@ -265,7 +265,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                     z[i] = fma(more[i], factor, z[i]);
             }
             activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
-            y.store(y, make_pack<T, V>(z), range);
+            y.store(y, make_vector<T, V>(z), range);
             y.places.advance();
             if (V == 1)
                 u_to.places.advance();

@@ -5,7 +5,7 @@
 #ifndef NORMFUSE_CUDA_JOIN_CUH
 #define NORMFUSE_CUDA_JOIN_CUH
 
-#include "pack.cuh"
+#include "vector.cuh"
 
 constexpr unsigned full_mask = 0xffffffffu;
 constexpr int most_warps = 32;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels.h - what host and kernels agree on: which kernels there are (kernels.def) and what each is given. Included by C
- * and by CUDA C. */
+ * kernels.h - what host and kernels agree on: which kernels there are (kernels.def) and what each is given. Included by
+ * C and by CUDA C. */
 #ifndef NORMFUSE_CUDA_KERNELS_H
 #define NORMFUSE_CUDA_KERNELS_H
 
@@ -13,7 +13,7 @@
  * `lanes` of rows, `lines` and `general` take every addition; the others are plain: nothing is added to x, before the
  * activation or to dx, and all tensors have the same strides. */
 enum normfuse_cuda_schedule {
-    NORMFUSE_SCHEDULE_lanes, /* some lanes of a warp have a norm group; columns: of one row */
+    NORMFUSE_SCHEDULE_lanes,      /* some lanes of a warp have a norm group; columns: of one row */
     NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
     NORMFUSE_SCHEDULE_lines,      /* both: norm groups whose values are adjacent, of one element at a time */
     NORMFUSE_SCHEDULE_block,      /* rows: a block has a norm group, and nothing to request of others */
@@ -50,9 +50,9 @@ enum normfuse_cuda_kernel {
     NORMFUSE_KERNELS(NORMFUSE_KERNEL_ID)
 #undef NORMFUSE_KERNEL_ID
 #define NORMFUSE_KERNEL_ID(name) NORMFUSE_CUDA_##name,
-    NORMFUSE_FINISH_KERNELS(NORMFUSE_KERNEL_ID)
+        NORMFUSE_FINISH_KERNELS(NORMFUSE_KERNEL_ID)
 #undef NORMFUSE_KERNEL_ID
-    NORMFUSE_CUDA_KERNELS
+            NORMFUSE_CUDA_KERNELS
 };
 
 /* A row of kernels.def; finish.cu's kernels have the schedule NORMFUSE_SCHEDULES and nothing else. */
@@ -91,27 +91,28 @@ struct normfuse_cuda_divisor {
 
 /* A tile is what one block holds at a time.
  *
- * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` packs each (ragged: as
- * many as the stretch that needs most); its packs are counted through, and a part of a set is part_rows of them. The
- * forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a segment, has
- * segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
+ * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` vectors each (ragged: as
+ * many as the stretch that needs most); its vectors are counted through, and a part of a set is part_rows of them. The
+ * forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a segment,
+ * has segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
  *
- * Columns. A team is `width` packs of channels of one sample, or of all samples when `all_samples`; a part of it is
- * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole packs, `abreast` rows
- * that are adjacent in memory are walked as one of abreast C channels, which are: each pack then has the same channels
- * in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that the kernel
- * is given, then counts wide ones, and a block has all packs of one. Where samples begin and end inside of packs
- * (columns_unaligned.cu) the first wide row begins with the pack that a sample begins in.
+ * Columns. A team is `width` vectors of channels of one sample, or of all samples when `all_samples`; a part of it is
+ * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors, `abreast`
+ * rows that are adjacent in memory are walked as one of abreast C channels, which are: each vector then has the same
+ * channels in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that
+ * the kernel is given, then counts wide ones, and a block has all vectors of one. Where samples begin and end inside of
+ * vectors (columns_unaligned.cu) the first wide row begins with the vector that a sample begins in.
  *
- * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows each (rounded up
- * to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in turn. */
+ * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows each (rounded
+ * up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in
+ * turn. */
 struct normfuse_cuda_geometry {
-    int32_t sets;        /* runs: sets; columns: teams */
-    int32_t rows;        /* of a set or team */
+    int32_t sets; /* runs: sets; columns: teams */
+    int32_t rows; /* of a set or team */
     int32_t part_rows;
-    int32_t parts;       /* blocks a set or team */
-    int32_t passes;      /* tiles of a part, one after the other; kernels read it for forward sums of ragged runs alone */
-    int32_t kept_shared; /* packs of each tensor that a thread keeps in shared memory beside those in registers */
+    int32_t parts;  /* blocks a set or team */
+    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of ragged runs alone */
+    int32_t kept_shared; /* vectors of each tensor that a thread keeps in shared memory beside those in registers */
     int32_t teams;       /* exchange by the grid: sets at a time, each with a ticket */
     int32_t exchange;    /* enum normfuse_cuda_exchange */
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
@@ -119,7 +120,7 @@ struct normfuse_cuda_geometry {
     int32_t lane_bits, spans, segment_rows;
     int32_t sets_a_block;
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
-    int32_t channels_a_segment; /* backward: that the packs of a segment can touch */
+    int32_t channels_a_segment; /* backward: that the vectors of a segment can touch */
     int32_t outer;
     int32_t late_blocks, late_cycles; /* exchange by the grid: from which block on they begin so much later */
     /* columns */
@@ -129,23 +130,25 @@ struct normfuse_cuda_geometry {
                                another and what was read last is the end of the sample */
     int32_t abreast, row_channels; /* rows walked as one, and the channels of all of them together */
     int32_t row_values;            /* of one group in what is walked as a row */
-    int32_t group;       /* channels whose sums are joined in the block: those of a group, or 1 */
-    int32_t group_bits;   /* 2^bits threads join the channels of a group, */
-    int32_t piece_bits;   /* forward: from pieces of 2^bits adjacent channels, as many as packs and groups have in common; */
+    int32_t group;                 /* channels whose sums are joined in the block: those of a group, or 1 */
+    int32_t group_bits;            /* 2^bits threads join the channels of a group, */
+    int32_t piece_bits;   /* forward: from pieces of 2^bits adjacent channels, as many as vectors and groups have in
+                             common; */
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
-    int32_t contributors;    /* blocks that have parts of a channel, where the last finds the gradients; 0: a later kernel */
+    int32_t
+        contributors; /* blocks that have parts of a channel, where the last finds the gradients; 0: a later kernel */
     /* general */
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t joined_blocks; /* that share norm groups */
-    int32_t ragged;        /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a sample) begins
-                              and ends inside of them */
-    int32_t copies;        /* columns abreast: of each channel in what is walked as a row */
-    int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
-    int32_t shares;        /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
+    int32_t ragged;    /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a sample)
+                          begins    and ends inside of them */
+    int32_t copies;    /* columns abreast: of each channel in what is walked as a row */
+    int32_t stores_dz; /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
+    int32_t shares;    /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
     struct normfuse_general_sizes general;
     struct normfuse_cuda_divisor by_joined_blocks, by_channels, by_shares;
     /* the small kernels */
@@ -168,19 +171,19 @@ struct normfuse_cuda_statistics {
     double variance; /* the unbiased one */
 };
 
-/* What the schedules `cluster`, `lanes`, `lanes_rows` and those of the grid read. A block waits for each line of constants
- * when it reads the line first, so these are few, and beside one another. */
+/* What the schedules `cluster`, `lanes`, `lanes_rows` and those of the grid read. A block waits for each line of
+ * constants when it reads the line first, so these are few, and beside one another. */
 struct normfuse_cuda_cluster { /* blocks follow one another by part, sample of a cluster, width, sample */
     int32_t samples; /* whose blocks are in one cluster and find the parameters' gradients there; 0: they do not */
     struct normfuse_cuda_divisor by_ranks, by_at_once; /* ranks: blocks of a cluster */
 };
 struct normfuse_cuda_lanes {
-    int32_t samples; /* that a block has beside one another */
-    int32_t units;   /* of a sample: as few vectors as hold whole groups */
+    int32_t samples;                                 /* that a block has beside one another */
+    int32_t units;                                   /* of a sample: as few vectors as hold whole groups */
     struct normfuse_cuda_divisor by_units, by_lanes; /* units that a block has beside one another; lanes of a unit */
 };
 struct normfuse_cuda_grid {
-    int32_t teams; /* samples at a time; of those below grid_registers needs none */
+    int32_t teams;       /* samples at a time; of those below grid_registers needs none */
     int32_t stages;      /* tiles that shared memory holds */
     int32_t chunk_tiles; /* after which a thread joins what it has summed to what it had */
     int32_t soon;        /* tiles that are read again, which the L2 is to keep */
@@ -199,11 +202,11 @@ struct normfuse_cuda_columns {
     int64_t batch_bytes;
     uint32_t row_bytes;
     int32_t rows, part_rows;
-    int32_t at_once; /* rows that the threads of a block have at once; lanes: of one sample */
-    int32_t width;   /* vectors of a row that a block has */
-    int32_t group;   /* channels of a group */
+    int32_t at_once;           /* rows that the threads of a block have at once; lanes: of one sample */
+    int32_t width;             /* vectors of a row that a block has */
+    int32_t group;             /* channels of a group */
     int32_t groups, lane_bits; /* groups of a block, 2^bits lanes of a warp for each */
-    int32_t parts;   /* blocks that share a group; lanes: samples */
+    int32_t parts;             /* blocks that share a group; lanes: samples */
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_divisor by_blocks_wide, by_width, by_group, by_parts;
     const char *weight, *bias, *scale, *shift;
@@ -221,8 +224,8 @@ struct normfuse_cuda_arguments {
     struct normfuse_cuda_columns columns; /* of the schedules that read it alone */
     struct normfuse_problem problem;
     struct normfuse_cuda_geometry geometry;
-    int32_t phases; /* of problem.phases, those that this launch does */
-    int32_t source; /* enum normfuse_cuda_source */
+    int32_t phases;                              /* of problem.phases, those that this launch does */
+    int32_t source;                              /* enum normfuse_cuda_source */
     struct normfuse_cuda_statistics *statistics; /* one a set */
     double *partials;  /* triples (count, mean, M2) [set][part]; exchange by the grid: [parity][team][group][part] */
     double *sums;      /* pairs per (n, c, slot), or per (c, slot) */

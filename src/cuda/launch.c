@@ -42,8 +42,7 @@ const char *normfuse_last_kernels(void)
         if (room < 96)
             break;
         if (ran->phases == 0)
-            snprintf(text + at, room, "%s%s", joint,
-                     normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
+            snprintf(text + at, room, "%s%s", joint, normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
         else
             snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
                      normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"), ran->blocks, ran->threads,

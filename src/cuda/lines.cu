@@ -20,7 +20,8 @@ constexpr int most_line_warps = 16;
 constexpr int slots_at_once = 4;
 
 /* z = (x - mean) rstd slope + offset of a slot; at the end of the backward the sums of a position. */
-template <typename R> struct __align__(2 * sizeof(R)) line_pair {
+template <typename R> struct __align__(2 * sizeof(R)) line_pair
+{
     R first, second;
 };
 
@@ -116,7 +117,7 @@ template <typename T> __device__ __forceinline__ compute<T> number_of(const raw<
 template <typename T> __device__ __forceinline__ raw<T, 1> rounded_to(compute<T> number)
 {
     const compute<T> numbers[1] = {number};
-    return make_pack<T, 1>(numbers);
+    return make_vector<T, 1>(numbers);
 }
 /* Not a streaming store: several stores fill a sector. */
 template <typename T> __device__ __forceinline__ void store_number(char *to, compute<T> number)

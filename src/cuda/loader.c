@@ -157,7 +157,8 @@ __attribute__((format(printf, 2, 3))) static void append(struct loaded *loaded, 
 static normfuse_status read_facts(struct loaded *loaded, struct device *device, int32_t ordinal)
 {
     const struct normfuse_cuda_driver *const driver = &loaded->driver;
-    int major = 0, minor = 0, processors = 0, threads = 0, registers = 0, shared_processor = 0, shared_block = 0;
+    int major = 0, minor = 0, multiprocessors = 0, threads = 0, registers = 0, shared_multiprocessor = 0,
+        shared_block = 0;
     int shared_reserved = 0, l2 = 0, clusters = 0;
     const struct {
         CUdevice_attribute attribute;
@@ -165,10 +166,10 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
     } wanted[] = {
         {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major},
         {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor},
-        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &processors},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &multiprocessors},
         {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, &threads},
         {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, &registers},
-        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &shared_processor},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &shared_multiprocessor},
         {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &shared_block},
         {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, &shared_reserved},
         {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &l2},
@@ -188,10 +189,10 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
     device->facts = (struct normfuse_cuda_device){.serial = atomic_fetch_add(&readings, 1) + 1,
                                                   .ordinal = ordinal,
                                                   .capability = 10 * major + minor,
-                                                  .processors = processors,
-                                                  .threads_per_processor = threads,
-                                                  .registers_per_processor = registers,
-                                                  .shared_per_processor = (size_t)shared_processor,
+                                                  .multiprocessors = multiprocessors,
+                                                  .threads_per_multiprocessor = threads,
+                                                  .registers_per_multiprocessor = registers,
+                                                  .shared_per_multiprocessor = (size_t)shared_multiprocessor,
                                                   .shared_per_block = (size_t)shared_block,
                                                   .shared_reserved = (size_t)shared_reserved,
                                                   .l2_bytes = (size_t)l2,
@@ -669,8 +670,8 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
     return answer;
 }
 
-int32_t normfuse_cuda_blocks_per_processor(const struct normfuse_cuda_device *device, enum normfuse_cuda_kernel kernel,
-                                           uint32_t threads, size_t shared)
+int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_device *device,
+                                                enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared)
 {
     const struct normfuse_cuda_launch launch = {.kernel = kernel, .threads = threads, .shared = shared};
     return occupancy(device, &launch, 0);
@@ -681,7 +682,7 @@ int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *devic
 {
     if (launch->cluster > 1)
         return device->clusters ? occupancy(device, launch, launch->cluster) : 0;
-    return device->processors * occupancy(device, launch, 0);
+    return device->multiprocessors * occupancy(device, launch, 0);
 }
 
 /* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * loader.h - the CUDA driver, found at run time: devices, kernels, launches. The library links to no part of CUDA;
- * everything here goes through entry points that loader.c looks up in libcuda.so.1 at the first use. The planner chooses
- * kernels and geometry and knows nothing of the driver beyond this file. */
+ * everything here goes through entry points that loader.c looks up in libcuda.so.1 at the first use. The planner
+ * chooses kernels and geometry and knows nothing of the driver beyond this file. */
 #ifndef NORMFUSE_CUDA_LOADER_H
 #define NORMFUSE_CUDA_LOADER_H
 
@@ -17,11 +17,11 @@
 struct normfuse_cuda_device {
     uint64_t serial; /* of this reading, from 1 on: what is remembered of a device is of one */
     int32_t ordinal;
-    int32_t capability; /* 10 * major + minor: 90 */
-    int32_t processors; /* streaming multiprocessors */
-    int32_t threads_per_processor;
-    int32_t registers_per_processor;
-    size_t shared_per_processor;
+    int32_t capability;      /* 10 * major + minor: 90 */
+    int32_t multiprocessors; /* streaming multiprocessors */
+    int32_t threads_per_multiprocessor;
+    int32_t registers_per_multiprocessor;
+    size_t shared_per_multiprocessor;
     size_t shared_per_block; /* the most that a kernel can be given */
     size_t shared_reserved;  /* that the driver takes of each block */
     size_t l2_bytes;
@@ -53,8 +53,8 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
                                      const struct normfuse_cuda_launch *launch);
 
 /* How many blocks of this kernel one multiprocessor holds at once; 0: it cannot run. Cached: cheap to ask again. */
-int32_t normfuse_cuda_blocks_per_processor(const struct normfuse_cuda_device *device, enum normfuse_cuda_kernel kernel,
-                                           uint32_t threads, size_t shared);
+int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_device *device,
+                                                enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared);
 /* How many clusters of this launch the device holds at once; 0: it cannot run. Cached likewise. */
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch);

@@ -127,7 +127,7 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
                 normfuse_cuda_kernel_name(step->kernel));
     step->phases = phases;
     step->source = source;
-    set_divisors(shape->problem, step->threads - step->without_packs, &step->geometry);
+    set_divisors(shape->problem, step->threads - step->without_vectors, &step->geometry);
     plan->count++;
     return true;
 }
@@ -141,7 +141,7 @@ static int64_t sets_of(const struct normfuse_problem *p)
 static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->pack / g->group : 1;
+    const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
     return step->needs_tickets ? (size_t)(2 * g->teams * groups * g->parts) * word : 0;
 }
 

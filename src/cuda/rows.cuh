@@ -11,8 +11,8 @@
 /* Of a block: policy.h has none larger. */
 constexpr int most_run_warps = 16;
 
-/* Where the grid goes round, the two blocks of a processor would read, wait and write at the same time: the second one
- * begins later, so that one reads while the other writes. */
+/* Where the grid goes round, the two blocks of a multiprocessor would read, wait and write at the same time: the second
+ * one begins later, so that one reads while the other writes. */
 __device__ __forceinline__ void begin_late(const normfuse_cuda_geometry &g)
 {
     if (g.late_cycles > 0 && (int)blockIdx.x >= g.late_blocks) {
@@ -50,66 +50,67 @@ __device__ __forceinline__ void weigh_channel(const normfuse_problem &p, int64_t
         offset += told<R>(shift, p.shift.type);
 }
 
-/* Where a thread's packs are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
-struct run_packs {
+/* Where a thread's vectors are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
+struct run_vectors {
     int set, n, c;
     int first_outer; /* the stretch that the block begins in */
     int index, end, step;
 };
 
-/* The forward deals packs to the threads of a block in turn. The backward, which has to know what each channel sums to,
- * gives each warp adjacent ones, so that a warp meets few channels. `many`: each segment of a warp has a set of its
+/* The forward deals vectors to the threads of a block in turn. The backward, which has to know what each channel sums
+ * to, gives each warp adjacent ones, so that a warp meets few channels. `many`: each segment of a warp has a set of its
  * own, so nothing here is the same in a whole block. */
 template <bool many, bool dealt>
-__device__ __forceinline__ run_packs packs_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
+__device__ __forceinline__ run_vectors vectors_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
 {
     const normfuse_cuda_geometry &g = a.geometry;
-    run_packs packs;
+    run_vectors vectors;
     if (many) {
-        packs.step = 1 << g.lane_bits;
-        packs.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
-        packs.index = (int)threadIdx.x & (packs.step - 1);
-        packs.end = packs.set < g.sets ? g.rows : 0;
-        packs.first_outer = 0;
+        vectors.step = 1 << g.lane_bits;
+        vectors.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
+        vectors.index = (int)threadIdx.x & (vectors.step - 1);
+        vectors.end = vectors.set < g.sets ? g.rows : 0;
+        vectors.first_outer = 0;
     } else {
-        packs.set = set;
-        packs.end = min(g.rows, (part + 1) * g.part_rows);
+        vectors.set = set;
+        vectors.end = min(g.rows, (part + 1) * g.part_rows);
         int first = part * g.part_rows;
         if (dealt) {
-            packs.step = (int)blockDim.x;
-            first += tile * g.segment_rows * packs.step;
-            packs.index = first + (int)threadIdx.x;
+            vectors.step = (int)blockDim.x;
+            first += tile * g.segment_rows * vectors.step;
+            vectors.index = first + (int)threadIdx.x;
         } else {
-            packs.step = 32;
+            vectors.step = 32;
             const int of_warp = first + ((int)threadIdx.x >> 5) * g.segment_rows;
-            packs.index = of_warp + ((int)threadIdx.x & 31);
-            packs.end = min(packs.end, of_warp + g.segment_rows);
+            vectors.index = of_warp + ((int)threadIdx.x & 31);
+            vectors.end = min(vectors.end, of_warp + g.segment_rows);
         }
-        packs.first_outer = divide(first, g.by_spans);
+        vectors.first_outer = divide(first, g.by_spans);
     }
-    begin_of(a, packs.set, packs.n, packs.c);
-    return packs;
+    begin_of(a, vectors.set, vectors.n, vectors.c);
+    return vectors;
 }
 
-/* Where a block has one set at a time: what its channel i is weighed by, asked for ahead of the packs. Behind them it
+/* Where a block has one set at a time: what its channel i is weighed by, asked for ahead of the vectors. Behind them it
  * would come last, and what waits for it would begin when all is there. */
-__device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+__device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, const run_vectors &vectors, int i)
 {
-    return packs.c + (a.problem.sets == NORMFUSE_SETS_BATCH ? 0 : packs.first_outer + i);
+    return vectors.c + (a.problem.sets == NORMFUSE_SETS_BATCH ? 0 : vectors.first_outer + i);
 }
-__device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+__device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, const run_vectors &vectors, int i)
 {
     return i < a.geometry.coefficients &&
-           (a.problem.sets == NORMFUSE_SETS_BATCH || packs.first_outer + i < a.geometry.outer);
+           (a.problem.sets == NORMFUSE_SETS_BATCH || vectors.first_outer + i < a.geometry.outer);
 }
 struct asked_weights {
     asked weight, bias, scale, shift;
 };
-__device__ __forceinline__ asked_weights ask_weights(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+__device__ __forceinline__ asked_weights ask_weights(const normfuse_cuda_arguments &a, const run_vectors &vectors,
+                                                     int i)
 {
     const normfuse_problem &p = a.problem;
-    const bool wanted = has_channel(a, packs, i);
-    const int n = packs.n, c = channel_of(a, packs, i);
+    const bool wanted = has_channel(a, vectors, i);
+    const int n = vectors.n, c = channel_of(a, vectors, i);
     const auto ask = [&](const normfuse_parameter &of) {
         return ask_at_once(of, n * of.batch + c * of.channel, wanted);
     };
@@ -125,7 +126,8 @@ __device__ __forceinline__ void weigh(const normfuse_problem &p, const asked_wei
         offset += told_of<R>(from.shift, p.shift.type);
 }
 
-/* Which elements of a pack are its stretch's: element i is element `first` + i of the stretch, where it has that many.
+/* Which elements of a vector are its stretch's: element i is element `first` + i of the stretch, where it has that
+ * many.
  */
 template <int V, bool ragged> struct run_elements {
     int first, stretch;
@@ -157,8 +159,9 @@ template <int V, bool ragged> struct run_elements {
  * the call's tensors have the same strides and sets below 2^31 bytes, so that one place of 32 bits is found for all of
  * them; `strides` is then the same view for each.
  *
- * `ragged`: packs are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of others,
- * and its very last may hold none of its own; `data` is then the pack that the set begins in, `lead` bytes into it. */
+ * `ragged`: vectors are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of others,
+ * and its very last may hold none of its own; `data` is then the vector that the set begins in, `lead` bytes into it.
+ */
 template <typename T, int V, bool alike, bool ragged> struct run_tensor {
     char *data;
     int64_t outer, inner; /* bytes */
@@ -167,8 +170,8 @@ template <typename T, int V, bool alike, bool ragged> struct run_tensor {
     __device__ __forceinline__ run_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view,
                                           const normfuse_view &strides, int n, int c)
     {
-        static_assert(!ragged || (alike && V > 1), "ragged packs are of 16 bytes, of tensors that are alike");
-        /* Found again for each walk: kept from one to the next these would be more registers than the packs. */
+        static_assert(!ragged || (alike && V > 1), "ragged vectors are of 16 bytes, of tensors that are alike");
+        /* Found again for each walk: kept from one to the next these would be more registers than the vectors. */
         if (!alike)
             asm volatile("" : "+r"(n), "+r"(c));
         data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
@@ -180,7 +183,7 @@ template <typename T, int V, bool alike, bool ragged> struct run_tensor {
             data -= lead;
         }
     }
-    /* Ragged: bytes from `data` to a pack and to the first element of a stretch. */
+    /* Ragged: bytes from `data` to a vector and to the first element of a stretch. */
     __device__ __forceinline__ unsigned place(const normfuse_cuda_geometry &g, int index, int stretch) const
     {
         if (!ragged)
@@ -204,13 +207,13 @@ template <typename T, int V, bool alike, bool ragged> struct run_tensor {
     }
 };
 
-/* Which elements of a pack are of its stretch: the same in all tensors, so x says it. */
+/* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
 template <typename T, int V, bool alike, bool ragged>
-__device__ __forceinline__ run_elements<V, ragged> elements_of(const normfuse_cuda_arguments &a, const run_packs &packs,
-                                                               int index)
+__device__ __forceinline__ run_elements<V, ragged> elements_of(const normfuse_cuda_arguments &a,
+                                                               const run_vectors &vectors, int index)
 {
     if constexpr (ragged) {
-        const run_tensor<T, V, alike, ragged> x(a, a.problem.x, a.problem.x, packs.n, packs.c);
+        const run_tensor<T, V, alike, ragged> x(a, a.problem.x, a.problem.x, vectors.n, vectors.c);
         const int stretch = divide(index, a.geometry.by_spans);
         const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
         return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};
@@ -219,17 +222,17 @@ __device__ __forceinline__ run_elements<V, ragged> elements_of(const normfuse_cu
     }
 }
 
-/* Where the tensors of a call end, in bytes from run_tensor's `data` (2^32 - 1 where that is further): ragged packs may
- * reach beyond. */
+/* Where the tensors of a call end, in bytes from run_tensor's `data` (2^32 - 1 where that is further): ragged vectors
+ * may reach beyond. */
 template <typename T, bool ragged> struct run_end {
     unsigned bytes;
 
-    __device__ __forceinline__ run_end(const normfuse_cuda_arguments &a, const run_packs &packs, unsigned lead)
+    __device__ __forceinline__ run_end(const normfuse_cuda_arguments &a, const run_vectors &vectors, unsigned lead)
     {
         const normfuse_problem &p = a.problem;
         bytes = 0;
         if constexpr (ragged) {
-            const int64_t last = (p.n - 1 - packs.n) * p.x.batch + (p.c - 1 - packs.c) * p.x.channel;
+            const int64_t last = (p.n - 1 - vectors.n) * p.x.batch + (p.c - 1 - vectors.c) * p.x.channel;
             bytes = (unsigned)min((int64_t)lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
         }
     }
@@ -239,44 +242,45 @@ template <typename T, bool ragged> struct run_end {
     }
 };
 
-/* A pack that the tensor's end cuts: what is before that, and nothing after. */
+/* A vector that the tensor's end cuts: what is before that, and nothing after. */
 template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data, unsigned place, unsigned end)
 {
     const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
-    uint4 pack = make_uint4(0, 0, 0, 0);
-    /* From the last to the first, each pushing the others along: a pack in registers has no places to count through. */
+    uint4 vector = make_uint4(0, 0, 0, 0);
+    /* From the last to the first, each pushing the others along: a vector in registers has no places to count through.
+     */
 #pragma unroll 1
     for (int i = elements - 1; i >= 0; i--) {
-        const raw<T, 1> value = load_pack<T, 1>(data + place, i);
+        const raw<T, 1> value = load_vector<T, 1>(data + place, i);
         if constexpr (sizeof(T) == 2) {
-            pack = make_uint4(pack.x << 16 | value, __funnelshift_l(pack.x, pack.y, 16),
-                              __funnelshift_l(pack.y, pack.z, 16), __funnelshift_l(pack.z, pack.w, 16));
+            vector = make_uint4(vector.x << 16 | value, __funnelshift_l(vector.x, vector.y, 16),
+                                __funnelshift_l(vector.y, vector.z, 16), __funnelshift_l(vector.z, vector.w, 16));
         } else {
-            pack = make_uint4(__float_as_uint(value), pack.x, pack.y, pack.z);
+            vector = make_uint4(__float_as_uint(value), vector.x, vector.y, vector.z);
         }
     }
-    return pack;
+    return vector;
 }
 
 /* Never an element of another stretch: someone else may be writing it. */
 template <typename T, int V, bool ragged>
-__device__ __forceinline__ void store_own(char *data, const raw<T, V> &pack, const run_elements<V, ragged> &own)
+__device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, const run_elements<V, ragged> &own)
 {
     if (own.are_all()) {
-        store_pack<T, V>(data, 0, pack);
+        store_vector<T, V>(data, 0, vector);
         return;
     }
     if constexpr (ragged) {
         /* One address with offsets: the compiler would find that of each element again. */
         asm("" : "+l"(data));
-        const unsigned words[4] = {pack.x, pack.y, pack.z, pack.w};
+        const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
         for (int i = 0; i < V; i++)
             if (own.has(i)) {
                 if constexpr (sizeof(T) == 2)
-                    store_pack<T, 1>(data, i, (unsigned short)(words[i / 2] >> (i % 2 * 16)));
+                    store_vector<T, 1>(data, i, (unsigned short)(words[i / 2] >> (i % 2 * 16)));
                 else
-                    store_pack<T, 1>(data, i, __uint_as_float(words[i]));
+                    store_vector<T, 1>(data, i, __uint_as_float(words[i]));
             }
     }
 }

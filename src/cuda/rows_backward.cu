@@ -15,25 +15,25 @@ template <typename R> struct run_gradient {
 };
 
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const run_packs &packs, R factor,
-                                                  run_gradient<R> *coefficients)
+__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const run_vectors &vectors,
+                                                  R factor, run_gradient<R> *coefficients)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
-        int n = packs.n, c = packs.c;
+        int n = vectors.n, c = vectors.c;
         if (many) {
             const int nth = by_sample ? i : divide(i, g.by_outer);
-            const int set = packs.set - ((int)threadIdx.x >> g.lane_bits) + nth;
+            const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
             if (set >= g.sets)
                 break;
             begin_of(a, set, n, c);
             c += by_sample ? 0 : i - nth * g.outer;
         } else if (!by_sample) {
-            if (packs.first_outer + i >= g.outer)
+            if (vectors.first_outer + i >= g.outer)
                 break;
-            c += packs.first_outer + i;
+            c += vectors.first_outer + i;
         }
         const int group = by_sample ? c : divide(c, g.by_outer);
         bits<double> saved_mean = 0;
@@ -62,14 +62,15 @@ struct asked_gradient {
     asked mean, rstd;
     asked_weights weights;
 };
-__device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_arguments &a, const run_packs &packs, int i)
+__device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_arguments &a, const run_vectors &vectors,
+                                                       int i)
 {
     const normfuse_problem &p = a.problem;
-    const bool wanted = has_channel(a, packs, i);
-    const int n = packs.n, c = channel_of(a, packs, i);
+    const bool wanted = has_channel(a, vectors, i);
+    const int n = vectors.n, c = channel_of(a, vectors, i);
     const int group = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_outer);
     return {ask_at_once(p.mean, n * p.mean.batch + group * p.mean.channel, wanted),
-            ask_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), ask_weights(a, packs, i)};
+            ask_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), ask_weights(a, vectors, i)};
 }
 template <typename R>
 __device__ __forceinline__ run_gradient<R> make_gradient(const normfuse_problem &p, const asked_gradient &from,
@@ -93,7 +94,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                    ragged = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = run_tensor<T, V, !many, ragged>;
     /* Lanes alone have additions and tensors of different strides. Beside them ragged tiles alone have the rare
-     * derivatives, by a call in each pack. */
+     * derivatives, by a call in each vector. */
     constexpr bool fast = sizeof(T) == 2, all = many || ragged;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -129,33 +130,33 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     int parity = 0;
     bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = team;;) {
-        const run_packs packs = packs_of<many, false>(a, set, part, 0);
+        const run_vectors vectors = vectors_of<many, false>(a, set, part, 0);
         /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
-         * the warp has a pack there. */
+         * the warp has a vector there. */
         const auto walk = [&](auto work, int64_t next = 0) {
-            int index = packs.index;
+            int index = vectors.index;
             forget(index);
             if constexpr (!many) {
 #pragma unroll 1
-                for (int k = 0; k < shared && index - lane < packs.end; k++) {
+                for (int k = 0; k < shared && index - lane < vectors.end; k++) {
                     work(place_of_slot(k, 0), place_of_slot(k, 1), index);
                     if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                        if (next != 0 && index < packs.end) {
-                            const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, p.x, packs.n, packs.c);
+                        if (next != 0 && index < vectors.end) {
+                            const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, p.x, vectors.n, vectors.c);
                             const int stretch = divide(index, g.by_spans);
                             copy_once(&place_of_slot(k, 0), x.at(g, index, stretch), next);
                             copy_once(&place_of_slot(k, 1), dy.at(g, index, stretch), next);
                         }
                     }
-                    index += packs.step;
+                    index += vectors.step;
                 }
             }
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                if (!many && index - lane >= packs.end)
+                if (!many && index - lane >= vectors.end)
                     break;
                 work(kept_x[k], kept_dy[k], index);
-                index += packs.step;
+                index += vectors.step;
             }
         };
 
@@ -164,15 +165,15 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                                                      a.tickets + team * ticket_stride);
         asked_gradient first;
         if constexpr (keeps)
-            first = ask_gradient(a, packs, (int)threadIdx.x);
+            first = ask_gradient(a, vectors, (int)threadIdx.x);
         {
-            const tensor x(a, p.x, p.x, packs.n, packs.c), dy(a, p.dy, many ? p.dy : p.x, packs.n, packs.c);
-            const run_end<T, ragged> end(a, packs, x.lead);
-            int index = packs.index;
+            const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
+            const run_end<T, ragged> end(a, vectors, x.lead);
+            int index = vectors.index;
             if constexpr (!many) {
 #pragma unroll 1
                 for (int k = 0; k < shared; k++) {
-                    if (!asked && index < packs.end) {
+                    if (!asked && index < vectors.end) {
                         const int stretch = divide(index, g.by_spans);
                         const unsigned place = x.place(g, index, stretch);
                         if (!end.cuts(place)) {
@@ -183,7 +184,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                             place_of_slot(k, 1) = load_cut<T>(dy.data, place, end.bytes);
                         }
                     }
-                    index += packs.step;
+                    index += vectors.step;
                 }
             }
             unsigned furthest = 0;
@@ -191,68 +192,68 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             for (int k = 0; k < K; k++) {
                 if constexpr (keeps) {
                     const int stretch = divide(index, g.by_spans);
-                    load_pack_where<T, V>(index < packs.end, kept_x[k], x.at(g, index, stretch));
-                    load_pack_where<T, V>(index < packs.end, kept_dy[k], dy.at(g, index, stretch));
-                } else if (index < packs.end) {
+                    load_vector_where<T, V>(index < vectors.end, kept_x[k], x.at(g, index, stretch));
+                    load_vector_where<T, V>(index < vectors.end, kept_dy[k], dy.at(g, index, stretch));
+                } else if (index < vectors.end) {
                     const int stretch = divide(index, g.by_spans);
                     furthest = max(furthest, x.place(g, index, stretch));
                     if (!end.cuts(x.place(g, index, stretch))) {
-                        kept_x[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
-                        kept_dy[k] = load_pack<T, V>(dy.at(g, index, stretch), 0);
+                        kept_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
+                        kept_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
                     }
                 }
-                index += packs.step;
+                index += vectors.step;
             }
             if constexpr (ragged) {
                 /* Once all others have been asked for: these are waited for. */
                 if (end.cuts(furthest)) {
-                    index = packs.index + shared * packs.step;
+                    index = vectors.index + shared * vectors.step;
 #pragma unroll
                     for (int k = 0; k < K; k++) {
                         const unsigned place = x.place(g, index, divide(index, g.by_spans));
-                        if (index < packs.end && end.cuts(place)) {
+                        if (index < vectors.end && end.cuts(place)) {
                             kept_x[k] = load_cut<T>(x.data, place, end.bytes);
                             kept_dy[k] = load_cut<T>(dy.data, place, end.bytes);
                         }
-                        index += packs.step;
+                        index += vectors.step;
                     }
                 }
             }
         }
         bits<R> saved_rstd = 0;
-        if (!keeps && centred && applies && packs.end > 0) {
-            const int group = by_sample ? packs.c : divide(packs.c, g.by_outer);
-            saved_rstd = ask<R>(p.rstd, packs.n * p.rstd.batch + group * p.rstd.channel);
+        if (!keeps && centred && applies && vectors.end > 0) {
+            const int group = by_sample ? vectors.c : divide(vectors.c, g.by_outer);
+            saved_rstd = ask<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
         }
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             ticket_before() = ticket;
         const R portion = R(1) / (R)p.set_values;
         const R factor = takes_half<fast, !many>(p.activation) ? R(0.5) : R(1);
         if constexpr (keeps) {
-            for (int i = (int)threadIdx.x; has_channel(a, packs, i); i += threads) {
+            for (int i = (int)threadIdx.x; has_channel(a, vectors, i); i += threads) {
                 if (i >= threads)
-                    first = ask_gradient(a, packs, i);
+                    first = ask_gradient(a, vectors, i);
                 coefficients[i] = make_gradient<R>(p, first, factor);
                 if (i == 0)
                     rstd_of_set = told_of<R>(first.rstd, p.rstd.type);
             }
         } else {
-            prepare_gradients<many>(a, packs, factor, coefficients);
+            prepare_gradients<many>(a, vectors, factor, coefficients);
         }
         if (shared > 0)
             wait_for_copies();
         if (many && p.pre_add.data) {
-            const tensor other(a, p.pre_add, p.pre_add, packs.n, packs.c);
+            const tensor other(a, p.pre_add, p.pre_add, vectors.n, vectors.c);
             walk([&](raw<T, V> &x, raw<T, V> &, int index) {
-                if (index >= packs.end)
+                if (index >= vectors.end)
                     return;
                 R value[V], added[V];
                 unpack<T, V>(x, value);
-                unpack<T, V>(load_pack<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
+                unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     value[i] += added[i];
-                x = make_pack<T, V>(value);
+                x = make_vector<T, V>(value);
             });
         }
         __syncthreads();
@@ -261,7 +262,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         const int channel_step = by_sample ? 0 : 1;
         const run_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
         const normfuse_view &post_view = many && p.post_add.data ? p.post_add : p.x;
-        const tensor post(a, post_view, post_view, packs.n, packs.c);
+        const tensor post(a, post_view, post_view, vectors.n, vectors.c);
         /* x - shift, dy' */
         const auto differentiate = [&](auto chosen, const run_gradient<R> &coefficient, int index, int stretch,
                                        R(&x)[V], R(&dy)[V]) {
@@ -275,7 +276,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                     z[i] = fma(x[i], coefficient.slope, coefficient.offset);
                 if (many && p.post_add.data) {
                     R added[V];
-                    unpack<T, V>(load_pack<T, V>(post.at(g, index, stretch), 0), added);
+                    unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] = p.from_y ? added[i] : z[i] + added[i];
@@ -289,7 +290,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         if (sums) {
             /* A warp (or the segments of one, in step, since all begin with a set) goes through its channels one after
              * the other. */
-            int current = many || by_sample ? 0 : divide(packs.index - lane, g.by_spans) - packs.first_outer;
+            int current = many || by_sample ? 0 : divide(vectors.index - lane, g.by_spans) - vectors.first_outer;
             totals<R> channel = {R(0), R(0)};
             totals<R> *entry = of_channels + segment * g.channels_a_segment;
             const auto flush = [&] {
@@ -306,17 +307,17 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 channel = {R(0), R(0)};
             };
             choose_activation<!many, all>(p.activation, [&](auto chosen) {
-                walk([&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
+                walk([&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
                     const int stretch = divide(index, g.by_spans);
                     R plain = R(0), about = R(0);
                     int channel_here = current;
-                    if (index < packs.end) {
-                        channel_here = (stretch - packs.first_outer) * channel_step;
+                    if (index < vectors.end) {
+                        channel_here = (stretch - vectors.first_outer) * channel_step;
                         R x[V], dy[V];
-                        unpack<T, V>(x_pack, x);
-                        unpack<T, V>(dy_pack, dy);
+                        unpack<T, V>(x_vector, x);
+                        unpack<T, V>(dy_vector, dy);
                         differentiate(chosen, own[channel_here], index, stretch, x, dy);
-                        const run_elements<V, ragged> elements = elements_of<T, V, !many, ragged>(a, packs, index);
+                        const run_elements<V, ragged> elements = elements_of<T, V, !many, ragged>(a, vectors, index);
                         if (!elements.are_all()) {
                             /* Not by a factor of 0: what others have there may be infinite. */
 #pragma unroll
@@ -345,7 +346,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                     }
                 });
             });
-            if (many || packs.index - lane < packs.end)
+            if (many || vectors.index - lane < vectors.end)
                 flush();
         }
         /* What the channels of the block summed, to memory: while the totals of other blocks are on their way. */
@@ -353,17 +354,17 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             if (a.sums) {
                 if (many) {
                     /* A segment has its whole set: entry i is channel i of it. */
-                    if (packs.end > 0)
+                    if (vectors.end > 0)
                         for (int i = lane; i < (by_sample ? 1 : g.outer); i += lanes) {
                             const totals<R> sum = of_channels[segment * g.channels_a_segment + i];
-                            double *const pair = a.sums + ((int64_t)packs.n * p.c + packs.c + i) * PAIR;
+                            double *const pair = a.sums + ((int64_t)vectors.n * p.c + vectors.c + i) * PAIR;
                             pair[0] = (double)sum.plain;
                             pair[1] = (double)sum.centred;
                         }
                 } else {
                     const int first = part * g.part_rows;
                     const int rows = max(0, min(g.part_rows, g.rows - first));
-                    const int before = first - packs.first_outer * g.spans;
+                    const int before = first - vectors.first_outer * g.spans;
                     const int channels = rows == 0   ? 0
                                          : by_sample ? 1
                                                      : divide(before + rows + g.spans - 1, g.by_spans);
@@ -376,9 +377,9 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                             plain += of_channels[q * g.channels_a_segment + j].plain;
                             about += of_channels[q * g.channels_a_segment + j].centred;
                         }
-                        const int outer = packs.first_outer + i;
+                        const int outer = vectors.first_outer + i;
                         const int slot = by_sample ? part : part - outer * g.spans / g.part_rows;
-                        const int64_t channel = by_sample ? packs.c : (int64_t)packs.n * p.c + packs.c + outer;
+                        const int64_t channel = by_sample ? vectors.c : (int64_t)vectors.n * p.c + vectors.c + outer;
                         double *const pair = a.sums + (channel * g.sum_slots + slot) * PAIR;
                         pair[0] = (double)plain;
                         pair[1] = (double)about;
@@ -434,18 +435,18 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 }
                 level = all.plain;
                 share = all.centred;
-            } else if (packs.end > 0) {
-                level = (R)a.totals[(int64_t)packs.set * PAIR];
-                share = (R)a.totals[(int64_t)packs.set * PAIR + 1];
+            } else if (vectors.end > 0) {
+                level = (R)a.totals[(int64_t)vectors.set * PAIR];
+                share = (R)a.totals[(int64_t)vectors.set * PAIR + 1];
             }
-            if (packs.end > 0) {
+            if (vectors.end > 0) {
                 const R rstd = keeps ? rstd_of_set : told<R>(saved_rstd, p.rstd.type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }
         }
 
-        const int first_set = by_sample ? packs.set : packs.set - packs.n * (int)p.groups;
+        const int first_set = by_sample ? vectors.set : vectors.set - vectors.n * (int)p.groups;
         uint32_t counted = 0;
         if (!many && g.contributors > 0) {
             __syncthreads();
@@ -461,43 +462,45 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         }
         const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
         const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;
-        const tensor dx(a, dx_view, many ? dx_view : p.x, packs.n, packs.c);
-        const tensor du(a, du_view, du_view, packs.n, packs.c), dpost(a, dpost_view, dpost_view, packs.n, packs.c);
-        /* The set after this one, whose packs take the places of those that were read, is so many bytes further on. */
+        const tensor dx(a, dx_view, many ? dx_view : p.x, vectors.n, vectors.c);
+        const tensor du(a, du_view, du_view, vectors.n, vectors.c),
+            dpost(a, dpost_view, dpost_view, vectors.n, vectors.c);
+        /* The set after this one, whose vectors take the places of those that were read, is so many bytes further on.
+         */
         int64_t next = 0;
         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
             asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
             if (asked) {
                 int n, c;
                 begin_of(a, set + g.teams, n, c);
-                next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, packs.n, packs.c).data;
+                next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, vectors.n, vectors.c).data;
             }
         }
         choose_activation<!many, all>(p.activation, [&](auto chosen) {
-            const auto give = [&](raw<T, V> &x_pack, raw<T, V> &dy_pack, int index) {
-                if (index >= packs.end)
+            const auto give = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
+                if (index >= vectors.end)
                     return;
                 const int stretch = divide(index, g.by_spans);
-                const run_gradient<R> coefficient = own[(stretch - packs.first_outer) * channel_step];
+                const run_gradient<R> coefficient = own[(stretch - vectors.first_outer) * channel_step];
                 R x[V], dy[V];
-                unpack<T, V>(x_pack, x);
-                unpack<T, V>(dy_pack, dy);
+                unpack<T, V>(x_vector, x);
+                unpack<T, V>(dy_vector, dy);
                 differentiate(chosen, coefficient, index, stretch, x, dy);
                 if (gives_dy)
-                    store_pack<T, V>(dpost.at(g, index, stretch), 0, make_pack<T, V>(dy));
+                    store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
                 if (p.dx.data && applies) {
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         x[i] = fma(coefficient.slope, dy[i], centred ? fma(share, x[i], level) : R(0));
                     if (many && p.du.data) {
                         R added[V];
-                        unpack<T, V>(load_pack<T, V>(du.at(g, index, stretch), 0), added);
+                        unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), added);
 #pragma unroll
                         for (int i = 0; i < V; i++)
                             x[i] += added[i];
                     }
-                    store_own<T, V, ragged>(dx.at(g, index, stretch), make_pack<T, V>(x),
-                                            elements_of<T, V, !many, ragged>(a, packs, index));
+                    store_own<T, V, ragged>(dx.at(g, index, stretch), make_vector<T, V>(x),
+                                            elements_of<T, V, !many, ragged>(a, vectors, index));
                 }
             };
             walk(give, next);
@@ -508,7 +511,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             const int channels = by_sample ? 1 : g.outer;
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < channels; i += threads)
-                give_gradients(a, packs.c + i);
+                give_gradients(a, vectors.c + i);
         }
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)

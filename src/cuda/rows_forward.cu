@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * rows_forward.cu - statistics and results where positions are adjacent (NCHW). A block reads its part of a set once,
- * sums while the data arrive, learns the sums of the other blocks of the set, and writes from what it holds. Packs are
- * dealt to threads in turn, whatever channel they are of: dealing whole rows of one channel to warps, as the backward
- * must, took twice the instructions. */
+ * sums while the data arrive, learns the sums of the other blocks of the set, and writes from what it holds. Vectors
+ * are dealt to threads in turn, whatever channel they are of: dealing whole rows of one channel to warps, as the
+ * backward must, took twice the instructions. */
 #include "rows.cuh"
 
 /* z = (x - shift) * slope + offset */
@@ -14,27 +14,27 @@ template <typename R> struct run_coefficient {
 /* Coefficients of the channels that the block touches, slope and offset times `factor`. With statistics to come they
  * are weight and bias with the sample's scale and shift. */
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_packs &packs, R factor,
-                                                     run_coefficient<R> *coefficients, int first)
+__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_vectors &vectors,
+                                                     R factor, run_coefficient<R> *coefficients, int first)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = first; i < g.coefficients; i += (int)blockDim.x) {
-        int n = packs.n, c = packs.c;
+        int n = vectors.n, c = vectors.c;
         if (many) {
             const int nth = by_sample ? i : divide(i, g.by_outer);
-            const int set = packs.set - ((int)threadIdx.x >> g.lane_bits) + nth;
+            const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
             if (set >= g.sets)
                 break;
             begin_of(a, set, n, c);
             c += by_sample ? 0 : i - nth * g.outer;
         } else if (!by_sample) {
-            if (packs.first_outer + i >= g.outer)
+            if (vectors.first_outer + i >= g.outer)
                 break;
-            c += packs.first_outer + i;
+            c += vectors.first_outer + i;
         }
-        /* One after the other: asked for all at once, they were ahead of the packs (128x256x28x28: 61 us for 56). */
+        /* One after the other: asked for all at once, they were ahead of the vectors (128x256x28x28: 61 us for 56). */
         const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
         R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
         R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
@@ -83,24 +83,24 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept[K];
-    const auto own_of = [&](const run_packs &packs, int index) {
-        return elements_of<T, V, plain, ragged>(a, packs, index);
+    const auto own_of = [&](const run_vectors &vectors, int index) {
+        return elements_of<T, V, plain, ragged>(a, vectors, index);
     };
 
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
      * one that does this, so after the results; a block that has its set alone would end later. */
     constexpr bool late = schedule == NORMFUSE_SCHEDULE_split;
-    const auto tell = [&](const run_packs &packs, const set_statistics<R> &found) {
-        if (many ? packs.index == 0 && packs.end > 0 : part == 0 && threadIdx.x == 0) {
-            const int n = by_sample ? 0 : packs.n;
-            const int channel = by_sample ? packs.set : packs.set - n * (int)p.groups;
+    const auto tell = [&](const run_vectors &vectors, const set_statistics<R> &found) {
+        if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
+            const int n = by_sample ? 0 : vectors.n;
+            const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
             const double variance = unbiased((double)found.variance, (double)p.set_values);
             put_parameter<double>(p.mean, n, channel, found.mean);
             put_parameter<R>(p.rstd, n, channel, found.rstd);
             if (a.statistics)
-                a.statistics[packs.set] = {found.mean, (double)found.rstd, variance};
+                a.statistics[vectors.set] = {found.mean, (double)found.rstd, variance};
             if (p.has_running_momentum && by_sample)
-                update_running<R>(p, packs.c, found.mean, variance);
+                update_running<R>(p, vectors.c, found.mean, variance);
         }
     };
 
@@ -115,27 +115,27 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         R common = R(0); /* the shift of the whole block, or segment */
 
         for (int pass = 0; pass < passes; pass++) {
-            const run_packs packs = packs_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
-            const int rest = packs.index + shared * packs.step; /* the first that is kept in a register */
+            const run_vectors vectors = vectors_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
+            const int rest = vectors.index + shared * vectors.step; /* the first that is kept in a register */
 
             /* ---- load ---- */
-            int next = packs.index, count = 0; /* the pack that is asked for next, and how many there are */
-            const auto ask_pack = [&](raw<T, V> &pack, bool wanted) {
-                const tensor x(a, p.x, p.x, packs.n, packs.c);
-                load_pack_where<T, V>(wanted, pack, x.at(g, next, divide(next, g.by_spans)));
-                next += packs.step;
+            int next = vectors.index, count = 0; /* the vector that is asked for next, and how many there are */
+            const auto ask_vector = [&](raw<T, V> &vector, bool wanted) {
+                const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+                load_vector_where<T, V>(wanted, vector, x.at(g, next, divide(next, g.by_spans)));
+                next += vectors.step;
             };
             if constexpr (streams) {
-                count = max(0, (packs.end - packs.index + packs.step - 1) / packs.step);
-                ask_first<K>(kept, count, ask_pack);
+                count = max(0, (vectors.end - vectors.index + vectors.step - 1) / vectors.step);
+                ask_first<K>(kept, count, ask_vector);
             } else {
-                const tensor x(a, p.x, p.x, packs.n, packs.c);
-                const run_end<T, ragged> end(a, packs, x.lead);
+                const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+                const run_end<T, ragged> end(a, vectors, x.lead);
                 if constexpr (!many) {
 #pragma unroll 1
                     for (int k = 0; k < (asked ? 0 : shared); k++) {
-                        const int index = packs.index + k * packs.step;
-                        if (index < packs.end) {
+                        const int index = vectors.index + k * vectors.step;
+                        if (index < vectors.end) {
                             uint4 *const to = own_shared + k * (int)blockDim.x;
                             const int stretch = divide(index, g.by_spans);
                             if (!end.cuts(x.place(g, index, stretch)))
@@ -148,12 +148,12 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 unsigned furthest = 0;
 #pragma unroll
                 for (int k = 0; k < K; k++) {
-                    const int index = rest + k * packs.step;
-                    if (index < packs.end) {
+                    const int index = rest + k * vectors.step;
+                    if (index < vectors.end) {
                         const int stretch = divide(index, g.by_spans);
                         furthest = max(furthest, x.place(g, index, stretch));
                         if (!end.cuts(x.place(g, index, stretch)))
-                            kept[k] = load_pack<T, V>(x.at(g, index, stretch), 0);
+                            kept[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
                     }
                 }
                 if constexpr (ragged) {
@@ -161,9 +161,9 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     if (end.cuts(furthest)) {
 #pragma unroll
                         for (int k = 0; k < K; k++) {
-                            const int index = rest + k * packs.step;
+                            const int index = rest + k * vectors.step;
                             const unsigned place = x.place(g, index, divide(index, g.by_spans));
-                            if (index < packs.end && end.cuts(place))
+                            if (index < vectors.end && end.cuts(place))
                                 kept[k] = load_cut<T>(x.data, place, end.bytes);
                         }
                     }
@@ -175,27 +175,29 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean.
                  */
                 const int first = many ? 0 : part * g.part_rows;
-                if (first < packs.end) {
+                if (first < vectors.end) {
                     const int stretch = divide(first, g.by_spans);
-                    const tensor x(a, p.x, p.x, packs.n, packs.c);
+                    const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                     R value[1];
-                    /* A ragged pack of a stretch need not have elements of it; the stretch has a first. */
-                    unpack<T, 1>(load_pack<T, 1>(ragged ? x.data + x.start(stretch) : x.at(g, first, stretch), 0),
+                    /* A ragged vector of a stretch need not have elements of it; the stretch has a first. */
+                    unpack<T, 1>(load_vector<T, 1>(ragged ? x.data + x.start(stretch) : x.at(g, first, stretch), 0),
                                  value);
                     common = value[0];
                     if (!plain && p.pre_add.data) {
                         unpack<T, 1>(
-                            load_pack<T, 1>(tensor(a, p.pre_add, p.pre_add, packs.n, packs.c).at(g, first, stretch), 0),
+                            load_vector<T, 1>(
+                                tensor(a, p.pre_add, p.pre_add, vectors.n, vectors.c).at(g, first, stretch), 0),
                             value);
                         common += value[0];
                     }
                 }
             }
             const auto prepare = [&](int first) {
-                prepare_coefficients<many>(a, packs, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1),
+                prepare_coefficients<many>(a, vectors, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1),
                                            coefficients, first);
             };
-            /* Parameters come behind all packs. Where the block asks others for their sums, it asks for these then. */
+            /* Parameters come behind all vectors. Where the block asks others for their sums, it asks for these then.
+             */
             const bool later = schedule == NORMFUSE_SCHEDULE_split && exchange != NORMFUSE_EXCHANGE_NONE;
             const auto prepare_later = [&] {
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split)
@@ -205,29 +207,29 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 prepare((int)threadIdx.x);
             if (shared > 0)
                 wait_for_copies();
-            /* Calls work(pack, index) for each pack that the thread has in shared memory; where nothing is kept, for all
-             * packs that the thread has. */
+            /* Calls work(vector, index) for each vector that the thread has in shared memory; where nothing is kept,
+             * for all vectors that the thread has. */
             const auto walk_shared = [&](auto work, const char *next = nullptr) {
-                int index = packs.index;
+                int index = vectors.index;
                 forget(index);
                 if constexpr (streams) {
-                    walk_passing<K>(kept, count, ask_pack, [&](raw<T, V> &pack) {
-                        work(pack, index);
-                        index += packs.step;
+                    walk_passing<K>(kept, count, ask_vector, [&](raw<T, V> &vector) {
+                        work(vector, index);
+                        index += vectors.step;
                     });
                 } else if constexpr (!many) {
 #pragma unroll 1
-                    for (int k = 0; k < shared && index < packs.end; k++) {
-                        raw<T, V> pack = own_shared[k * (int)blockDim.x];
-                        work(pack, index);
+                    for (int k = 0; k < shared && index < vectors.end; k++) {
+                        raw<T, V> vector = own_shared[k * (int)blockDim.x];
+                        work(vector, index);
                         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                            tensor x(a, p.x, p.x, packs.n, packs.c);
+                            tensor x(a, p.x, p.x, vectors.n, vectors.c);
                             x.data = const_cast<char *>(next);
                             if (next)
                                 copy_once(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)),
                                           0);
                         }
-                        index += packs.step;
+                        index += vectors.step;
                     }
                 }
             };
@@ -236,32 +238,32 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 forget(index);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++) {
-                    if (index >= packs.end)
+                    if (index >= vectors.end)
                         break;
                     work(kept[k], index);
-                    index += packs.step;
+                    index += vectors.step;
                 }
             };
             if (!plain && p.pre_add.data) {
-                const tensor other(a, p.pre_add, p.pre_add, packs.n, packs.c);
+                const tensor other(a, p.pre_add, p.pre_add, vectors.n, vectors.c);
                 const normfuse_view &to = p.u.data ? p.u : p.x;
-                const tensor u(a, to, to, packs.n, packs.c);
+                const tensor u(a, to, to, vectors.n, vectors.c);
                 const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
                 /* Perhaps in place of x or of what is added to it, so not before all have read the value that they
                  * share. */
                 if (writes && sums && pass == 0)
                     __syncthreads();
-                walk_registers([&](raw<T, V> &pack, int index) {
+                walk_registers([&](raw<T, V> &vector, int index) {
                     const int stretch = divide(index, g.by_spans);
                     R value[V], added[V];
-                    unpack<T, V>(pack, value);
-                    unpack<T, V>(load_pack<T, V>(other.at(g, index, stretch), 0), added);
+                    unpack<T, V>(vector, value);
+                    unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), added);
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         value[i] += added[i];
-                    pack = make_pack<T, V>(value);
+                    vector = make_vector<T, V>(value);
                     if (writes)
-                        store_pack<T, V>(u.at(g, index, stretch), 0, pack);
+                        store_vector<T, V>(u.at(g, index, stretch), 0, vector);
                 });
             }
 
@@ -269,29 +271,29 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             if (sums) {
                 /* Those in shared memory and those in registers each about a value of their own. */
                 const auto gather = [&](const raw<T, V> &first, int index, auto walk_some) {
-                    if (!streams && index >= packs.end)
+                    if (!streams && index >= vectors.end)
                         return;
                     /* Squares about one of the thread's own values cannot cancel by more than their number. */
                     R shift = common, sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
                     int count = 0;
-                    if (!streams || index < packs.end) {
+                    if (!streams || index < vectors.end) {
                         R value[V];
                         unpack<T, V>(first, value);
                         shift = value[ragged ? V - 1 : 0];
                         if constexpr (ragged) {
-                            /* Of the first pack that has one; only then from memory, so that none waits for it. */
-                            run_elements<V, ragged> own = own_of(packs, index);
+                            /* Of the first vector that has one; only then from memory, so that none waits for it. */
+                            run_elements<V, ragged> own = own_of(vectors, index);
 #pragma unroll
                             for (int i = V - 2; i >= 0; i--)
                                 shift = own.has(i) ? value[i] : shift;
                             if (own.count() == 0) {
-                                for (index += packs.step; index < packs.end; index += packs.step) {
-                                    own = own_of(packs, index);
+                                for (index += vectors.step; index < vectors.end; index += vectors.step) {
+                                    own = own_of(vectors, index);
                                     if (own.count() > 0) {
-                                        const tensor x(a, p.x, p.x, packs.n, packs.c);
-                                        const char *const pack = x.at(g, index, divide(index, g.by_spans));
+                                        const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+                                        const char *const vector = x.at(g, index, divide(index, g.by_spans));
                                         R other[1];
-                                        unpack<T, 1>(load_pack<T, 1>(pack, own.begin()), other);
+                                        unpack<T, 1>(load_vector<T, 1>(vector, own.begin()), other);
                                         shift = other[0];
                                         break;
                                     }
@@ -299,10 +301,10 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                             }
                         }
                     }
-                    walk_some([&](raw<T, V> &pack, int index) {
+                    walk_some([&](raw<T, V> &vector, int index) {
                         R value[V];
-                        unpack<T, V>(pack, value);
-                        const run_elements<V, ragged> own = own_of(packs, index);
+                        unpack<T, V>(vector, value);
+                        const run_elements<V, ragged> own = own_of(vectors, index);
                         if (!own.are_all()) {
 #pragma unroll
                             for (int i = 0; i < V; i++)
@@ -322,11 +324,11 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     }
                 };
                 if constexpr (streams) {
-                    gather(kept[0], packs.index, walk_shared);
+                    gather(kept[0], vectors.index, walk_shared);
                 } else {
                     if constexpr (!many) {
                         if (shared > 0)
-                            gather(own_shared[0], packs.index, walk_shared);
+                            gather(own_shared[0], vectors.index, walk_shared);
                     }
                     gather(kept[0], rest, walk_registers);
                 }
@@ -377,16 +379,16 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 }
                 const set_statistics<R> found = statistics_of(all, base, p.eps);
                 if (!late)
-                    tell(packs, found);
+                    tell(vectors, found);
                 else if (threadIdx.x == 0)
                     of_set = found;
                 shift = (R)found.mean;
                 remainder = (R)(found.mean - (double)shift);
                 rstd = found.rstd;
             } else {
-                if (centred && packs.end > 0) {
-                    const double mean = a.statistics[packs.set].mean;
-                    rstd = (R)a.statistics[packs.set].rstd;
+                if (centred && vectors.end > 0) {
+                    const double mean = a.statistics[vectors.set].mean;
+                    rstd = (R)a.statistics[vectors.set].rstd;
                     shift = (R)mean;
                     remainder = (R)(mean - (double)shift);
                 }
@@ -397,13 +399,13 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             if (p.y.data) {
                 /* Channels of the set are beside one another, from the first that the block touches. */
                 const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
-                const int channel_step = by_sample ? 0 : 1, before = own - packs.first_outer * channel_step;
-                const tensor y(a, p.y, plain ? p.x : p.y, packs.n, packs.c);
+                const int channel_step = by_sample ? 0 : 1, before = own - vectors.first_outer * channel_step;
+                const tensor y(a, p.y, plain ? p.x : p.y, vectors.n, vectors.c);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++)
                     forget(kept[k]);
-                /* z of a pack, and where it goes */
-                const auto normalize = [&](raw<T, V> &pack, int index, R(&z)[V]) {
+                /* z of a vector, and where it goes */
+                const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
                     const int stretch = divide(index, g.by_spans);
                     const run_coefficient<R> coefficient = coefficients[before + stretch * channel_step];
                     R slope = coefficient.slope, offset = coefficient.offset, about = coefficient.shift;
@@ -412,15 +414,15 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         offset -= remainder * slope;
                         about = shift;
                     }
-                    unpack<T, V>(pack, z);
+                    unpack<T, V>(vector, z);
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] = fma(z[i] - about, slope, offset);
                     return y.at(g, index, stretch);
                 };
                 const normfuse_view &added_view = !plain && p.post_add.data ? p.post_add : p.y;
-                const tensor other(a, added_view, plain ? p.x : added_view, packs.n, packs.c);
-                /* The set after this one, whose packs take the places of those that were read. */
+                const tensor other(a, added_view, plain ? p.x : added_view, vectors.n, vectors.c);
+                /* The set after this one, whose vectors take the places of those that were read. */
                 const char *next = nullptr;
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                     asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
@@ -431,25 +433,25 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     }
                 }
                 choose_activation<plain, true>(p.activation, [&](auto chosen) {
-                    const auto give = [&](raw<T, V> &pack, int index) {
+                    const auto give = [&](raw<T, V> &vector, int index) {
                         R z[V];
-                        char *const to = normalize(pack, index, z);
+                        char *const to = normalize(vector, index, z);
                         if (!plain && p.post_add.data) {
                             R added[V];
-                            unpack<T, V>(load_pack<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
+                            unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
 #pragma unroll
                             for (int i = 0; i < V; i++)
                                 z[i] += added[i];
                         }
                         activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
-                        store_own<T, V, ragged>(to, make_pack<T, V>(z), own_of(packs, index));
+                        store_own<T, V, ragged>(to, make_vector<T, V>(z), own_of(vectors, index));
                     };
                     walk_shared(give, next);
                     walk_registers(give);
                 });
             }
             if (late && sums)
-                tell(packs, of_set);
+                tell(vectors, of_set);
             if (pass + 1 < passes)
                 __syncthreads();
         }

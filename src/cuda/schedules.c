@@ -25,8 +25,8 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
                                                     .shared = step->shared};
         return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * step->cluster;
     }
-    return (int64_t)normfuse_cuda_blocks_per_processor(shape->device, step->kernel, step->threads, step->shared) *
-           shape->device->processors;
+    return (int64_t)normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared) *
+           shape->device->multiprocessors;
 }
 
 /* Rows: norm groups whose values meet more roundings in two passes than docs/numerics.md says of so few. */
@@ -73,11 +73,11 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const double processors = shape->device->processors;
+    const double multiprocessors = shape->device->multiprocessors;
     const double slots = (double)most(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
-    /* Half of the processors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / processors);
+    /* Half of the multiprocessors draw most of the bandwidth. */
+    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / multiprocessors);
     double time =
         shape->bytes / (policy->bytes_a_microsecond * reach * filled) + policy->columns_start[shape->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)

@@ -16,8 +16,8 @@ struct step {
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
     uint32_t threads, cluster;
-    uint32_t without_packs; /* threads of the last warp, where that has other work */
-    int32_t at_once;        /* rows, and what else a schedule of columns has: kernels.h */
+    uint32_t without_vectors; /* threads of the last warp, where that has other work */
+    int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
     union normfuse_cuda_of_schedule of;
     int64_t blocks;
     size_t shared;
@@ -70,14 +70,14 @@ struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step);
 /* Columns: vectors of what is walked as a row; `width` of them a block, in which `group` channels are joined; vectors
  * of a row that have channels of one group, at most. */
-int64_t normfuse_cuda_packs_of_row(const struct shape *shape);
+int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
 struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape *shape, int64_t width, int64_t group);
-int64_t normfuse_cuda_most_packs_of_group(const struct shape *shape, int64_t groups, int64_t group);
+int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
 
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->pack > 1);
+    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
 }
 
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */

@@ -5,32 +5,32 @@
 
 #include <math.h>
 
-/* Packs of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
+/* Vectors of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
  * number, or of rows abreast all. */
-int64_t normfuse_cuda_packs_of_row(const struct shape *shape)
+int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
 {
-    return shape->problem->c * shape->abreast / shape->pack;
+    return shape->problem->c * shape->abreast / shape->elements;
 }
 
-static int64_t packs_of_unit(const struct shape *shape, int64_t group)
+static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 {
-    return shape->abreast > 1 ? normfuse_cuda_packs_of_row(shape)
-                              : normfuse_cuda_common_multiple(group, shape->pack) / shape->pack;
+    return shape->abreast > 1 ? normfuse_cuda_vectors_of_row(shape)
+                              : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
 }
 
-/* `width` packs a block; `group` channels are joined in it. */
+/* `width` vectors a block; `group` channels are joined in it. */
 struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape *shape, int64_t width, int64_t group)
 {
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
     g.width = (int32_t)width;
-    g.blocks_wide = (int32_t)divide_up(normfuse_cuda_packs_of_row(shape), width);
+    g.blocks_wide = (int32_t)divide_up(normfuse_cuda_vectors_of_row(shape), width);
     g.all_samples = normfuse_cuda_takes_all_samples(p);
     g.abreast = shape->abreast;
     g.row_channels = (int32_t)(p->c * shape->abreast);
     g.row_values = (int32_t)(group * shape->abreast);
-    /* A sample begins up to all but one elements into its first pack. */
-    g.rows = (int32_t)(shape->uneven ? divide_up(p->s * p->c + shape->pack - 1, p->c * shape->abreast)
+    /* A sample begins up to all but one elements into its first vector. */
+    g.rows = (int32_t)(shape->uneven ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->abreast)
                                      : p->s / shape->abreast);
     g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
     g.group = (int32_t)group;
@@ -60,73 +60,74 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
     g->kept_shared = streams(kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
-    const int64_t channels = (int64_t)g->width * shape->pack;
+    const int64_t channels = (int64_t)g->width * shape->elements;
     int64_t groups = channels / g->group;
     g->group_bits = g->channel_bits = g->piece_bits = 0;
     while (g->group_bits < 5 && groups / g->abreast << (g->group_bits + 1) <= threads)
         g->group_bits++;
     while (g->channel_bits < 5 && channels / g->abreast << (g->channel_bits + 1) <= threads)
         g->channel_bits++;
-    while (!shape->uneven && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->pack)
+    while (!shape->uneven && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
         g->piece_bits++;
-    /* Once more, for rows that begin inside of packs. */
+    /* Once more, for rows that begin inside of vectors. */
     if (shape->uneven)
         groups += groups / g->abreast;
     g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
     g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
     g->sum_slots = g->parts;
     step->blocks = (int64_t)g->sets * g->parts;
-    /* Shared memory, as the kernels part it: packs; then words of the type computed in, and doubles. */
+    /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
-    /* What passes goes through a ring of each thread. */
-    const bool rings = kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
-    size_t packs = (size_t)shape->tensors * 16 * (size_t)(rings ? registers : g->kept_shared) * threads;
+    /* What passes goes through a pipeline of each thread. */
+    const bool pipelines = kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
+    size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->kept_shared) * threads;
     if (shape->direction == BACKWARD) {
         words = 4 * groups + 4 * channels + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        const size_t pieces = (size_t)(4 * at_once * (shape->pack >> g->piece_bits) * g->width) * shape->value_bytes;
-        /* Rings are done with when sums are joined. */
-        packs = rings ? (packs > pieces ? packs : pieces) : packs + pieces;
+        const size_t pieces =
+            (size_t)(4 * at_once * (shape->elements >> g->piece_bits) * g->width) * shape->value_bytes;
+        /* Pipelines are done with when sums are joined. */
+        vectors = pipelines ? (vectors > pieces ? vectors : pieces) : vectors + pieces;
         words = 4 * groups;
         words += (modulated ? 4 : 3) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
     } else {
         words = 3 * channels;
     }
-    step->shared = packs + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
+    step->shared = vectors + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
-/* The packs of a row that have channels of one group, at most. */
-int64_t normfuse_cuda_most_packs_of_group(const struct shape *shape, int64_t groups, int64_t group)
+/* The vectors of a row that have channels of one group, at most. */
+int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group)
 {
-    int64_t packs = 0;
+    int64_t vectors = 0;
     for (int64_t i = 0; i < groups; i++)
-        packs = most(packs, ((i + 1) * group - 1) / shape->pack - i * group / shape->pack + 1);
-    return packs;
+        vectors = most(vectors, ((i + 1) * group - 1) / shape->elements - i * group / shape->elements + 1);
+    return vectors;
 }
 
 /* The same for a compact kernel, with threads for as few rows each as a block has room for, or as `few` as can be: more
- * blocks then share a processor. False where it is not made for this. */
+ * blocks then share a multiprocessor. False where it is not made for this. */
 static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts, bool few)
 {
     enum { MOST_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t channels = (int64_t)g->width * shape->pack, groups = channels / g->group;
+    const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || normfuse_cuda_packs_of_row(shape) % g->width != 0 ||
+    if (!shape->compact || groups > 32 || normfuse_cuda_vectors_of_row(shape) % g->width != 0 ||
         (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = 5;
     while (groups << g->lane_bits > 32)
         g->lane_bits--;
-    const int64_t packs = normfuse_cuda_most_packs_of_group(shape, groups, g->group);
+    const int64_t vectors = normfuse_cuda_most_vectors_of_group(shape, groups, g->group);
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
     const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads) - (gives ? 32 : 0);
-    const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / packs);
+    const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
     const int64_t kept = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
@@ -153,8 +154,8 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
                                                 (int32_t)parts, samples > 0 ? (int32_t)cluster : 0, gives);
     step->shared = (size_t)layout.bytes;
     /* The sums of channels are a warp's of their own. */
-    step->without_packs = gives ? 32 : 0;
-    step->threads += step->without_packs;
+    step->without_vectors = gives ? 32 : 0;
+    step->threads += step->without_vectors;
     if (cluster > 1) {
         step->cluster = (uint32_t)cluster;
         g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
@@ -171,30 +172,30 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     const struct normfuse_problem *const p = shape->problem;
     if (!shape->few_rows || p->n > INT32_MAX / 8)
         return "it takes group norm of plain tensors, of groups of or in whole vectors";
-    const int64_t d = p->c / p->groups, packs = most(1, d / shape->pack);
+    const int64_t d = p->c / p->groups, vectors = most(1, d / shape->elements);
     const enum normfuse_cuda_schedule kept =
-        p->s == 1 && d >= shape->pack ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
+        p->s == 1 && d >= shape->elements ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
     const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, kept)];
     const int64_t most_rows = row->vectors;
     const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / most_rows;
     int lane_bits = 0, row_bits = 0;
-    while (INT64_C(1) << lane_bits < packs)
+    while (INT64_C(1) << lane_bits < vectors)
         lane_bits++;
     while (most_rows << row_bits < p->s && row_bits <= 5)
         row_bits++;
-    /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 packs: 23.6 us, compact 20.5. */
+    /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 vectors: 23.6 us, compact 20.5. */
     if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
         return "a part of a warp does not hold a group";
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
-    const int64_t units = normfuse_cuda_packs_of_row(shape) / packs, blocks_wide = divide_up(units, segments);
+    const int64_t units = normfuse_cuda_vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
-    *g = normfuse_cuda_columns_geometry(shape, units_here * packs, d);
+    *g = normfuse_cuda_columns_geometry(shape, units_here * vectors, d);
     step->kernel = kernel_of(shape, kept);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
     step->of.lanes = (struct normfuse_cuda_lanes){
         (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
-    const int64_t channels = units_here * packs * shape->pack;
+    const int64_t channels = units_here * vectors * shape->elements;
     step->shared = shape->direction == BACKWARD && shape->wants_gradients
                        ? (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, (int32_t)channels).bytes
                        : 0;
@@ -208,8 +209,9 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     if (step->shared > 0)
         parts = most(parts, divide_up(p->n * rows_of_thread, samples * MOST_SUMMED));
     parts = least(parts, rounds);
-    /* Few samples: forward each has a block of its own before all processors have one, backward one cluster has all. */
-    if (shape->direction == FORWARD ? rounds * blocks_wide < shape->device->processors : p->n <= MOST_CLUSTER)
+    /* Few samples: forward each has a block of its own before all multiprocessors have one, backward one cluster has
+     * all. */
+    if (shape->direction == FORWARD ? rounds * blocks_wide < shape->device->multiprocessors : p->n <= MOST_CLUSTER)
         return "samples are too few";
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
@@ -224,13 +226,13 @@ static double estimate(const struct shape *shape, const struct step *step)
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int32_t a_processor =
-        normfuse_cuda_blocks_per_processor(shape->device, step->kernel, step->threads, step->shared);
+    const int32_t a_multiprocessor =
+        normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared);
     const int64_t slots = normfuse_cuda_resident_blocks(shape, step);
     if (slots == 0)
         return INFINITY;
     const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
-    const double width_bytes = (double)g->width * (double)shape->pack_bytes;
+    const double width_bytes = (double)g->width * (double)shape->vector_bytes;
     double stretch = 1.0;
     for (int i = 0; i < NORMFUSE_CUDA_WIDTHS; i++)
         if (width_bytes < policy->widths[i].bytes && g->blocks_wide > 1) {
@@ -239,13 +241,13 @@ static double estimate(const struct shape *shape, const struct step *step)
         }
     const double waves = ceil((double)step->blocks / (double)slots);
     const double busy = (double)step->blocks / (waves * (double)slots);
-    /* Half of the processors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / shape->device->processors);
-    const double filled = waves < 4.0 ? fmax(busy, a_processor > 1 ? 0.8 : busy) : 1.0;
+    /* Half of the multiprocessors draw most of the bandwidth. */
+    const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / shape->device->multiprocessors);
+    const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
     double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
     if (!is_cluster && waves < 4.0)
         time *= policy->columns_stretch[shape->direction];
-    if (a_processor == 1 && waves > 1.0)
+    if (a_multiprocessor == 1 && waves > 1.0)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
     if (step->cluster > 1 && waves > 1.0)
@@ -266,17 +268,17 @@ static double estimate(const struct shape *shape, const struct step *step)
         time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
-        const double groups = (double)g->width * shape->pack / g->row_values;
+        const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
-            time *= policy->grid_rounds; /* all processors read, then all write */
+            time *= policy->grid_rounds; /* all multiprocessors read, then all write */
         time += policy->grid_wait[shape->direction] * rounds +
                 (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
     return time;
 }
 
-/* Packs of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
+/* Vectors of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
  * that is a set of its own takes shared memory. */
 static int64_t widest_of(int64_t group)
 {
@@ -288,8 +290,8 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
 {
     (void)step;
     const struct normfuse_cuda_policy *const policy = shape->policy;
-    const int64_t packs = normfuse_cuda_packs_of_row(shape), d = group_of(shape->problem);
-    const double wide = shape->problem->columns && d == 1 && packs > widest_of(d) ? policy->twice_wide : 1.0;
+    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = group_of(shape->problem);
+    const double wide = shape->problem->columns && d == 1 && vectors > widest_of(d) ? policy->twice_wide : 1.0;
     if (normfuse_experiment("WIDTH", 0) || normfuse_experiment("PARTS", 0) || normfuse_experiment("EXCHANGE", -1) >= 0)
         return INFINITY;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
@@ -307,9 +309,10 @@ static int64_t units_of(int variant)
 
 static int variants(const struct shape *shape)
 {
-    const int64_t packs = normfuse_cuda_packs_of_row(shape), unit = packs_of_unit(shape, group_of(shape->problem));
+    const int64_t vectors = normfuse_cuda_vectors_of_row(shape),
+                  unit = vectors_of_unit(shape, group_of(shape->problem));
     int count = 0;
-    while ((units_of(count) - 1) * unit < packs)
+    while ((units_of(count) - 1) * unit < vectors)
         count += WAYS;
     return count;
 }
@@ -325,7 +328,7 @@ struct variant {
  * blocks until a part fits. */
 static void choose_teams(const struct shape *shape, int bits, struct normfuse_cuda_geometry *g, int64_t *parts)
 {
-    const int64_t resident = (int64_t)shape->device->processors << bits,
+    const int64_t resident = (int64_t)shape->device->multiprocessors << bits,
                   bytes = (int64_t)g->width * 16 * shape->tensors;
     int64_t teams = least(g->sets, resident);
     *parts = resident / teams;
@@ -342,13 +345,14 @@ static const char *begin_variant(const struct shape *shape, int number, struct s
     const int way = number % WAYS % 8;
     const int64_t d = group_of(shape->problem), only_width = normfuse_experiment("WIDTH", 0);
     const int64_t only_parts = normfuse_experiment("PARTS", 0), only_exchange = normfuse_experiment("EXCHANGE", -1);
-    const int64_t width = least(units_of(number) * packs_of_unit(shape, d), normfuse_cuda_packs_of_row(shape));
+    const int64_t width = least(units_of(number) * vectors_of_unit(shape, d), normfuse_cuda_vectors_of_row(shape));
     if (width > 512 || (only_width && width != only_width))
         return "rows are too wide for a block";
     *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = number % WAYS >= 8};
     const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads << variant->twice);
     variant->at_most = least(most(1, most_threads / width), normfuse_cuda_most_at_once(shape, d));
-    /* Where the grid can work from rings it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, else 24.3.
+    /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
+     * else 24.3.
      */
     if (variant->grid && (!shape->has_tickets || (shape->has_pipeline && !shape->batch)))
         return shape->has_tickets ? "grid_pipeline does it better" : "there is no sync memory";
@@ -453,7 +457,7 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {&normfuse_cuda
                                                                   &normfuse_cuda_general,
                                                                   NULL};
 
-/* Blocks of `width` packs, whose sums are joined over `group` channels. */
+/* Blocks of `width` vectors, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
     const struct normfuse_problem *const p = shape->problem;
@@ -467,7 +471,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     step->geometry = normfuse_cuda_columns_geometry(shape, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
-    /* Where rows are parted among blocks those are larger, if their rings find room. */
+    /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
     int64_t most_threads = normfuse_experiment("PASSING", known ? policy->known_threads[shape->direction]
                                                                 : policy->passing_column_threads[parted]);
@@ -515,24 +519,24 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     const struct normfuse_problem *const p = shape->problem;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
     const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->added;
-    const int64_t packs = normfuse_cuda_packs_of_row(shape), d = of_groups ? p->c / p->groups : 1;
-    const int64_t unit = packs_of_unit(shape, d);
+    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
+    const int64_t unit = vectors_of_unit(shape, d);
     const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->added && (sums || shape->direction == BACKWARD);
     const int64_t widest = widest_of(d);
-    int64_t width = least(packs, widest);
-    if (packs > widest && unit <= 512)
+    int64_t width = least(vectors, widest);
+    if (vectors > widest && unit <= 512)
         width = most(1, widest / unit) * unit;
-    if (unit <= 512 || packs <= widest) {
-        /* Of rows that begin inside of packs a lane would have too much of a large group: a later kernel joins it. */
-        const int64_t group = !joins ? width * shape->pack : normfuse_cuda_most_at_once(shape, d) > 0 ? d : 1;
+    if (unit <= 512 || vectors <= widest) {
+        /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
+        const int64_t group = !joins ? width * shape->elements : normfuse_cuda_most_at_once(shape, d) > 0 ? d : 1;
         if (pass_width(shape, step, sums, width, group))
             return true;
     }
     if (shape->abreast > 1)
         return false;
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
-    for (width = least(packs, 64); width >= 1; width /= 2)
-        if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->pack))
+    for (width = least(vectors, 64); width >= 1; width /= 2)
+        if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->elements))
             return true;
     return false;
 }

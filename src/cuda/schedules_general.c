@@ -21,23 +21,23 @@ static struct shape general_of(const struct shape *shape)
     enum { MOST_VALUES = 1 << 30 };
     const struct normfuse_problem *const p = shape->problem;
     struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
-    const int pack = 16 / (int)normfuse_type_bytes(p->type);
+    const int elements = 16 / (int)normfuse_type_bytes(p->type);
     if (!shape->same_strides || !normfuse_cuda_begins_with_vectors(p))
         return narrow;
     general.wide = true;
-    general.pack = pack;
-    general.pack_bytes = 16;
+    general.elements = elements;
+    general.vector_bytes = 16;
     if (!p->columns) {
-        general.ragged = p->s % pack != 0 || p->x.channel % pack != 0 || p->x.batch % pack != 0;
-        const bool pays = 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, pack) && p->s < MOST_VALUES;
+        general.ragged = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
+        const bool pays = 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, elements) && p->s < MOST_VALUES;
         return general.ragged && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
     }
     if (p->type == NORMFUSE_F64)
         return narrow;
-    if (p->c % pack == 0)
-        return p->x.position % pack == 0 && p->x.batch % pack == 0 ? general : narrow;
-    general.abreast = (int32_t)(normfuse_cuda_common_multiple(p->c, pack) / p->c);
-    general.ragged = p->x.batch % pack != 0 || p->s % general.abreast != 0;
+    if (p->c % elements == 0)
+        return p->x.position % elements == 0 && p->x.batch % elements == 0 ? general : narrow;
+    general.abreast = (int32_t)(normfuse_cuda_common_multiple(p->c, elements) / p->c);
+    general.ragged = p->x.batch % elements != 0 || p->s % general.abreast != 0;
     return p->x.position == p->c && p->s >= 2 * general.abreast && (double)p->s * (double)p->c < MOST_VALUES ? general
                                                                                                              : narrow;
 }
@@ -84,7 +84,7 @@ static double tensor_bytes(const struct shape *shape)
 static int64_t most_vectors(const struct shape *shape)
 {
     const int64_t values = 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
-    return shape->problem->columns ? 128 : shape->pack == 1 ? values : 2 * values / shape->pack;
+    return shape->problem->columns ? 128 : shape->elements == 1 ? values : 2 * values / shape->elements;
 }
 
 /* How wide a block is and how many threads share each of its units. `joins`: groups of channels, whole ones or, where a
@@ -96,23 +96,23 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     const int64_t d = joins ? group_of(p) : 1;
     int64_t width, group = d;
     if (p->columns) {
-        const int64_t packs = p->c * shape->abreast / shape->pack;
-        int64_t unit = normfuse_cuda_common_multiple(d, shape->pack) / shape->pack;
+        const int64_t vectors = p->c * shape->abreast / shape->elements;
+        int64_t unit = normfuse_cuda_common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS) {
-            if (d % shape->pack != 0)
+            if (d % shape->elements != 0)
                 return false;
-            unit = largest_divisor(d / shape->pack, THREADS);
-            group = unit * shape->pack;
+            unit = largest_divisor(d / shape->elements, THREADS);
+            group = unit * shape->elements;
         }
-        const int64_t units = packs / unit, most_units = most(1, least(units, least(wide, THREADS) / unit));
+        const int64_t units = vectors / unit, most_units = most(1, least(units, least(wide, THREADS) / unit));
         /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
         width = group < d ? unit : unit * divide_up(units, divide_up(units, most_units));
         const int64_t rows =
-            shape->ragged ? divide_up(p->s * p->c + shape->pack - 1, p->c * shape->abreast) : p->s / shape->abreast;
+            shape->ragged ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->abreast) : p->s / shape->abreast;
         lanes = least(most(1, THREADS / width), most(1, rows));
         g->rows = (int32_t)rows;
     } else {
-        const int64_t rows = shape->ragged ? normfuse_cuda_ragged_spans(p, shape->pack) : p->s / shape->pack;
+        const int64_t rows = shape->ragged ? normfuse_cuda_ragged_spans(p, shape->elements) : p->s / shape->elements;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
         group = largest_divisor(d, most(1, THREADS / lanes));
@@ -122,7 +122,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     g->group = (int32_t)group;
     g->width = (int32_t)width;
     g->unit_lanes = (int32_t)lanes;
-    g->blocks_wide = (int32_t)divide_up(p->columns ? p->c * shape->abreast / shape->pack : p->c, width);
+    g->blocks_wide = (int32_t)divide_up(p->columns ? p->c * shape->abreast / shape->elements : p->c, width);
     g->abreast = g->copies = shape->abreast;
     g->row_channels = (int32_t)(p->c * shape->abreast);
     g->ragged = shape->ragged;
@@ -154,7 +154,8 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t of_unit = p->columns ? shape->pack : 1, channels = g->width * of_unit, groups = channels / g->group;
+    const int64_t of_unit = p->columns ? shape->elements : 1, channels = g->width * of_unit,
+                  groups = channels / g->group;
     const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_general);
     step->threads = whole_warps((int64_t)g->width * g->unit_lanes);
@@ -167,12 +168,12 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
         g->group_bits++;
     while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= step->threads)
         g->channel_bits++;
-    while (p->columns && !g->ragged && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->pack)
+    while (p->columns && !g->ragged && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
         g->piece_bits++;
     struct normfuse_general_sizes *const of = &g->general;
-    const int64_t slot = shape->pack > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
+    const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
     of->keeps =
-        both && (shape->pack > 1 ? vectors * slot <= normfuse_experiment("KEPT", KEPT_BYTES) : vectors <= ahead);
+        both && (shape->elements > 1 ? vectors * slot <= normfuse_experiment("KEPT", KEPT_BYTES) : vectors <= ahead);
     g->kept_shared = of->keeps ? (int32_t)vectors : 0;
     of->slots = (int32_t)((of->keeps ? vectors : ahead) * slot);
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;
@@ -217,7 +218,7 @@ static const char *configure(const struct shape *given, int variant, struct step
     static const int64_t lanes[WIDTHS] = {4, 16, 64, 256};
     if (blocks > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    if (!choose_block(shape, g, true, shares[width] * (shape->pack == 1 ? 4 : 1), lanes[width]))
+    if (!choose_block(shape, g, true, shares[width] * (shape->elements == 1 ? 4 : 1), lanes[width]))
         return "a norm group is too wide for a block, and no whole number of vectors";
     const int64_t shares_of_group = group_of(p) / g->group;
     if (shares_of_group > blocks || blocks % shares_of_group != 0)
@@ -249,10 +250,10 @@ static double estimate(const struct shape *given, const struct step *step)
     const double working = reads * running / blocks;
     const bool keeps = step->geometry.general.keeps;
     const double missed = keeps || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
-    const double reach = fmin(1.0, running * step->threads / (320.0 * device->processors));
+    const double reach = fmin(1.0, running * step->threads / (320.0 * device->multiprocessors));
     const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (keeps ? 0.0 : 0.3 * (1.0 - missed))) + writes;
-    const double narrow = shape->pack == 1 ? 4.0 : 1.1;
+    const double narrow = shape->elements == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,
      * a cluster of 4 14 us, of 16 51; 8x320x64x64 f16 NHWC with pre_add, clusters of 8 in one wave 50. */
@@ -260,12 +261,12 @@ static double estimate(const struct shape *given, const struct step *step)
     /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us, 94x25x4x7 f32
      * with post_add, one block, 6.1. Single elements backward take more: 7x157x3x5x5 bf16 NHWC 34.2. */
     const double first = shape->direction == BACKWARD
-                             ? once + (shape->problem->columns && shape->pack == 1 ? 8.0 : 0.0)
+                             ? once + (shape->problem->columns && shape->elements == 1 ? 8.0 : 0.0)
                          : step->cluster > 1 ? 3.0 + 0.8 * step->cluster
                                              : fmin(once, 4.0);
-    /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with pre_add
-     * 136 us, in two passes 111. */
-    const double row = step->geometry.width * (double)shape->pack_bytes;
+    /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
+     * pre_add 136 us, in two passes 111. */
+    const double row = step->geometry.width * (double)shape->vector_bytes;
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
     double time = moved / (policy->bytes_a_microsecond * reach) * uneven * narrow * derivative * thin + 3.0 + first +
@@ -291,7 +292,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     /* A rare derivative is found in both passes: 10x1024x52x22 f32 NHWC with gelu_tanh 119 us, in one kernel, whose few
      * warps wait for it, 171. */
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 1.3 : 1.0;
-    return start + (reads * (1.0 + again) + writes) * (general.pack == 1 ? 4.0 : 1.15) * derivative /
+    return start + (reads * (1.0 + again) + writes) * (general.elements == 1 ? 4.0 : 1.15) * derivative /
                        shape->policy->bytes_a_microsecond;
 }
 
@@ -326,20 +327,20 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool joins =
         sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->abreast == 1;
-    const int64_t rows = p->columns ? p->s : p->s / shape->pack;
+    const int64_t rows = p->columns ? p->s : p->s / shape->elements;
     /* Threads that share a channel have some vectors each. */
     int64_t lanes = power_of_two_below(most(1, least(THREADS, divide_up(rows, 8))));
-    if (!choose_block(shape, g, joins, 64 * (shape->pack == 1 ? 2 : 1), lanes) ||
+    if (!choose_block(shape, g, joins, 64 * (shape->elements == 1 ? 2 : 1), lanes) ||
         (p->columns && g->group < (joins ? group_of(p) : 1)))
-        choose_block(shape, g, false, 64 * (shape->pack == 1 ? 2 : 1), lanes);
+        choose_block(shape, g, false, 64 * (shape->elements == 1 ? 2 : 1), lanes);
     /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
     const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     const int64_t fewest = (p->columns ? 4 : 2) * ahead, most_of_thread = least(most_vectors(shape), 96);
-    const int64_t blocks_wanted = (sums || p->columns ? 6 : 16) * shape->device->processors;
+    const int64_t blocks_wanted = (sums || p->columns ? 6 : 16) * shape->device->multiprocessors;
     const int64_t all = of_sample * samples * g->sets;
     int64_t of_thread =
-        most(divide_up(all, blocks_wanted), least(fewest, divide_up(all, 2 * shape->device->processors)));
+        most(divide_up(all, blocks_wanted), least(fewest, divide_up(all, 2 * shape->device->multiprocessors)));
     of_thread = least(of_thread, most_of_thread);
     if (of_sample >= of_thread)
         part_block(shape, g, divide_up(of_sample, of_thread), samples);

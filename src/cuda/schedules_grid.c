@@ -9,7 +9,8 @@
 static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t stages,
                              int64_t at_once, bool gives)
 {
-    const int32_t channels = g->width * shape->pack, groups = (int32_t)shape->problem->groups, rows = (int32_t)at_once;
+    const int32_t channels = g->width * shape->elements, groups = (int32_t)shape->problem->groups,
+                  rows = (int32_t)at_once;
     const bool backward = shape->direction == BACKWARD;
     return shape->batch ? normfuse_lay_out_batch((int32_t)stages, channels, rows, backward).bytes
            : backward
@@ -33,7 +34,7 @@ static const char *refuse_pipeline(const struct shape *shape)
                                                              : refuse_grid(shape);
 }
 
-/* Group norm by the whole grid, a block a processor, `rounds` samples one after the other, or batch norm. */
+/* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
 static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
 {
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
@@ -44,25 +45,25 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
     const int64_t most_threads = normfuse_experiment("GRID_THREADS", shape->policy->grid_threads);
-    if (teams >= MOST_TEAMS || shape->device->processors / teams < 2 || g->width > most_threads)
+    if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > most_threads)
         return false;
-    int64_t parts = shape->device->processors / teams, part_rows = divide_up(g->rows, parts);
+    int64_t parts = shape->device->multiprocessors / teams, part_rows = divide_up(g->rows, parts);
     const int64_t at_once = least(most_threads / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
     int64_t joined; /* of a group, by a lane */
-    const int64_t channels = (int64_t)g->width * shape->pack, row_bytes = g->width * 16;
+    const int64_t channels = (int64_t)g->width * shape->elements, row_bytes = g->width * 16;
     if (shape->batch) {
         g->lane_bits = 0;
         while (g->lane_bits < 5 && channels << (g->lane_bits + 1) <= consumers)
             g->lane_bits++;
         joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
     } else {
-        joined = divide_up(normfuse_cuda_most_packs_of_group(shape, groups, g->group) * at_once, LANES);
+        joined = divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES);
     }
     if (joined > MOST_ENTRIES)
         return false;
-    const int64_t beside_ring = bytes_of_grid(shape, g, 0, at_once, gives);
-    const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_ring;
+    const int64_t beside_pipeline = bytes_of_grid(shape, g, 0, at_once, gives);
+    const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_pipeline;
     const int64_t slots =
         least(normfuse_experiment("TILE", shape->policy->grid_tile[shape->direction]), divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
@@ -87,7 +88,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     step->kernel =
         kernel_of(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
     step->threads = consumers + 32;
-    step->without_packs = 32;
+    step->without_vectors = 32;
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
     g->teams = (int32_t)teams;
@@ -115,7 +116,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     return is_resident(shape, step);
 }
 
-/* The fewest rounds in which the ring holds the samples' parts; if none does, a sample at a time. */
+/* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
 static const char *configure_pipeline(const struct shape *shape, int variant, struct step *step)
 {
     (void)variant;
@@ -128,7 +129,7 @@ static const char *configure_pipeline(const struct shape *shape, int variant, st
         if (rounds > 1 && !only_rounds && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
         *step = (struct step){
-            .geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_packs_of_row(shape), group_of(p))};
+            .geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p))};
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.teams == 1 || only_rounds))
@@ -148,8 +149,8 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     /* Of what moves at least, the part that is read. */
     const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
     const double busy =
-        (double)step->blocks / shape->device->processors * (double)shape->problem->n / (rounds * g->teams);
-    const double channels = (double)g->width * shape->pack;
+        (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->teams);
+    const double channels = (double)g->width * shape->elements;
     return shape->bytes *
                (policy->grid_stretch[shape->direction] + reads * policy->grid_again[shape->direction] * again) /
                (policy->bytes_a_microsecond * busy) +
@@ -170,24 +171,25 @@ static const char *refuse_registers(const struct shape *shape)
                                                                                     : refuse_grid(shape);
 }
 
-/* The backward of group norm of all samples at once, a block a processor, whose threads keep all packs in registers. */
+/* The backward of group norm of all samples at once, a block a multiprocessor, whose threads keep all vectors in
+ * registers. */
 static const char *configure_registers(const struct shape *shape, int variant, struct step *step)
 {
     (void)variant;
     enum { MOST_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
-    step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_packs_of_row(shape), group_of(p));
+    step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p));
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
     const int64_t most_threads = shape->policy->grid_threads;
-    const int64_t channels = (int64_t)g->width * shape->pack, groups = p->groups;
-    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->processors || g->width > most_threads)
+    const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
+    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > most_threads)
         return "samples are too many, or rows too wide";
-    const int64_t part_rows = divide_up(g->rows, shape->device->processors / p->n);
+    const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
     const int64_t slots = divide_up(part_rows, least(most_threads / g->width, part_rows));
     const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
-        divide_up(normfuse_cuda_most_packs_of_group(shape, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
+        divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
         return "its registers do not hold what a multiprocessor has of the samples";
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
     step->threads = whole_warps(at_once * g->width);

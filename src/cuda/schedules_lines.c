@@ -36,7 +36,7 @@ static bool pays(const struct shape *shape)
      * 75x416x5x6x7 bf16 40, 76; one sample, 1x1312x3x5x10, 11.0, 8.3. */
     if (shape->ragged && !p->columns && group_of(p) == 1) {
         const int64_t few = shape->direction == FORWARD ? FEW_VALUES : 3 * FEW_VALUES / 2;
-        return p->s <= (shape->direction == BACKWARD && p->n == 1 ? FEW_VECTORS * shape->pack : few);
+        return p->s <= (shape->direction == BACKWARD && p->n == 1 ? FEW_VECTORS * shape->elements : few);
     }
     if (!shape->wide || p->type == NORMFUSE_F64)
         return true;
@@ -46,10 +46,10 @@ static bool pays(const struct shape *shape)
     /* The backward of rows goes through its channels one after the other. */
     if (!p->columns)
         return shape->direction == BACKWARD &&
-               p->s < (group_of(p) > 1 ? FEW_VECTORS_OF_SEVERAL : FEW_VECTORS) * shape->pack;
+               p->s < (group_of(p) > 1 ? FEW_VECTORS_OF_SEVERAL : FEW_VECTORS) * shape->elements;
     /* Whole blocks for each sample: of rows that are walked as one, of what `lanes` does not take. */
     return (shape->abreast > 1 && values_of_line(shape) <= FEW_VALUES) ||
-           (p->s == 1 && !shape->few_rows && p->n > 4 * (int64_t)shape->device->processors);
+           (p->s == 1 && !shape->few_rows && p->n > 4 * (int64_t)shape->device->multiprocessors);
 }
 
 static const char *refuse(const struct shape *shape)
@@ -76,7 +76,7 @@ static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_
     const struct normfuse_problem *const p = shape->problem;
     const int64_t wanted =
         normfuse_experiment("LINE_SLOTS", p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots);
-    const int64_t few = (int64_t)FEW_THREADS * shape->device->processors;
+    const int64_t few = (int64_t)FEW_THREADS * shape->device->multiprocessors;
     int bits = 0;
     while (values > most_slots << bits || (values > wanted << bits && bits < WARP_BITS))
         bits++;

@@ -9,7 +9,7 @@ static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
-    g.spans = (int32_t)(shape->ragged ? normfuse_cuda_ragged_spans(p, shape->pack) : p->s / shape->pack);
+    g.spans = (int32_t)(shape->ragged ? normfuse_cuda_ragged_spans(p, shape->elements) : p->s / shape->elements);
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
                                                          : p->c);
@@ -58,18 +58,18 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     return step->shared + 2048 <= shape->device->shared_per_block;
 }
 
-/* Sets so small that each segment of a warp holds one: of at most 128 elements, where packs are ragged, so a warp that
- * has one to itself would gain nothing by packs. */
+/* Sets so small that each segment of a warp holds one: of at most 128 elements, where vectors are ragged, so a warp
+ * that has one to itself would gain nothing by vectors. */
 static bool settle_lanes(const struct shape *shape, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     if (shape->ragged || (shape->wide && shape->problem->type == NORMFUSE_F64)) {
         struct shape general = normfuse_cuda_narrowed(shape);
         /* Ragged for their derivative alone. */
-        general.wide = shape->ragged && normfuse_cuda_rows_abreast(shape->problem, shape->pack, false) == 1;
+        general.wide = shape->ragged && normfuse_cuda_rows_abreast(shape->problem, shape->elements, false) == 1;
         if (general.wide) {
-            general.pack = shape->pack;
-            general.pack_bytes = shape->pack_bytes;
+            general.elements = shape->elements;
+            general.vector_bytes = shape->vector_bytes;
         }
         const struct normfuse_cuda_geometry given = *g;
         *g = rows_geometry(&general);
@@ -79,11 +79,11 @@ static bool settle_lanes(const struct shape *shape, struct step *step)
         return false;
     }
     const struct normfuse_problem *const p = shape->problem;
-    const int least_packs = vectors_of(shape, NORMFUSE_SCHEDULE_lanes);
+    const int least_vectors = vectors_of(shape, NORMFUSE_SCHEDULE_lanes);
     int32_t lane_bits = 0;
-    while (INT64_C(1) << lane_bits < divide_up(g->rows, least_packs))
+    while (INT64_C(1) << lane_bits < divide_up(g->rows, least_vectors))
         lane_bits++;
-    if (lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * shape->device->processors)
+    if (lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * shape->device->multiprocessors)
         return false;
     g->lane_bits = lane_bits;
     const uint32_t threads = 128;
@@ -106,33 +106,33 @@ static bool settle_lanes(const struct shape *shape, struct step *step)
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
 static double microseconds_a_round(const struct shape *shape, const struct step *step)
 {
-    return (double)step->blocks * (double)step->geometry.part_rows * (double)shape->pack_bytes /
+    return (double)step->blocks * (double)step->geometry.part_rows * (double)shape->vector_bytes /
            shape->policy->bytes_a_microsecond;
 }
 
-/* `teams` sets at a time, with all blocks of the grid resident, two a processor. */
+/* `teams` sets at a time, with all blocks of the grid resident, two a multiprocessor. */
 static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
                         uint32_t threads, int64_t teams)
 {
     const struct normfuse_cuda_device *const device = shape->device;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     struct step trial = {.geometry = rows_geometry(shape)};
-    const int64_t blocks = 2 * (int64_t)device->processors / teams;
+    const int64_t blocks = 2 * (int64_t)device->multiprocessors / teams;
     if (!shape->has_tickets || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
         !settle_rows(shape, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
         trial.shared > policy->shared_a_block)
         return false;
     trial.blocks = teams * trial.geometry.parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
-     * rows allow no packs: 2375 us against 700). */
+     * rows allow no vectors: 2375 us against 700). */
     const bool rounds = teams < trial.geometry.sets;
-    if (rounds && (double)trial.geometry.part_rows * (double)shape->pack_bytes < policy->least_round_bytes)
+    if (rounds && (double)trial.geometry.part_rows * (double)shape->vector_bytes < policy->least_round_bytes)
         return false;
     if (!is_resident(shape, &trial))
         return false;
     trial.geometry.teams = (int32_t)teams;
     exchange_by_grid(&trial);
-    trial.geometry.late_blocks = device->processors;
+    trial.geometry.late_blocks = device->multiprocessors;
     if (rounds)
         trial.geometry.late_cycles = (int32_t)normfuse_experiment(
             "LATE", (int64_t)(microseconds_a_round(shape, &trial) * shape->tensors * policy->cycles_a_microsecond));
@@ -159,8 +159,8 @@ static int64_t most_cluster_of(const struct shape *shape)
 static struct split split_of(const struct shape *shape, const struct normfuse_cuda_geometry *g)
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
-    const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->pack_bytes * shape->tensors));
-    const int64_t blocks_wanted = 2 * shape->device->processors, only = normfuse_experiment("PARTS", 0);
+    const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
+    const int64_t blocks_wanted = 2 * shape->device->multiprocessors, only = normfuse_experiment("PARTS", 0);
     int64_t parts = divide_up(set_bytes, policy->part_bytes[shape->direction]);
     if (g->sets * parts < blocks_wanted)
         parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
@@ -228,8 +228,9 @@ static bool settle_whole(const struct shape *shape, struct step *step)
         if (size > widest || !settle_rows(shape, &trial, whole, g->rows, (uint32_t)threads) ||
             trial.shared > (size_t)normfuse_experiment("WHOLE_SHARED", (int64_t)policy->shared_a_block))
             continue;
-        const int64_t blocks = normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared);
-        const double waves = blocks > 0 ? (double)trial.blocks / (double)(blocks * device->processors) : INFINITY;
+        const int64_t blocks =
+            normfuse_cuda_blocks_per_multiprocessor(device, trial.kernel, trial.threads, trial.shared);
+        const double waves = blocks > 0 ? (double)trial.blocks / (double)(blocks * device->multiprocessors) : INFINITY;
         const double filled = waves / ceil(waves);
         if (blocks > most_blocks && filled >= 0.9 * best) {
             most_blocks = blocks;
@@ -276,7 +277,7 @@ static const char *configure_rounds(const struct shape *shape, int variant, stru
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
      * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
-    for (int64_t teams = least(sets, 2 * shape->device->processors); teams >= fewest; teams--) {
+    for (int64_t teams = least(sets, 2 * shape->device->multiprocessors); teams >= fewest; teams--) {
         struct step trial;
         if ((only != 0 && teams != only) || !settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
             continue;
@@ -320,9 +321,9 @@ static const char *configure_cluster(const struct shape *shape, int variant, str
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */
-        const int64_t resident =
-            most(1, (int64_t)normfuse_cuda_blocks_per_processor(device, trial.kernel, trial.threads, trial.shared) *
-                        device->processors);
+        const int64_t resident = most(
+            1, (int64_t)normfuse_cuda_blocks_per_multiprocessor(device, trial.kernel, trial.threads, trial.shared) *
+                   device->multiprocessors);
         const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
         if (time < least_time) {
             least_time = time;
@@ -353,7 +354,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
         return true;
     const enum normfuse_cuda_schedule small = small_schedule(shape);
     const bool stream = streams(shape, small);
-    /* Packs in shared memory are asked for with the others: more in flight for each wait. */
+    /* Vectors in shared memory are asked for with the others: more in flight for each wait. */
     const int64_t more =
         stream ? 0 : normfuse_experiment("SLOTS", shape->policy->passing_slots[shape->direction][sums]);
     const int64_t slots = vectors_of(shape, small) + more;
@@ -365,13 +366,13 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     int64_t passes = 1;
     if (stream) {
         const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES", shape->policy->passing_waves[0][sums]);
-        const int64_t resident = (int64_t)normfuse_cuda_blocks_per_processor(shape->device, kernel_of(shape, small),
-                                                                             (uint32_t)threads, 1024) *
-                                 shape->device->processors;
+        const int64_t resident = (int64_t)normfuse_cuda_blocks_per_multiprocessor(
+                                     shape->device, kernel_of(shape, small), (uint32_t)threads, 1024) *
+                                 shape->device->multiprocessors;
         passes = tiles * g->sets / (waves * most(1, resident));
         passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_experiment("PASSES", 2)));
     } else if (sums && shape->direction == FORWARD) {
-        passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)shape->device->processors)));
+        passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)shape->device->multiprocessors)));
     }
     /* Sums have no coefficients to keep, whatever the number of channels. */
     while (!settle_rows(shape, step, small, stream && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {

@@ -35,27 +35,27 @@ int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
     return a / x * b;
 }
 
-/* How many rows have to be walked as one so that every tensor can be read and written in packs of 16 bytes: one, or
- * under columns the fewest adjacent ones that are whole packs; 0 where that is impossible. `uneven`: though samples
- * begin and end inside of packs. */
-int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *p, int pack, bool uneven)
+/* How many rows have to be walked as one so that every tensor can be read and written in vectors of 16 bytes: one, or
+ * under columns the fewest adjacent ones that are whole vectors; 0 where that is impossible. `uneven`: though samples
+ * begin and end inside of vectors. */
+int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *p, int elements, bool uneven)
 {
-    enum { MOST_PACKS = 512 }; /* of rows abreast, which a block has whole */
+    enum { MOST_VECTORS = 512 }; /* of rows abreast, which a block has whole */
     int64_t abreast = 1;
-    if (p->columns && p->c % pack != 0) {
-        abreast = normfuse_cuda_common_multiple(p->c, pack) / p->c;
-        if ((p->s % abreast != 0 && !uneven) || p->c * abreast / pack > MOST_PACKS)
+    if (p->columns && p->c % elements != 0) {
+        abreast = normfuse_cuda_common_multiple(p->c, elements) / p->c;
+        if ((p->s % abreast != 0 && !uneven) || p->c * abreast / elements > MOST_VECTORS)
             return 0;
-    } else if (uneven || (!p->columns && p->s % pack != 0)) {
+    } else if (uneven || (!p->columns && p->s % elements != 0)) {
         return 0;
     }
     const struct normfuse_view *views[VIEWS];
     const int count = present_views(p, views);
     for (int i = 0; i < count; i++) {
         const struct normfuse_view *const view = views[i];
-        if ((uintptr_t)view->data % 16 != 0 || (view->batch % pack != 0 && !uneven) ||
-            (!p->columns    ? view->position != 1 || view->channel % pack != 0
-             : abreast == 1 ? view->channel != 1 || view->position % pack != 0
+        if ((uintptr_t)view->data % 16 != 0 || (view->batch % elements != 0 && !uneven) ||
+            (!p->columns    ? view->position != 1 || view->channel % elements != 0
+             : abreast == 1 ? view->channel != 1 || view->position % elements != 0
                             : view->channel != 1 || view->position != p->c))
             return 0;
     }
@@ -63,8 +63,8 @@ int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *p, int pack, b
 }
 
 /* Of rows abreast at once, so that a lane that joins what threads found has no more of it one after the other than
- * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each pack holds pieces of several,
- * and single channels where rows begin inside of packs. */
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds pieces of several,
+ * and single channels where rows begin inside of vectors. */
 int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group)
 {
     const bool forward = shape->direction == FORWARD;
@@ -73,7 +73,7 @@ int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group)
     const int64_t in_lane = forward ? 16 + least(group, 16) : 16;
     const int64_t pieces = !forward        ? 1
                            : shape->uneven ? group
-                                           : normfuse_cuda_common_multiple(group, shape->pack) / shape->pack;
+                                           : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
     return in_lane / shape->abreast * 32 / pieces;
 }
 
@@ -111,12 +111,12 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
 }
 
-/* Of `pack` elements: how many packs that are aligned in memory a row can touch. Where in its first pack it begins is a
- * multiple of what divides the strides and the pack. */
-int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *p, int pack)
+/* Of `vector` elements: how many vectors that are aligned in memory a row can touch. Where in its first vector it
+ * begins is a multiple of what divides the strides and the vector. */
+int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *p, int elements)
 {
-    const int64_t places = p->x.batch | p->x.channel | pack;
-    return divide_up(p->s + pack - (places & -places), pack);
+    const int64_t places = p->x.batch | p->x.channel | elements;
+    return divide_up(p->s + elements - (places & -places), elements);
 }
 
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
@@ -130,29 +130,29 @@ bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
     return true;
 }
 
-/* Whether such packs are possible (the tensors are alike), and carry more than one element each. */
-static bool allows_ragged_packs(const struct normfuse_problem *p, int pack)
+/* Whether such vectors are possible (the tensors are alike), and carry more than one element each. */
+static bool allows_ragged_vectors(const struct normfuse_problem *p, int elements)
 {
     const struct normfuse_view *views[VIEWS];
     const int count = present_views(p, views);
     for (int i = 0; i < count; i++)
         if ((uintptr_t)views[i]->data % 16 != 0 || views[i]->position != 1)
             return false;
-    return !p->columns && 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, pack);
+    return !p->columns && 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, elements);
 }
 
-/* Whether a thread can read a parameter of its pack's channels at once. */
-static bool is_packed(const struct normfuse_parameter *of, int pack)
+/* Whether a thread can read a parameter of its vector's channels at once. */
+static bool is_packed(const struct normfuse_parameter *of, int elements)
 {
     const int64_t bytes = of->data != NULL ? (int64_t)normfuse_type_bytes(of->type) : 0;
-    const int64_t aligned = bytes * pack < 16 ? bytes * pack : 16;
+    const int64_t aligned = bytes * elements < 16 ? bytes * elements : 16;
     return of->data == NULL || (of->type != NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
                                 of->batch * bytes % aligned == 0);
 }
 
-static bool is_packed_or_double(const struct normfuse_parameter *of, int pack)
+static bool is_packed_or_double(const struct normfuse_parameter *of, int elements)
 {
-    return is_packed(of, pack) || (of->type == NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % 16 == 0);
+    return is_packed(of, elements) || (of->type == NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % 16 == 0);
 }
 
 /* Whether the `count` values of a sample are adjacent. */
@@ -162,16 +162,16 @@ static bool is_contiguous(const struct normfuse_parameter *of, int64_t count)
 }
 
 /* Whether a thread can read the running statistics of its vector's channels at once, where there are any. */
-static bool reads_running(const struct normfuse_problem *p, int pack)
+static bool reads_running(const struct normfuse_problem *p, int elements)
 {
-    return !p->evaluate || (is_packed(&p->running_mean, pack) && is_packed(&p->running_var, pack));
+    return !p->evaluate || (is_packed(&p->running_mean, elements) && is_packed(&p->running_var, elements));
 }
 
-/* Whether no pack has channels of more than two groups. */
-static bool has_at_most_two_groups_a_pack(int64_t group, int pack)
+/* Whether no vector has channels of more than two groups. */
+static bool has_at_most_two_groups_a_vector(int64_t group, int elements)
 {
-    for (int64_t first = 0; first % group != 0 || first == 0; first += pack)
-        if ((first + pack - 1) / group - first / group > 1)
+    for (int64_t first = 0; first % group != 0 || first == 0; first += elements)
+        if ((first + elements - 1) / group - first / group > 1)
             return false;
     return true;
 }
@@ -221,9 +221,9 @@ static bool takes_addition(const struct normfuse_problem *p, const struct shape 
     const double least_bytes = (double)normfuse_experiment("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
     if (!p->columns || p->type == NORMFUSE_F64 || shape->abreast != 1 || p->post_add.data == NULL ||
         p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
-        !are_alike(p, normfuse_cuda_takes_all_samples(p)) || !is_packed(&p->weight, shape->pack) ||
-        !is_packed(&p->bias, shape->pack) || !is_packed(&p->scale, shape->pack) || !is_packed(&p->shift, shape->pack) ||
-        !reads_running(p, shape->pack))
+        !are_alike(p, normfuse_cuda_takes_all_samples(p)) || !is_packed(&p->weight, shape->elements) ||
+        !is_packed(&p->bias, shape->elements) || !is_packed(&p->scale, shape->elements) ||
+        !is_packed(&p->shift, shape->elements) || !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
         return true;
@@ -242,8 +242,8 @@ struct shape normfuse_cuda_narrowed(const struct shape *shape)
 {
     struct shape narrow = *shape;
     narrow.wide = narrow.ragged = narrow.plain = narrow.uneven = false;
-    narrow.pack = narrow.abreast = 1;
-    narrow.pack_bytes = normfuse_type_bytes(shape->problem->type);
+    narrow.elements = narrow.abreast = 1;
+    narrow.vector_bytes = normfuse_type_bytes(shape->problem->type);
     return narrow;
 }
 
@@ -263,51 +263,51 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->direction = (p->phases & backward) != 0 ? BACKWARD : FORWARD;
     shape->tensors = shape->direction == FORWARD ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
-    shape->pack = (int)(16 / normfuse_type_bytes(p->type));
+    shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
-    /* Doubles have kernels with packs of one element only under columns. */
+    /* Doubles have kernels with vectors of one element only under columns. */
     shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike;
     shape->same_strides = have_same_strides(p);
-    shape->abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_abreast(p, shape->pack, false);
+    shape->abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_abreast(p, shape->elements, false);
     const int64_t d = group_of(p);
     if (shape->abreast > 1 && (normfuse_experiment("ABREAST", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
         shape->abreast = 0;
     if (shape->abreast == 0 && shape->plain && normfuse_experiment("UNEVEN", 1)) {
-        shape->abreast = normfuse_cuda_rows_abreast(p, shape->pack, true);
+        shape->abreast = normfuse_cuda_rows_abreast(p, shape->elements, true);
         shape->uneven = shape->abreast > 0;
     }
     shape->wide = shape->abreast > 0;
-    /* Under runs the plain kernels of whole packs lack derivatives that those of ragged ones have. */
+    /* Under runs the plain kernels of whole vectors lack derivatives that those of ragged ones have. */
     const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
     shape->ragged = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                    allows_ragged_packs(p, shape->pack) && normfuse_experiment("RAGGED", 1) != 0;
+                    allows_ragged_vectors(p, shape->elements) && normfuse_experiment("RAGGED", 1) != 0;
     shape->wide = shape->wide && !shape->ragged;
     shape->plain = shape->plain && (shape->ragged || (shape->wide && !lacks_derivative));
     if (!shape->wide)
         shape->abreast = 1;
     if (!shape->wide && !shape->ragged)
-        shape->pack = 1;
+        shape->elements = 1;
     /* Columns of whole vectors, with weights that threads read in vectors. */
     const bool vectors = p->columns && shape->wide && shape->plain && shape->abreast == 1 &&
-                         is_packed(&p->weight, shape->pack) && is_packed(&p->bias, shape->pack);
-    const bool modulation = is_packed(&p->scale, shape->pack) && is_packed(&p->shift, shape->pack);
+                         is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements);
+    const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
     const bool groups = vectors && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
     const bool forward = shape->direction == FORWARD;
-    shape->compact = groups && modulation && has_at_most_two_groups_a_pack(d, shape->pack);
+    shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, shape->elements);
     shape->few_rows =
-        groups && d > 0 && (d % shape->pack == 0 || shape->pack % d == 0) && !is_modulated(p) &&
+        groups && d > 0 && (d % shape->elements == 0 || shape->elements % d == 0) && !is_modulated(p) &&
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
         !is_rare(p->activation);
-    shape->batch = vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
-                   p->shift.data == NULL &&
-                   (forward || (is_packed_or_double(&p->mean, shape->pack) && is_packed(&p->rstd, shape->pack)));
-    shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->pack) &&
+    shape->batch =
+        vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
+        (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
+    shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
                    !is_rare(p->activation) && normfuse_experiment("KNOWN", 1);
-    shape->pack_bytes = (size_t)shape->pack * normfuse_type_bytes(p->type);
+    shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
     shape->added = shape->wide && !shape->plain && takes_addition(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||
-        !is_countable(p->s / shape->pack * (p->columns ? shape->pack : 1)) ||
+        !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
         return false;
     shape->bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) *

@@ -21,7 +21,7 @@ struct shape {
     int direction;
     bool wide;            /* vectors of 16 bytes, whole ones */
     bool ragged;          /* vectors that rows begin and end inside of: where the tensors allow no others */
-    int pack;             /* elements of a vector */
+    int elements;         /* elements of a vector */
     int32_t abreast;      /* columns: rows that are walked as one, so that they are whole vectors */
     bool uneven;          /* these and samples do not end together, which two passes can bear */
     size_t value_bytes;   /* of what is computed in */
@@ -36,7 +36,7 @@ struct shape {
     bool has_pipeline;    /* grid_pipeline can take it */
     bool wants_gradients; /* the parameters' */
     int tensors;          /* that a kernel holds: x, or x and dy */
-    size_t pack_bytes;
+    size_t vector_bytes;
     double bytes; /* that must move at least */
 };
 
@@ -95,11 +95,11 @@ enum { VIEWS = 9 };
 void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
-int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *problem, int pack, bool uneven);
+int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *problem, int elements, bool uneven);
 int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
-int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *problem, int pack);
+int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *problem, int elements);
 bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
 void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
 void normfuse_cuda_walk_abreast(struct normfuse_problem *problem, int32_t from, int32_t to);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * pack.cuh - packs of adjacent elements, loads and stores, values of any dtype. R is what a storage type T is computed
- * in: double for double, float for all others. */
-#ifndef NORMFUSE_CUDA_PACK_CUH
-#define NORMFUSE_CUDA_PACK_CUH
+ * vector.cuh - vectors of adjacent elements, loads and stores, values of any dtype. R is what a storage type T is
+ * computed in: double for double, float for all others. */
+#ifndef NORMFUSE_CUDA_VECTOR_CUH
+#define NORMFUSE_CUDA_VECTOR_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -23,9 +23,10 @@ template <> struct compute_type<double> {
 };
 template <typename T> using compute = typename compute_type<T>::type;
 
-/* ---- packs ------------------------------------------------------------------------------------------------------ */
+/* ---- vectors ------------------------------------------------------------------------------------------------------
+ */
 
-/* A pack is 16 bytes or one element. */
+/* A vector is 16 bytes or one element. */
 template <typename T, int V> struct raw_type {
     using type = uint4;
 };
@@ -66,15 +67,15 @@ __device__ __forceinline__ unsigned bits_of(float low, float high, bf16)
     return *reinterpret_cast<const unsigned *>(&pair);
 }
 
-template <typename T, int V> __device__ __forceinline__ void unpack(const raw<T, V> &pack, compute<T> (&values)[V])
+template <typename T, int V> __device__ __forceinline__ void unpack(const raw<T, V> &vector, compute<T> (&values)[V])
 {
     if constexpr (V == 1) {
         if constexpr (sizeof(T) == 2)
-            values[0] = pair_of(pack, T()).x;
+            values[0] = pair_of(vector, T()).x;
         else
-            values[0] = pack;
+            values[0] = vector;
     } else if constexpr (sizeof(T) == 2) {
-        const unsigned words[4] = {pack.x, pack.y, pack.z, pack.w};
+        const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float2 pair = pair_of(words[i], T());
@@ -82,17 +83,17 @@ template <typename T, int V> __device__ __forceinline__ void unpack(const raw<T,
             values[2 * i + 1] = pair.y;
         }
     } else if constexpr (sizeof(T) == 4) {
-        values[0] = __uint_as_float(pack.x);
-        values[1] = __uint_as_float(pack.y);
-        values[2] = __uint_as_float(pack.z);
-        values[3] = __uint_as_float(pack.w);
+        values[0] = __uint_as_float(vector.x);
+        values[1] = __uint_as_float(vector.y);
+        values[2] = __uint_as_float(vector.z);
+        values[3] = __uint_as_float(vector.w);
     } else {
-        values[0] = __hiloint2double((int)pack.y, (int)pack.x);
-        values[1] = __hiloint2double((int)pack.w, (int)pack.z);
+        values[0] = __hiloint2double((int)vector.y, (int)vector.x);
+        values[1] = __hiloint2double((int)vector.w, (int)vector.z);
     }
 }
 
-template <typename T, int V> __device__ __forceinline__ raw<T, V> make_pack(const compute<T> (&values)[V])
+template <typename T, int V> __device__ __forceinline__ raw<T, V> make_vector(const compute<T> (&values)[V])
 {
     if constexpr (V == 1) {
         if constexpr (sizeof(T) == 2)
@@ -111,15 +112,15 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> make_pack(cons
     }
 }
 
-template <typename T, int V> __device__ __forceinline__ raw<T, V> zero_pack()
+template <typename T, int V> __device__ __forceinline__ raw<T, V> zero_vector()
 {
     const compute<T> zeros[V] = {};
-    return make_pack<T, V>(zeros);
+    return make_vector<T, V>(zeros);
 }
 
 /* Reads past the L1: what a block reads it reads once. Not the read-only path, since outputs may be written in place.
  */
-template <typename T, int V> __device__ __forceinline__ raw<T, V> load_pack(const char *data, int64_t element)
+template <typename T, int V> __device__ __forceinline__ raw<T, V> load_vector(const char *data, int64_t element)
 {
     const T *address = reinterpret_cast<const T *>(data) + element;
     if constexpr (V > 1) {
@@ -135,7 +136,7 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> load_pack(cons
 
 /* Where it is wanted, without a branch. */
 template <typename T, int V>
-__device__ __forceinline__ void load_pack_where(bool wanted, raw<T, V> &pack, const char *data)
+__device__ __forceinline__ void load_vector_where(bool wanted, raw<T, V> &vector, const char *data)
 {
     if constexpr (V > 1)
         asm volatile("{\n"
@@ -143,33 +144,35 @@ __device__ __forceinline__ void load_pack_where(bool wanted, raw<T, V> &pack, co
                      "setp.ne.s32 wanted, %5, 0;\n"
                      "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
                      "}"
-                     : "+r"(pack.x), "+r"(pack.y), "+r"(pack.z), "+r"(pack.w)
+                     : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w)
                      : "l"(data), "r"((int)wanted));
     else if (wanted)
-        pack = load_pack<T, V>(data, 0);
+        vector = load_vector<T, V>(data, 0);
 }
 
 /* Results are not read again soon: streaming stores gained 5 % over plain ones in whole-tensor copies. */
-template <typename T, int V> __device__ __forceinline__ void store_pack(char *data, int64_t element, raw<T, V> value)
+template <typename T, int V> __device__ __forceinline__ void store_vector(char *data, int64_t element, raw<T, V> value)
 {
     T *address = reinterpret_cast<T *>(data) + element;
     __stcs(reinterpret_cast<raw<T, V> *>(address), value);
 }
 
-/* Of a pack that is shared with others, or that the tensor's end cuts, elements [begin, end); the others of `fill`. */
+/* Of a vector that is shared with others, or that the tensor's end cuts, elements [begin, end); the others of `fill`.
+ */
 template <typename T> __device__ __forceinline__ uint4 load_range(const char *data, int begin, int end, uint4 fill)
 {
     constexpr int V = 16 / (int)sizeof(T);
-    /* From the last to the first, each pushing the others along: a pack in registers has no places to count through. */
+    /* From the last to the first, each pushing the others along: a vector in registers has no places to count through.
+     */
 #pragma unroll 1
     for (int i = V - 1; i >= 0; i--) {
         const bool own = i >= begin && i < end;
         if constexpr (sizeof(T) == 2) {
-            const unsigned value = own ? load_pack<T, 1>(data, i) : fill.w >> 16;
+            const unsigned value = own ? load_vector<T, 1>(data, i) : fill.w >> 16;
             fill = make_uint4(fill.x << 16 | value, __funnelshift_l(fill.x, fill.y, 16),
                               __funnelshift_l(fill.y, fill.z, 16), __funnelshift_l(fill.z, fill.w, 16));
         } else {
-            const unsigned value = own ? __float_as_uint(load_pack<T, 1>(data, i)) : fill.w;
+            const unsigned value = own ? __float_as_uint(load_vector<T, 1>(data, i)) : fill.w;
             fill = make_uint4(value, fill.x, fill.y, fill.z);
         }
     }
@@ -177,41 +180,41 @@ template <typename T> __device__ __forceinline__ uint4 load_range(const char *da
 }
 
 /* Never an element of others: someone else may be writing it. */
-template <typename T> __device__ __forceinline__ void store_range(char *data, uint4 pack, int begin, int end)
+template <typename T> __device__ __forceinline__ void store_range(char *data, uint4 vector, int begin, int end)
 {
     constexpr int V = 16 / (int)sizeof(T);
 #pragma unroll 1
     for (int i = 0; i < V; i++) {
         if constexpr (sizeof(T) == 2) {
             if (i >= begin && i < end)
-                store_pack<T, 1>(data, i, (unsigned short)pack.x);
-            pack = make_uint4(__funnelshift_r(pack.x, pack.y, 16), __funnelshift_r(pack.y, pack.z, 16),
-                              __funnelshift_r(pack.z, pack.w, 16), pack.w >> 16);
+                store_vector<T, 1>(data, i, (unsigned short)vector.x);
+            vector = make_uint4(__funnelshift_r(vector.x, vector.y, 16), __funnelshift_r(vector.y, vector.z, 16),
+                                __funnelshift_r(vector.z, vector.w, 16), vector.w >> 16);
         } else {
             if (i >= begin && i < end)
-                store_pack<T, 1>(data, i, __uint_as_float(pack.x));
-            pack = make_uint4(pack.y, pack.z, pack.w, 0);
+                store_vector<T, 1>(data, i, __uint_as_float(vector.x));
+            vector = make_uint4(vector.y, vector.z, vector.w, 0);
         }
     }
 }
 
 /* Keeps the compiler from holding values that can be had again from what it holds anyway: without it unpacked copies of
- * all packs of a thread live from the sums to the stores and spill. */
-__device__ __forceinline__ void forget(uint4 &pack)
+ * all vectors of a thread live from the sums to the stores and spill. */
+__device__ __forceinline__ void forget(uint4 &vector)
 {
-    asm volatile("" : "+r"(pack.x), "+r"(pack.y), "+r"(pack.z), "+r"(pack.w));
+    asm volatile("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));
 }
-__device__ __forceinline__ void forget(unsigned short &pack)
+__device__ __forceinline__ void forget(unsigned short &vector)
 {
-    asm volatile("" : "+h"(pack));
+    asm volatile("" : "+h"(vector));
 }
-__device__ __forceinline__ void forget(float &pack)
+__device__ __forceinline__ void forget(float &vector)
 {
-    asm volatile("" : "+f"(pack));
+    asm volatile("" : "+f"(vector));
 }
-__device__ __forceinline__ void forget(double &pack)
+__device__ __forceinline__ void forget(double &vector)
 {
-    asm volatile("" : "+d"(pack));
+    asm volatile("" : "+d"(vector));
 }
 __device__ __forceinline__ void forget(int &value)
 {
@@ -266,20 +269,20 @@ template <int behind> __device__ __forceinline__ void wait_for_older_copies()
     asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
 }
 
-/* What a thread reads once, in registers, K packs on their way at a time: ask(pack, wanted) asks for the next one,
- * work(pack) is what it is for. Of short blocks that begin quickly: affine 64x256x64x64 131 us, by rings in shared
- * memory 137. */
-template <int K, typename Pack, typename Ask>
-__device__ __forceinline__ void ask_first(Pack (&packs)[K], int count, Ask &ask)
+/* What a thread reads once, in registers, K vectors on their way at a time: ask(vector, wanted) asks for the next one,
+ * work(vector) is what it is for. Of short blocks that begin quickly: affine 64x256x64x64 131 us, by pipelines in
+ * shared memory 137. */
+template <int K, typename Vector, typename Ask>
+__device__ __forceinline__ void ask_first(Vector (&vectors)[K], int count, Ask &ask)
 {
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        packs[k] = Pack();
-        ask(packs[k], k < count);
+        vectors[k] = Vector();
+        ask(vectors[k], k < count);
     }
 }
-template <int K, typename Pack, typename Ask, typename Work>
-__device__ __forceinline__ void walk_passing(Pack (&packs)[K], int count, Ask &ask, Work work)
+template <int K, typename Vector, typename Ask, typename Work>
+__device__ __forceinline__ void walk_passing(Vector (&vectors)[K], int count, Ask &ask, Work work)
 {
 #pragma unroll 1
     for (int left = count; left > 0; left -= K) {
@@ -287,12 +290,12 @@ __device__ __forceinline__ void walk_passing(Pack (&packs)[K], int count, Ask &a
         for (int k = 0; k < K; k++) {
             if (k >= left)
                 break;
-            work(packs[k]);
+            work(vectors[k]);
         }
         if (left > K) {
 #pragma unroll
             for (int k = 0; k < K; k++)
-                ask(packs[k], k + K < left);
+                ask(vectors[k], k + K < left);
         }
     }
 }

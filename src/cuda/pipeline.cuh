@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * ring.cuh - a block's rows of a tensor over columns through a ring in shared memory, which one thread fills by bulk
- * copies: rows that are adjacent in memory are one stretch of it. For kernels of the whole grid, a block a processor.
+ * pipeline.cuh - a block's rows of a tensor over columns through a pipeline in shared memory, which one thread fills by
+ * bulk copies: rows that are adjacent in memory are one stretch of it. For kernels of the whole grid, a block a
+ * multiprocessor.
  */
-#ifndef NORMFUSE_CUDA_RING_CUH
-#define NORMFUSE_CUDA_RING_CUH
+#ifndef NORMFUSE_CUDA_PIPELINE_CUH
+#define NORMFUSE_CUDA_PIPELINE_CUH
 
 #include "columns_parameters.cuh"
 
 constexpr int most_stages = 32;
 
 /* A stage is full when the bytes that its producer announced are there, empty when every warp is done with it. */
-struct ring_barriers {
+struct pipeline_barriers {
     uint64_t full[most_stages], empty[most_stages];
 };
 
@@ -77,39 +78,40 @@ __device__ __forceinline__ void announce(int which, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
-enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, RING_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
+enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
 
-/* The block's part of each of its samples: tiles of tile_packs packs, of which the sample's last may be shorter, that
- * are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks are
- * near one another. Tile t lies in stage t % stages whenever it is there. */
+/* The block's part of each of its samples: tiles of tile_vectors vectors, of which the sample's last may be shorter,
+ * that are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks
+ * are near one another. Tile t lies in stage t % stages whenever it is there. */
 struct grid_part {
-    int team, part, tiles, tile_packs, stages;
-    int packs;   /* from the block's first one to the end of its part, or of the sample */
-    int apart;   /* packs from one tile to the next */
+    int team, part, tiles, tile_vectors, stages;
+    int vectors; /* from the block's first one to the end of its part, or of the sample */
+    int apart;   /* vectors from one tile to the next */
     unsigned at; /* bytes from the beginning of a sample */
 
     __device__ __forceinline__ explicit grid_part(const normfuse_cuda_columns &a)
     {
         team = divide((int)blockIdx.x, a.by_parts);
         part = (int)blockIdx.x - team * a.parts;
-        const int tile_rows = (int)a.of.grid.by_tile.divisor, first = part * (a.of.grid.interleaved ? tile_rows : a.part_rows);
+        const int tile_rows = (int)a.of.grid.by_tile.divisor,
+                  first = part * (a.of.grid.interleaved ? tile_rows : a.part_rows);
         const int rows = a.rows - first;
         stages = a.of.grid.stages;
-        tile_packs = tile_rows * a.width;
+        tile_vectors = tile_rows * a.width;
         if (a.of.grid.interleaved) {
             tiles = divide(rows + a.parts * tile_rows - 1, a.of.grid.by_turn);
-            packs = rows * a.width;
-            apart = a.parts * tile_packs;
+            vectors = rows * a.width;
+            apart = a.parts * tile_vectors;
         } else {
             tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.of.grid.by_tile);
-            packs = min(rows, a.part_rows) * a.width;
-            apart = tile_packs;
+            vectors = min(rows, a.part_rows) * a.width;
+            apart = tile_vectors;
         }
         at = (unsigned)first * a.row_bytes;
     }
-    __device__ __forceinline__ int packs_of(int tile) const
+    __device__ __forceinline__ int vectors_of(int tile) const
     {
-        return min(tile_packs, packs - tile * apart);
+        return min(tile_vectors, vectors - tile * apart);
     }
     __device__ __forceinline__ unsigned place_of(int tile) const
     {
@@ -135,16 +137,16 @@ struct stage_parities {
 
 /* The thread that asks for tiles, each of `tensors` tensors. */
 template <int tensors> struct tile_producer {
-    ring_barriers &barriers;
-    uint4 *ring;
+    pipeline_barriers &barriers;
+    uint4 *pipeline;
     int soon;                  /* tiles that the L2 is to keep until they are read again */
     const char *from[tensors]; /* the sample */
     stage_parities free;
     unsigned used = 0; /* stages that were filled before */
     l2_policies policies;
 
-    __device__ __forceinline__ tile_producer(ring_barriers &barriers, uint4 *ring, int soon)
-        : barriers(barriers), ring(ring), soon(soon)
+    __device__ __forceinline__ tile_producer(pipeline_barriers &barriers, uint4 *pipeline, int soon)
+        : barriers(barriers), pipeline(pipeline), soon(soon)
     {
     }
     __device__ __forceinline__ void fill(const grid_part &own, int tile, int stage, uint64_t policy)
@@ -152,11 +154,11 @@ template <int tensors> struct tile_producer {
         if (used >> stage & 1)
             free.await_stage(barriers.empty, stage);
         used |= 1u << stage;
-        const unsigned bytes = (unsigned)own.packs_of(tile) * 16;
+        const unsigned bytes = (unsigned)own.vectors_of(tile) * 16;
         expect_bytes(barriers.full[stage], tensors * bytes);
 #pragma unroll
         for (int i = 0; i < tensors; i++)
-            copy_bulk(ring + (stage * tensors + i) * own.tile_packs, from[i] + own.place_of(tile), bytes,
+            copy_bulk(pipeline + (stage * tensors + i) * own.tile_vectors, from[i] + own.place_of(tile), bytes,
                       barriers.full[stage], policy);
     }
     __device__ __forceinline__ void fill_all(const grid_part &own)
@@ -183,10 +185,10 @@ template <int tensors> struct tile_producer {
 
 /* The others: work(tile, its stage) for all tiles. */
 struct tile_consumer {
-    ring_barriers &barriers;
+    pipeline_barriers &barriers;
     stage_parities here;
 
-    __device__ __forceinline__ explicit tile_consumer(ring_barriers &barriers) : barriers(barriers)
+    __device__ __forceinline__ explicit tile_consumer(pipeline_barriers &barriers) : barriers(barriers)
     {
     }
     __device__ __forceinline__ void leave(int stage)
@@ -231,8 +233,8 @@ struct tile_consumer {
     }
 };
 
-/* The producer's warp, before anything else; consumers meet it at RING_IS_OPEN, which it does not wait for. */
-__device__ __forceinline__ void open_ring(ring_barriers &barriers, const normfuse_cuda_columns &a, int lane)
+/* The producer's warp, before anything else; consumers meet it at PIPELINE_IS_OPEN, which it does not wait for. */
+__device__ __forceinline__ void open_pipeline(pipeline_barriers &barriers, const normfuse_cuda_columns &a, int lane)
 {
     if (lane < a.of.grid.stages) {
         open_barrier(barriers.full[lane], 1);
@@ -240,20 +242,20 @@ __device__ __forceinline__ void open_ring(ring_barriers &barriers, const normfus
     }
     announce_barriers();
     __syncwarp();
-    announce(RING_IS_OPEN, (int)blockDim.x);
+    announce(PIPELINE_IS_OPEN, (int)blockDim.x);
 }
 
 /* A consumer's place: the same channels in each of its rows. */
-struct ring_place {
-    int packs_at_once;  /* of all threads */
-    int first;          /* the thread's first pack of a tile; beyond all where it has none */
-    int beside, column; /* its first row and its pack of a row */
+struct pipeline_place {
+    int vectors_at_once; /* of all threads */
+    int first;           /* the thread's first vector of a tile; beyond all where it has none */
+    int beside, column;  /* its first row and its vector of a row */
 
     __device__ __forceinline__ void find_column(const normfuse_cuda_columns &a)
     {
         beside = divide((int)threadIdx.x, a.by_width);
         column = (int)threadIdx.x - beside * a.width;
-        packs_at_once = a.at_once * a.width;
+        vectors_at_once = a.at_once * a.width;
         first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
     }
     __device__ __forceinline__ bool has_rows() const
@@ -272,14 +274,14 @@ __device__ __forceinline__ void append_near(moments<float> &to, const moments<fl
     to.count = count;
 }
 
-/* work(pack, place) for each of the thread's packs of a tile, `abreast` on their way at a time. */
+/* work(vector, place) for each of the thread's vectors of a tile, `abreast` on their way at a time. */
 template <int abreast, typename Read, typename Work>
-__device__ __forceinline__ void walk_packs(const ring_place &place, int packs, Read read, Work work)
+__device__ __forceinline__ void walk_vectors(const pipeline_place &place, int vectors, Read read, Work work)
 {
-    const int step = place.packs_at_once;
+    const int step = place.vectors_at_once;
     int i = place.first;
 #pragma unroll 1
-    for (; i + (abreast - 1) * step < packs; i += abreast * step) {
+    for (; i + (abreast - 1) * step < vectors; i += abreast * step) {
         decltype(read(0)) here[abreast];
 #pragma unroll
         for (int k = 0; k < abreast; k++)
@@ -289,27 +291,28 @@ __device__ __forceinline__ void walk_packs(const ring_place &place, int packs, R
             work(here[k], i + k * step);
     }
 #pragma unroll 1
-    for (; i < packs; i += step)
+    for (; i < vectors; i += step)
         work(read(i), i);
 }
 
-/* A pack of x and the one of dy in the same place. */
+/* A vector of x and the one of dy in the same place. */
 struct both {
     uint4 x, dy;
 };
 
-/* Of all of the thread's packs: sums of dy', and of dy' (x - mean). Of each tile, then of tiles, so that none is long.
+/* Of all of the thread's vectors: sums of dy', and of dy' (x - mean). Of each tile, then of tiles, so that none is
+ * long.
  */
 template <typename T, int V, typename Chosen, typename Differentiate>
-__device__ __forceinline__ void sum_gradients(tile_consumer &consumer, const uint4 *ring, const grid_part &own,
-                                              const ring_place &place, Chosen chosen, Differentiate differentiate,
+__device__ __forceinline__ void sum_gradients(tile_consumer &consumer, const uint4 *pipeline, const grid_part &own,
+                                              const pipeline_place &place, Chosen chosen, Differentiate differentiate,
                                               float (&first)[V], float (&second)[V])
 {
     consumer.walk_sums(own, [&](int tile, int stage) {
-        const uint4 *const from = ring + 2 * stage * own.tile_packs;
-        const auto read = [&](int i) { return both{from[i], from[own.tile_packs + i]}; };
+        const uint4 *const from = pipeline + 2 * stage * own.tile_vectors;
+        const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
         float of_tile[V] = {}, centred_of_tile[V] = {};
-        walk_packs<2>(place, own.packs_of(tile), read, [&](const both &here, int) {
+        walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int) {
             float x[V], dy[V];
             unpack<T, V>(here.x, x);
             unpack<T, V>(here.dy, dy);
@@ -342,9 +345,9 @@ __device__ __forceinline__ void meet_blocks(uint32_t *ticket, int part, int part
 
 /* Of the kernels: bulk copies came with capability 9.0, and none is launched below. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define NORMFUSE_RING_BODY(body) __trap()
+#define NORMFUSE_PIPELINE_BODY(body) __trap()
 #else
-#define NORMFUSE_RING_BODY(body) body
+#define NORMFUSE_PIPELINE_BODY(body) body
 #endif
 
 #endif
