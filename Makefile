@@ -114,6 +114,23 @@ wheel: $(filter build/%,$(CMAKE)) venv-release
 	PATH="build/venv-release/bin:$$PATH" build/venv-release/bin/python -m auditwheel repair -w build/wheel $(OBJECTS)/plain/*.whl
 	@ls build/wheel/*.whl
 
+# The same commit gives the same bytes. It is the source distribution of the Python package, too.
+VERSION = $(shell awk '/^\#define NORMFUSE_VERSION_(MAJOR|MINOR|PATCH)/ { printf "%s%s", dot, $$3; dot = "." }' include/normfuse.h)
+dist: venv-release
+	@rm -rf build/dist build/dist-tree && mkdir -p build/dist build/dist-tree
+	git -c core.abbrev=12 archive HEAD | tar -x -C build/dist-tree
+	cd build/dist-tree && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	    ../venv-release/bin/python -m build --sdist --no-isolation -o ../dist . >../dist.log || { cat ../dist.log; exit 1; }
+	@rm -r build/dist-tree
+	cd build/dist && sha256sum normfuse-*.tar.gz | tee SHA256SUMS
+
+deb: dist
+	@rm -rf build/deb && mkdir -p build/deb
+	cp build/dist/normfuse-$(VERSION).tar.gz build/deb/normfuse_$(VERSION).orig.tar.gz
+	tar -xzf build/deb/normfuse_$(VERSION).orig.tar.gz -C build/deb
+	cd build/deb/normfuse-$(VERSION) && dpkg-buildpackage -us -uc -j$(JOBS) >../build.log 2>&1 || { tail -40 ../build.log; exit 1; }
+	@ls build/deb/*.deb
+
 docs:
 	@cmake/venv.sh build/venv-docs docs/site/requirements.txt mkdocs material
 	NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/python -m mkdocs build --strict -f mkdocs.yml -d build/site
