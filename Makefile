@@ -131,6 +131,13 @@ deb: dist
 	cd build/deb/normfuse-$(VERSION) && dpkg-buildpackage -us -uc -j$(JOBS) >../build.log 2>&1 || { tail -40 ../build.log; exit 1; }
 	@ls build/deb/*.deb
 
+# With the compiler that Conan finds; the package goes into a cache of its own.
+conan: venv-release
+	CONAN_HOME=$(CURDIR)/build/conan build/venv-release/bin/conan profile detect --exist-ok
+	for shared in True False; do \
+	    CONAN_HOME=$(CURDIR)/build/conan build/venv-release/bin/conan create . -o "&:shared=$$shared" \
+	        -c tools.build:jobs=$(JOBS) -c tools.cmake.cmake_layout:test_folder=$(CURDIR)/build/conan-test || exit 1; done
+
 docs:
 	@cmake/venv.sh build/venv-docs docs/site/requirements.txt mkdocs material
 	NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/python -m mkdocs build --strict -f mkdocs.yml -d build/site
