@@ -17,7 +17,8 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms soak mutants bench bench-peers figures install wheel docs clean venv venv-release
+.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms check-release soak mutants bench \
+    bench-peers figures install wheel dist deb conan docs clean venv venv-release
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -27,13 +28,16 @@ help:
 	@echo 'make check-torch-cuda the Python packages on a GPU, with PYTHON'"'"'s PyTorch; exit status 3 without a GPU'
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
+	@echo 'make check-release    the archive, wheels, Debian packages and Conan recipe of a release: made, then used'
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make bench-peers      normfuse beside the other libraries that PYTHON has; THREADS=2, PROBLEMS='"'"'...'"'"' or @files'
 	@echo 'make figures          docs/figures/ from the rows in bench/results/, and their places in the pages'
 	@echo 'make install PREFIX=/usr/local'
-	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl'
+	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl; GPUS=all, MACHINE=aarch64'
+	@echo 'make dist             the source archive of the last commit: build/dist'
+	@echo 'make deb, make conan  the Debian packages: build/deb; the Conan package'
 	@echo 'make docs             the site, from docs/ and the header: build/site/index.html'
 	@echo 'make clean            removes build/'
 	@echo 'Variables: JOBS=2, CC, CFLAGS, CMAKE, PYTHON, WERROR=ON'
@@ -70,6 +74,9 @@ check-sanitize: $(filter build/%,$(CMAKE))
 
 check-platforms: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) platforms
+
+check-release: $(filter build/%,$(CMAKE)) venv venv-release
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) release
 
 CALLS ?= 1000000
 SEED ?= 1

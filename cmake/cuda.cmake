@@ -46,7 +46,7 @@ endif()
 
 set(NORMFUSE_CUDA_TARGETS ${NORMFUSE_CUDA_ARCHITECTURES})
 if(NORMFUSE_CUDA_TARGETS STREQUAL "all")
-    set(NORMFUSE_CUDA_TARGETS 80 86 89 90a 100 120 80-virtual)
+    set(NORMFUSE_CUDA_TARGETS 80 90a 100 120 90-virtual)
 endif()
 set(NORMFUSE_CUDA_BUILT_FOR "")
 foreach(target ${NORMFUSE_CUDA_TARGETS})
@@ -108,11 +108,6 @@ foreach(source ${NORMFUSE_CUDA_KERNEL_SOURCES})
     set(fatbin ${NORMFUSE_CUDA_FATBIN_DIR}/${name}.fatbin)
     # The list travels as one argument of a shell: ';' would end it.
     string(REPLACE ";" " " flags "${NORMFUSE_NVCC_FLAGS}")
-    # GPUs of 8.6 and 8.9 run machine code of 8.0, too. All kernels but those of rows have no other for them, which keeps the
-    # library with all architectures below 12 MiB; neither kind was ever timed.
-    if(name MATCHES "^(columns_|general_|lines)" AND "80" IN_LIST NORMFUSE_CUDA_TARGETS)
-        string(REGEX REPLACE " -gencode arch=compute_8[69],code=sm_8[69]" "" flags "${flags}")
-    endif()
     add_custom_command(OUTPUT ${fatbin}
         COMMAND ${CMAKE_COMMAND} -DNVCC=${NORMFUSE_NVCC} "-DFLAGS=${flags}" -DSOURCE=${source} -DOUTPUT=${fatbin}
                 -P ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake

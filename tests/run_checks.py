@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs every check of `make check`, `make check-sanitize` or `make check-platforms`, adds up what they counted, and closes with the line
+"""Runs every check of `make check`, `make check-sanitize`, `make check-platforms` or `make check-release`, adds up what they counted, and closes with the line
 `N passed, N failed, N skipped`. Needs nothing but the standard library. Logs: build/logs/."""
 import argparse
 import fnmatch
@@ -504,6 +504,32 @@ def check_all():
     big_endian()
 
 
+# ---- make check-release ---------------------------------------------------------------------------------------------
+
+def release_all():
+    """What a release hands out: made, and used as by those who get it. An hour at first, where there is nvcc."""
+    def make(*words, timeout=900):
+        return check("make " + " ".join(words), ["make", f"JOBS={args.jobs}", f"CMAKE={args.cmake}", *words], timeout)
+
+    machine = os.uname().machine
+    shutil.rmtree(BUILD / "wheel", ignore_errors=True)
+    make("wheel", "GPUS=all", timeout=7200)
+    other = PLATFORMS["aarch64"]
+    if machine == "aarch64":
+        pass
+    elif not shutil.which(other[0]):
+        skip("make wheel MACHINE=aarch64", f"{other[0]} is not installed (Debian: {other[2]})")
+    else:
+        make("wheel", "MACHINE=aarch64")
+    make("conan")
+    if shutil.which("dpkg-buildpackage") and shutil.which("dh"):
+        make("deb", timeout=1800)
+    else:
+        skip("make deb", "dpkg-buildpackage and dh are not installed (Debian: dpkg-dev, debhelper)")
+        make("dist")
+    pytest("test_release.py", ["tests/test_release.py"], 1800, {"JOBS": args.jobs})
+
+
 # ---- make check-sanitize --------------------------------------------------------------------------------------------
 
 def sanitize_all():
@@ -562,7 +588,7 @@ def fuzz(seconds, options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["check", "sanitize", "platforms"])
+    parser.add_argument("what", choices=["check", "sanitize", "platforms", "release"])
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--fast", action="store_true", help="sanitize: what fits into five minutes")
@@ -570,7 +596,7 @@ if __name__ == "__main__":
     if "/" in args.cmake:
         args.cmake = str((ROOT / args.cmake).resolve())
     begin = time.monotonic()
-    {"check": check_all, "sanitize": sanitize_all, "platforms": all_platforms}[args.what]()
+    {"check": check_all, "sanitize": sanitize_all, "platforms": all_platforms, "release": release_all}[args.what]()
     print(f"\n{time.monotonic() - begin:.0f} s; logs are in {LOGS.relative_to(ROOT)}/"
           + (f"; failed: {', '.join(failures)}" if failures else ""))
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")
