@@ -18,7 +18,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms check-release soak mutants bench \
-    bench-peers figures install wheel dist deb conan docs clean venv venv-release
+    bench-peers figures install wheel dist version deb conan docs clean venv venv-release
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -130,6 +130,9 @@ dist: venv-release
 	    ../venv-release/bin/python -m build --sdist --no-isolation -o ../dist . >../dist.log || { cat ../dist.log; exit 1; }
 	@rm -r build/dist-tree
 	cd build/dist && sha256sum normfuse-*.tar.gz | tee SHA256SUMS
+
+version:
+	@echo $(VERSION)
 
 deb: dist
 	@rm -rf build/deb && mkdir -p build/deb

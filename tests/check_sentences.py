@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""check_sentences.py [FILE...] - counts the words of each sentence of README.md, CONTRIBUTING.md and docs/.
+"""check_sentences.py [FILE...] - counts the words of each sentence of README.md, its neighbours and docs/.
 
 A page passes when its sentences have 18 words on average at most, and none has more than 40. Tables, code, quoted output,
 headings and HTML comments are left out; `code` and a link's text count as the words one reads. Pages in UNREVISED are
@@ -89,6 +89,7 @@ def pages():
     yield ROOT / "README.md"
     yield ROOT / "CONTRIBUTING.md"
     yield ROOT / "SECURITY.md"
+    yield ROOT / "CODE_OF_CONDUCT.md"
     yield from (page for page in sorted((ROOT / "docs").rglob("*.md")) if "history" not in page.parts)
 
 

@@ -431,6 +431,9 @@ def cuda():
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
     test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
                                                BUILD / "release/cuda"])
+    code, output, _ = run("PTX of 8.0", [args.cmake, "-S", ROOT, "-B", BUILD / "ptx", "-DNORMFUSE_CUDA_ARCHITECTURES=80-virtual"])
+    good = code not in (0, None) and "write 80 for GPUs of 8.x" in " ".join(output.split())
+    count("CMake refuses PTX that newer GPUs cannot use", good, not good, 0)
     if cmake_build("build without CUDA", "cpu", ["-DNORMFUSE_CUDA=OFF", "-DNORMFUSE_WERROR=ON",
                                                  "-DNORMFUSE_BUILD_CLI=OFF"]):
         test_program("without CUDA: test_arguments", [BUILD / "cpu/test_arguments"])

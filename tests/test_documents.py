@@ -29,7 +29,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("NORMFUSE_BUILD", ROOT / "build/release"))
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")] + \
+    sorted((ROOT / "docs").rglob("*.md"))
 LANGUAGES = {"python", "output", "c", "cpp", "cmake", "sh", "console", "text"}
 # What begins a line that somebody would type.
 COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|info)|make |pip |python3? |cmake |g?cc |cargo )")
@@ -308,7 +309,7 @@ def test_sh(page, tmp_path):
         elif "/" in program:
             assert (ROOT / program).exists() or program.startswith("build/"), f"{program}: no such file"
         else:
-            assert program in ("cc", "cmake", "pip", "python", "python3", "man", "export", "nvcc", "cd"), f"{program} has no test"
+            assert program in ("cc", "cmake", "pip", "python", "python3", "man", "export", "nvcc", "cd", "git", "sha256sum", "tar"), f"{program} has no test"
 
 
 @pytest.mark.parametrize("page", with_blocks("console"))
@@ -500,3 +501,17 @@ def test_environment_variables_are_on_their_page():
                 asked |= set(re.findall(r'(?:getenv\(|environ\.get\(|environ\[)\s*"(NORMFUSE_\w+)"', path.read_text()))
     assert "NORMFUSE_MAX_ISA" in asked
     assert sorted(name for name in asked if f"`{name}`" not in page) == []
+
+
+def test_versions_agree():
+    """The header's version, and the date of its section in the changelog, wherever a release repeats them."""
+    header = (ROOT / "include/normfuse.h").read_text()
+    version = ".".join(re.findall(r"^#define NORMFUSE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", header, re.M))
+    noted, date = re.search(r"^## (\S+), (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M).groups()
+    assert noted == version and (date == "unreleased" or re.fullmatch(r"20\d\d-\d\d-\d\d", date))
+    citation = dict(re.findall(r"^([\w-]+): (.*)$", (ROOT / "CITATION.cff").read_text(), re.M))
+    assert date == "unreleased" or (citation["version"], citation["date-released"]) == (version, date)
+    debian = (ROOT / "debian/changelog").read_text()
+    assert debian.startswith(f"normfuse ({version}-") and (date == "unreleased" or f"{date[8:]} " in debian.split("\n --")[1])
+    assert f"**Status: {version}" in (ROOT / "README.md").read_text()
+    assert version in subprocess.run(["make", "-s", "version"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.split()

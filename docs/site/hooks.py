@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Files outside of docs/ that are pages.
 NEIGHBOURS = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
-              "CHANGELOG.md": "changelog.md"}
+              "CHANGELOG.md": "changelog.md", "CODE_OF_CONDUCT.md": "conduct.md"}
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 LANGUAGES = {".h": "c", ".c": "c", ".hpp": "cpp", ".cpp": "cpp", ".inl": "c", ".cu": "cuda", ".cuh": "cuda", ".py": "python",
              ".sh": "sh", ".cmake": "cmake"}
