@@ -221,7 +221,7 @@ def test_wheel_of_aarch64(aarch64, tmp_path):
     words = [*command[:-1], "-E", f"PYTHONPATH={path}", command[-1]]
     first = run([*words, "-c", "import platform; print(platform.machine())" + USE], tmp_path).split()
     assert first[0] == "aarch64" and first[1] == VERSION and first[2].startswith(str(tmp_path / "site"))
-    assert re.search(r"^cpu\s.*neon", run([*words, "-m", "normfuse", "info"], tmp_path), re.M)
+    assert re.search(r"^isa\s+neon\b", run([*words, "-m", "normfuse", "info"], tmp_path), re.M)
 
 
 # ---- the Debian packages --------------------------------------------------------------------------------------------
