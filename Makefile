@@ -108,7 +108,7 @@ venv-release:
 HERE := $(shell uname -m)
 MACHINE ?= $(HERE)
 GPUS ?=
-OBJECTS = build/wheel-objects/$(MACHINE)$(GPUS)
+OBJECTS = build/wheel-objects/$(MACHINE)$(addprefix -,$(subst ;,-,$(GPUS)))
 TARGET = $(if $(filter-out $(HERE),$(MACHINE)),CC=$(MACHINE)-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-$(MACHINE))
 OPTIONS = $(if $(GPUS),"-Ccmake.define.NORMFUSE_CUDA_ARCHITECTURES=$(GPUS)") $(WHEEL) \
     $(if $(TARGET),-Ccmake.define.CMAKE_SYSTEM_NAME=Linux -Ccmake.define.CMAKE_SYSTEM_PROCESSOR=$(MACHINE))
