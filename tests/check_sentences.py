@@ -3,9 +3,9 @@
 """check_sentences.py [FILE...] - counts the words of each sentence of README.md, its neighbours and docs/.
 
 A page passes when its sentences have 18 words on average at most, and none has more than 40. Tables, code, quoted output,
-headings and HTML comments are left out; `code` and a link's text count as the words one reads. Pages in UNREVISED are
-not there yet: each is skipped by name as long as it gets no worse, and fails once it passes, so that its line goes.
-The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too long, --list the numbers of all pages."""
+headings and HTML comments are left out, and docs/history/, which is kept as it was written; `code` and a link's text
+count as the words one reads. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
+long, --list the numbers of all pages."""
 import argparse
 import pathlib
 import re
@@ -13,13 +13,6 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AVERAGE, LONGEST = 18.0, 40
-
-# Pages of before the rule: the average and the longest sentence that they may have. docs/history/ is not counted: it is
-# kept as it was written.
-UNREVISED = {
-    "docs/decisions/0018-general-kernels.md": (19.5, 50),
-    "docs/kernels.md": (20.2, 89),
-}
 
 
 def blocks(text):
@@ -99,12 +92,10 @@ def main():
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
-    passed = failed = skipped = 0
-    seen = set()
+    passed = failed = 0
     for page in args.pages or pages():
         page = page.resolve()
         name = str(page.relative_to(ROOT)) if ROOT in page.parents else str(page)
-        seen.add(name)
         counted = list(sentences(page.read_text()))
         average = sum(n for n, _ in counted) / len(counted) if counted else 0.0
         longest = max((n for n, _ in counted), default=0)
@@ -116,17 +107,7 @@ def main():
             for n, sentence in counted:
                 if n > LONGEST:
                     print(f"      {name}: {n} words: {sentence}")
-        if name in UNREVISED:
-            if good:
-                failed += 1
-                print(f"FAIL  {name}: {figures}: it passes, so take its line out of UNREVISED")
-            elif average > UNREVISED[name][0] + 0.05 or longest > UNREVISED[name][1]:
-                failed += 1
-                print(f"FAIL  {name}: {figures}; it may have {UNREVISED[name][0]} and {UNREVISED[name][1]}")
-            else:
-                skipped += 1
-                print(f"SKIP  {name}: {figures}: not revised yet")
-        elif good:
+        if good:
             passed += 1
         else:
             failed += 1
@@ -134,12 +115,8 @@ def main():
             for n, sentence in counted:
                 if n > LONGEST:
                     print(f"      {n} words: {sentence[:150]}")
-    if not args.pages:
-        for name in sorted(set(UNREVISED) - seen):
-            failed += 1
-            print(f"FAIL  {name} is in UNREVISED, and there is no such page")
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed or not passed + skipped else 0
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return 1 if failed or not passed else 0
 
 
 if __name__ == "__main__":
