@@ -418,9 +418,8 @@ NORMFUSE_API normfuse_status normfuse_load_tuning(const char *path);
  * device, aligned to 64 bytes, and zeroes it once, before the first call that is given it. Every call leaves it ready
  * for the next one. Calls that may overlap must not share it: one for each stream, and one for each graph that may run
  * beside another. If it is shared, not zeroed, or written to by others, values are wrong or a kernel never ends:
- * nothing detects it. Without it a kernel whose blocks wait for one another is launched cooperatively, or another
- * kernel takes its place. Both are legal, and at times slower. Calls no driver. A library without CUDA returns
- * NORMFUSE_NO_DRIVER. */
+ * nothing detects it. Without it other kernels take the place of those in which all blocks wait for one another. That
+ * is legal, and at times slower. Calls no driver. A library without CUDA returns NORMFUSE_NO_DRIVER. */
 NORMFUSE_API normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes);
 
 /* ---- what the library is ------------------------------------------------------------------------------------- */

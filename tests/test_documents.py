@@ -6,7 +6,8 @@ A fenced block says its language, and each language has a test:
   python   the blocks of a page run one after the other; <!-- python: ... --> holds what a page does not show
   output   what the python blocks of the page print, all of it: numbers with a point within 2 % or both below 1e-4; "..."
            stands for anything in a line, alone for any lines
-  c, cpp   a program (it has a main) is compiled and run; anything else stands line for line in a file that the page links to
+  c, cpp   a program (it has a main) is compiled and run, one that includes <cuda.h> on the stand-in for a GPU
+           (fake_gpu.c), which computes nothing; anything else stands line for line in a file that the page links to
   cmake    stands line for line in a project of tests/consumers
   sh       normfuse runs (bench and check as --list), make knows the target, files that are named exist
   console  lines after "$ " run, and print what follows; a line "..." stands for any lines
@@ -226,6 +227,14 @@ def lines_of(text):
     return [re.sub(r"\s*(#|//|/\*).*", "", line).strip() for line in text.splitlines()]
 
 
+def stand_in():
+    """The compiler's options for a program that calls the CUDA driver."""
+    folder = re.search(r"^NORMFUSE_CUDA_INCLUDE_DIR:PATH=(.+)$", (BUILD / "CMakeCache.txt").read_text(), re.M)
+    if not folder or not (BUILD / "fake/gpu/libcuda.so").exists():
+        pytest.skip(f"{BUILD} was built without CUDA or without its tests")
+    return ["-isystem", folder.group(1), f"-L{BUILD / 'fake/gpu'}", "-lcuda"]
+
+
 @pytest.mark.parametrize("page", with_blocks("c", "cpp"))
 def test_c(page, tmp_path):
     text = page.read_text()
@@ -245,8 +254,11 @@ def test_c(page, tmp_path):
             pytest.skip(f"{compiler} is not installed")
         source, program = tmp_path / f"page.{language}", tmp_path / "program"
         source.write_text(code)
+        cuda = stand_in() if "#include <cuda.h>" in code else []
+        if cuda:
+            env["LD_LIBRARY_PATH"] = str(BUILD / "fake/gpu")
         subprocess.run([compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", source, f"-I{ROOT / 'include'}", f"-L{BUILD}",
-                        f"-Wl,-rpath,{BUILD}", "-lnormfuse", "-lm", "-o", program], check=True, timeout=120)
+                        f"-Wl,-rpath,{BUILD}", *cuda, "-lnormfuse", "-lm", "-o", program], check=True, timeout=120)
         subprocess.run([program], check=True, cwd=tmp_path, env=env, timeout=60)
 
 
