@@ -61,7 +61,7 @@ def layouts():
     for position in range(positions):
         for channel in range(channels):
             d.box(left + (position * channels + channel) * cell, 160, cell, 34, kinds[channel], str(channel), 0)
-    d.text(left, 216, "The 6 channels of a position are adjacent. The same norm group is a piece of every position.", "dim")
+    d.text(left, 216, "The 6 channels of a position are adjacent. The same norm group is two channels of every position.", "dim")
     d.text(left, 236, "Each cell is one value, in the order of memory; the number is its channel.", "dim")
     return d
 
@@ -103,7 +103,7 @@ def exchange():
     d.box(left, 164, 4 * width + 3 * gap, 40, "none", "", 4)
     d.text(360, 189, "barrier: every block waits until all four triples are written", "", "middle")
     d.text(left, 300, "A cluster exchanges through mailboxes in distributed shared memory. The grid exchanges through scratch memory,", "dim")
-    d.text(left, 317, "and counts blocks in synchronization memory. Each block keeps its part of x on chip while it waits.", "dim")
+    d.text(left, 317, "and counts blocks in synchronization memory. Each block holds its part of x on chip while it waits.", "dim")
     return d
 
 
