@@ -7,8 +7,8 @@ and with device=cuda PyTorch, apex and gnNHWC on a GPU.
     python3 bench/peers.py 'group_norm 8x64x56x56 groups=8 act=silu dir=bwd' --peers torch
 
 The first run installs the peers (bench/requirements.txt) into build/peers; one that cannot be installed is named and
-left out. --installed takes what the Python that runs this has, of any version; `make bench-peers` does so. Each library runs in a process of its own, because idle threads of one spin while another works. Problem by
-problem, runs of `normfuse bench` and of the peers take turns, and a peer's floor is the mean of the copy floors that
+left out. --installed takes what the Python that runs this has, of any version; `make bench-peers` does so. Each library
+runs in a process of its own, because idle threads of one spin while another works. Problem by problem, runs of `normfuse bench` and of the peers take turns, and a peer's floor is the mean of the copy floors that
 normfuse measured right before and after it. Every call takes the next of several sets of tensors, together more than
 four times the last-level cache, so that all read and write cold memory. glibc is told to keep freed memory: otherwise
 each large output of a framework is a new mapping, and its page faults would be timed as the framework's.
@@ -450,19 +450,39 @@ def onednn_worker(problem, sets, threads):
     return {"onednn": lambda: (run, "memory of its own")}, f"{version.major}.{version.minor}.{version.patch}"
 
 
+def cuda_graph(function, sets, stream=None):
+    """A CUDA graph of a call for each set, whose outputs rotate through memory, too. `stream` is where it is captured: the
+    backward of an autograd graph, only where its forward ran."""
+    import torch
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        held = [function(i) for i in range(sets)]  # noqa: F841
+    return graph
+
+
+def cuda_us(run):
+    """Microseconds of what run() launches."""
+    import torch
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) * 1e3
+
+
 def measure_cuda(function, sets, samples, budget_s):
     """Microseconds of each call, and how: replays of a graph of a call for each set, or eager calls where none is captured."""
     import torch
-    how, graph, stream = "CUDA graph", torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    how, stream = "CUDA graph", torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for i in range(sets):
             function(i)
     torch.cuda.synchronize()
     try:
-        with torch.cuda.graph(graph):
-            held = [function(i) for i in range(sets)]  # noqa: F841  (outputs rotate through memory, too)
-        replay = graph.replay
+        replay = cuda_graph(function, sets).replay
     except RuntimeError:
         torch.cuda.synchronize()
         how, ring = "eager, not captured", Ring(sets)
@@ -472,12 +492,7 @@ def measure_cuda(function, sets, samples, budget_s):
                 ring.call(i, function)
     times, end = [], time.perf_counter() + budget_s
     while len(times) < samples and (time.perf_counter() < end or len(times) < 3):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3 / sets)
+        times.append(cuda_us(replay) / sets)
     return times, how
 
 

@@ -169,25 +169,15 @@ def graph_times_in_turn(calls: dict[str, Callable[[int], Any]], sets: int, sampl
                         budget_s: float) -> dict[str, list[float]]:
     """Microseconds a call, by variant, of replays of graphs that have one for each set."""
     import torch
-    graphs = {}
-    for variant, call in calls.items():
-        graphs[variant] = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graphs[variant], stream=torch.cuda.current_stream()):
-            outputs = [call(i) for i in range(sets)]  # each has memory of its own
-        del outputs
+    graphs = {variant: peers.cuda_graph(call, sets, torch.cuda.current_stream()) for variant, call in calls.items()}
     times: dict[str, list[float]] = {variant: [] for variant in calls}
     end = time.perf_counter() + budget_s * len(calls)
     i = -3  # the first ones warm up
     while i < samples and (i < 5 or time.perf_counter() < end):
         for variant, graph in graphs.items():
-            begin, done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            done.record()
-            done.synchronize()
+            us = peers.cuda_us(graph.replay) / sets
             if i >= 0:
-                times[variant].append(1e3 * begin.elapsed_time(done) / sets)
+                times[variant].append(us)
         i += 1
     return times
 
