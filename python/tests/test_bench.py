@@ -122,7 +122,7 @@ def test_a_gpu_is_for_those_that_have_one():
     for worker in (peers.jax_worker, peers.onnxruntime_worker, peers.onednn_worker):
         with pytest.raises(peers.Unsupported, match="CPU only"):
             worker(problem, 1, 1)
-    with pytest.raises(SystemExit, match="device=cuda"):  # torch_operators.py measures on the CPU
+    with pytest.raises(SystemExit, match="device=cuda"):  # torch_operators.py has --device
         peers.parse(problem["line"], additions=True)
 
 
@@ -144,7 +144,7 @@ def test_times_on_a_gpu_are_those_of_a_call(monkeypatch, captures):
             state.clock += 2 * len(self.calls)
 
     class Capture:
-        def __init__(self, graph):
+        def __init__(self, graph, stream):
             state.recorded = graph.calls = []
 
         def __enter__(self):
@@ -187,7 +187,11 @@ def test_onednn_computes_the_problem(line):
     problem = peers.parse(line)
     try:
         makers, _ = peers.onednn_worker(problem, 1, 1)
-    except (peers.Unsupported, RuntimeError) as error:
+    except peers.Unsupported as error:  # an older version lacks the operator
+        pytest.skip(str(error))
+    except RuntimeError as error:  # a build for SYCL has no engine where there is no device for it
+        if not str(error).startswith("dnnl_engine_create"):
+            raise
         pytest.skip(str(error))
     run, _ = makers["onednn"]()
     run(0)
