@@ -27,6 +27,8 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
+from terminal import on_a_terminal
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = os.path.abspath(os.environ.get("NORMFUSE_PROGRAM", os.path.join(ROOT, "build", "normfuse")))
 
@@ -1799,20 +1801,8 @@ def test_progress_is_shown_on_a_terminal_only(folder):
     np.save("x.npy", np.zeros((1500, 16, 400), np.float32))
     words = [PROGRAM, "run", "batch_norm", "x.npy", "-o", "y.npy", "--block-bytes", "1K", "act=mish", "--threads", "1"]
     for quiet in ([], ["--quiet"]):
-        master, slave = os.openpty()
-        child = subprocess.Popen(words + quiet, stderr=slave)
-        os.close(slave)
-        shown = b""
-        while True:
-            try:
-                part = os.read(master, 4096)
-            except OSError:
-                break
-            if not part:
-                break
-            shown += part
-        assert child.wait(30) == 0
-        os.close(master)
+        status, shown = on_a_terminal(words + quiet, 30)
+        assert status == 0
         assert (b"[" in shown and b" %" in shown) == (not quiet), shown
     assert run(*words[1:]).stderr == ""
 

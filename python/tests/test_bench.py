@@ -15,8 +15,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAM = ROOT / "build/normfuse"
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 import peers  # noqa: E402
+from terminal import on_a_terminal  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="build/normfuse is not built")
 PROBLEMS = ["group_norm 2x64x8x8 groups=8", "batch_norm 4x8x10x10 act=relu dir=bwd"]
@@ -76,20 +77,8 @@ def test_what_is_not_installed_is_named(tmp_path, bare):
 
 
 def test_a_terminal_has_a_bar(tmp_path, bare):
-    master, slave = os.openpty()
-    child = subprocess.Popen(words(tmp_path, "--samples", "3", *PROBLEMS, python=bare), stdout=subprocess.DEVNULL, stderr=slave)
-    os.close(slave)
-    shown = b""
-    while True:
-        try:
-            part = os.read(master, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        shown += part
-    os.close(master)
-    assert child.wait(60) == 0
+    status, shown = on_a_terminal(words(tmp_path, "--samples", "3", *PROBLEMS, python=bare), 60, stdout=subprocess.DEVNULL)
+    assert status == 0
     lines = shown.decode().split("\r\x1b[K")
     assert f"[{' ' * 20}] peers 0/2 " in lines and f"[{'#' * 20}] peers 2/2" in lines[-2] and lines[-1] == "", lines
     assert any(line.startswith(f"[{'#' * 10}{' ' * 10}] peers 1/2 group_norm") for line in lines), lines
