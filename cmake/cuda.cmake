@@ -153,6 +153,7 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/schedules_grid.c
     src/cuda/schedules_lines.c
     src/cuda/schedules_rows.c
+    src/cuda/schedules_tile.c
     src/cuda/shape.c
     src/cuda/tuning.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)

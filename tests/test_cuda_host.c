@@ -1112,7 +1112,7 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, general_launches, ragged_launches, abreast_launches, compact_launches,
-    grid_launches, short_launches, spread_launches, uneven_launches, added_launches, line_launches;
+    grid_launches, short_launches, spread_launches, uneven_launches, added_launches, line_launches, tile_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -1150,6 +1150,12 @@ static bool is_short(const char *kernel)
 static bool is_line(const char *kernel)
 {
     return strstr(kernel, "_rows_lines_") != NULL;
+}
+
+/* One of tile.cu, which serve both layouts. */
+static bool is_tile(const char *kernel)
+{
+    return strstr(kernel, "_rows_tile_") != NULL;
 }
 
 /* One of columns_grid_registers.cu, whose blocks are the whole grid and keep all vectors. */
@@ -1236,6 +1242,13 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         const int64_t of_sums = up(p->n, (int64_t)g->parts * g->sets_a_block) + 6 -
                                 (int64_t)tolerance_sample_additions(&cuda, p->columns || p->s == 1, p->n, p->s);
         return (double)(backward && a->sums != NULL && of_sums > of_set ? of_sums : of_set);
+    }
+    if (is_tile(kernel)) {
+        /* In a thread, its mean; what a lane joins, lanes; parts. Sums of channels are joined in double. */
+        const struct normfuse_cuda_tile *const t = &a->tile;
+        const int64_t lanes = INT64_C(1) << t->lane_bits, rows = t->part_rows < t->rows ? t->part_rows : t->rows;
+        return (double)(up(rows, t->at_once) + 5 + up((int64_t)t->group * t->at_once, lanes) + levels(lanes) + 2 +
+                        (t->parts > 1 ? up(t->parts, lanes) + levels(lanes) + 2 : 0));
     }
     if (p->columns) {
         const int64_t at_once = rows_at_once(a, kernel, kept, threads);
@@ -1749,6 +1762,83 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
 #undef HOLDS
 }
 
+/* What those of tile take for granted, and that every value has one thread. */
+static void check_tile(const struct plan_case *test, const struct fake_launch *launch,
+                       const struct normfuse_cuda_arguments *a, int kept)
+{
+    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const struct normfuse_cuda_tile *const t = &a->tile;
+    const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                                 &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        HOLDS(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
+                                         views[i]->position == p->x.position));
+    const bool batch = p->sets == NORMFUSE_SETS_BATCH, apart = !p->columns && batch;
+    const int64_t ranks = launch->cluster > 1 ? (int64_t)launch->cluster : 1, value = p->type == NORMFUSE_F64 ? 8 : 4;
+    const int64_t samples = apart || batch ? 1 : p->n, width = t->width;
+    HOLDS(p->sets != NORMFUSE_SETS_NONE && (!batch || !p->columns || p->n == 1));
+    HOLDS(!batch || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL));
+    HOLDS(t->run == (p->columns ? 1 : p->s) && t->group == (batch ? 1 : p->c / p->groups) * t->run);
+    HOLDS(t->columns == p->c * t->run && t->rows == (p->columns ? p->s : batch ? p->n : 1));
+    HOLDS((t->by_channels != 0) == (t->group == t->run) && width == (int64_t)t->sets * t->group);
+    HOLDS(t->sets << t->lane_bits <= 32 && width * t->at_once <= (int64_t)launch->threads && launch->threads <= 512);
+    HOLDS((width / t->run) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
+    HOLDS(t->slots % 4 == 0 && t->slots <= kept && (int64_t)t->slots * t->at_once >= t->part_rows);
+    HOLDS((int64_t)t->parts * t->part_rows >= t->rows && (int64_t)(t->parts - 1) * t->part_rows < t->rows);
+    HOLDS(ranks == (int64_t)t->parts * (t->samples > 0 ? t->samples : 1) && (t->samples == 0 || t->samples == samples));
+    HOLDS(t->gives == 0 || t->samples > 0 ||
+          (a->sums != NULL && g->sum_slots == (t->by_channels ? 1 : t->parts) && !g->sums_by_channel));
+    HOLDS(launch->grid == (uint32_t)(samples * g->blocks_wide * t->parts));
+    HOLDS((int64_t)t->by_ranks.divisor == ranks && (int32_t)t->by_parts.divisor == t->parts);
+    HOLDS((int32_t)t->by_blocks_wide.divisor == g->blocks_wide && (int64_t)t->by_width.divisor == width);
+    HOLDS((int32_t)t->by_group.divisor == t->group && (int32_t)t->by_run.divisor == t->run);
+    HOLDS(divides(&t->by_ranks) && divides(&t->by_parts) && divides(&t->by_blocks_wide) && divides(&t->by_width) &&
+          divides(&t->by_group) && divides(&t->by_run));
+    /* What the kernel places in shared memory. */
+    const int64_t senders = t->samples == 0 ? 0 : t->by_channels ? t->samples : ranks;
+    const int64_t places = width * t->at_once * (test->backward && !t->by_channels ? 2 : 1) +
+                           (t->parts > 1 ? (int64_t)t->sets * t->parts : 0) +
+                           (test->backward && senders > 1 ? width / t->run * senders : 0);
+    HOLDS((int64_t)launch->shared == places * (test->backward ? 2 : 4) * value);
+    const int64_t elements = p->n * p->c * p->s;
+    if (elements > 60000 || (int64_t)launch->grid * launch->threads > 4000000)
+        return;
+    const int64_t value_bytes = (int64_t)normfuse_type_bytes(p->type);
+    unsigned char *const seen = calloc((size_t)elements, 1);
+    int64_t wrong = 0;
+    if (seen == NULL)
+        abort();
+    for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
+        const int64_t block = i / launch->threads, thread = i % launch->threads, rank = block % ranks;
+        const int64_t cluster = block / ranks, part = rank % t->parts;
+        const int64_t n = cluster / g->blocks_wide + rank / t->parts;
+        const int64_t column = cluster % g->blocks_wide * width + thread % width, first = part * t->part_rows;
+        const int64_t end = first + t->part_rows < t->rows ? first + t->part_rows : t->rows;
+        if (thread / width >= t->at_once || column >= t->columns)
+            continue;
+        for (int64_t row = first + thread / width, slots = t->slots; row < end && slots > 0;
+             row += t->at_once, slots--) {
+            const int64_t bytes = n * t->batch_bytes + row * t->row_bytes + column * value_bytes;
+            const int64_t sample = apart ? row : n, c = column / t->run;
+            const int64_t position = p->columns ? row : column % t->run;
+            HOLDS(bytes == (int64_t)(sample * p->x.batch + (p->c > 1 ? c * p->x.channel : 0) +
+                                     (p->s > 1 ? position * p->x.position : 0)) *
+                               value_bytes);
+            seen[(sample * p->c + c) * p->s + position]++;
+        }
+    }
+    for (int64_t i = 0; i < elements; i++)
+        wrong += seen[i] != 1;
+    CHECK(wrong == 0, "%s: %s: %lld of %lld elements have no thread or several", test->name, launch->name,
+          (long long)wrong, (long long)elements);
+    free(seen);
+#undef HOLDS
+}
+
 static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
                          const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
 {
@@ -1938,8 +2028,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     const bool ragged = is_ragged(launch->name), line = is_line(launch->name);
-    const bool general = is_general(launch->name);
-    HOLDS(backward == test->backward && (line || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
+    const bool tile = is_tile(launch->name), general = is_general(launch->name) || tile;
+    HOLDS(backward == test->backward &&
+          (line || tile || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
     HOLDS(vector_elements == 1 || ragged || general || (p->columns ? p->c * g->abreast : p->s) % vector_elements == 0);
     if (p->columns && !line && !general)
         check_abreast(test, launch, &a, vector_elements);
@@ -1973,7 +2064,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const int64_t vectors = ragged ? g->spans : (p->columns ? p->c * g->abreast : p->s) / vector_elements;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->sets * g->rows;
-    if (general) {
+    if (tile) {
+        check_tile(test, launch, &a, kept);
+        tile_launches++;
+    } else if (general) {
         check_general(test, launch, &a, vector_elements, kept);
     } else if (line) {
         check_line(test, launch, &a, kept);
@@ -2062,8 +2156,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     }
     HOLDS(divides(&g->by_parts) && divides(&g->by_groups) && divides(&g->by_spans) && divides(&g->by_outer));
     HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group));
-    HOLDS(!p->columns || line || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
-    HOLDS(!p->columns || line ||
+    HOLDS(!p->columns || line || tile || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
+    HOLDS(!p->columns || line || tile ||
           (g->group % (1 << g->piece_bits) == 0 && vector_elements % (1 << g->piece_bits) == 0 &&
            ((int64_t)g->by_pieces.divisor << g->piece_bits == g->group || general)));
     HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
@@ -2316,6 +2410,7 @@ static void test_plans(void)
         }
     }
     CHECK(line_launches > 500, "kernels of adjacent norm groups were launched %d times", line_launches);
+    CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
     CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
     CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
     CHECK(uneven_launches > 300, "samples began inside of vectors %d times", uneven_launches);

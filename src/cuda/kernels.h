@@ -10,15 +10,16 @@
 #include "../problem.h"
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` of rows, `lines` and `general` take every addition; the others are plain: nothing is added to x, before the
- * activation or to dx, and all tensors have the same strides. */
+ * `lanes` of rows, `lines`, `tile` and `general` take every addition; the others are plain: nothing is added to x,
+ * before the activation or to dx, and all tensors have the same strides. */
 enum normfuse_cuda_schedule {
     NORMFUSE_SCHEDULE_lanes,      /* some lanes of a warp have a norm group; columns: of one row */
     NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
     NORMFUSE_SCHEDULE_lines,      /* both: norm groups whose values are adjacent, of one element at a time */
-    NORMFUSE_SCHEDULE_block,      /* rows: a block has a norm group, and nothing to request of others */
-    NORMFUSE_SCHEDULE_cluster,    /* columns: vectors in registers, a block or a cluster; group norm */
-    NORMFUSE_SCHEDULE_split,      /* vectors in registers and slots of shared memory; a block, a cluster or the grid */
+    NORMFUSE_SCHEDULE_tile,    /* both: a few rows of adjacent values, of one element at a time; a block, a cluster */
+    NORMFUSE_SCHEDULE_block,   /* rows: a block has a norm group, and nothing to request of others */
+    NORMFUSE_SCHEDULE_cluster, /* columns: vectors in registers, a block or a cluster; group norm */
+    NORMFUSE_SCHEDULE_split,   /* vectors in registers and slots of shared memory; a block, a cluster or the grid */
     NORMFUSE_SCHEDULE_grid_registers,      /* columns: vectors in registers, the whole grid; backward of group norm */
     NORMFUSE_SCHEDULE_grid_pipeline,       /* columns: bulk copies, the whole grid; group norm */
     NORMFUSE_SCHEDULE_grid_pipeline_batch, /* the same of batch norm, where the grid meets twice */
@@ -220,6 +221,24 @@ struct normfuse_cuda_columns {
     int32_t n;
 };
 
+/* What the schedule `tile` reads; tile.cu says what its columns and rows are. */
+struct normfuse_cuda_tile {
+    char *x, *dy, *pre_add, *post_add, *du;
+    char *out, *u, *dpost_add; /* out: y, or dx */
+    int64_t batch_bytes, row_bytes;
+    int32_t rows, part_rows;            /* of a norm group, of a block */
+    int32_t at_once, slots;             /* rows that a block has beside one another; of a thread, rounded up to 4 */
+    int32_t columns, width, group, run; /* of a sample, a block, a norm group, a channel */
+    int32_t sets;                       /* norm groups of a block */
+    int32_t lane_bits, channel_bits;    /* 2^bits lanes of a warp for each of these, for a channel */
+    int32_t parts;                      /* blocks that share norm groups */
+    int32_t samples;            /* all, whose blocks are in one cluster and find the gradients; 0: they do not */
+    int32_t by_channels, gives; /* a norm group is one channel; gradients of parameters are wanted */
+    int32_t from_y;             /* normfuse_problem */
+    struct normfuse_cuda_divisor by_ranks; /* blocks of a cluster */
+    struct normfuse_cuda_divisor by_parts, by_blocks_wide, by_width, by_group, by_run;
+};
+
 struct normfuse_cuda_arguments {
     struct normfuse_cuda_columns columns; /* of the schedules that read it alone */
     struct normfuse_problem problem;
@@ -231,6 +250,7 @@ struct normfuse_cuda_arguments {
     double *sums;      /* pairs per (n, c, slot), or per (c, slot) */
     double *totals;    /* pairs a set: what the backward subtracts */
     uint32_t *tickets; /* sync memory */
+    struct normfuse_cuda_tile tile; /* as columns */
 };
 
 struct normfuse_cuda_merge_arguments {

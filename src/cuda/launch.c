@@ -118,6 +118,20 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
         columns->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
 }
 
+static void describe_tile(const struct normfuse_problem *p, const struct step *step, struct normfuse_cuda_tile *tile)
+{
+    *tile = step->tile;
+    tile->x = p->x.data;
+    tile->dy = p->dy.data;
+    tile->pre_add = p->pre_add.data;
+    tile->post_add = p->post_add.data;
+    tile->du = p->du.data;
+    tile->out = p->dy.data != NULL ? p->dx.data : p->y.data;
+    tile->u = p->u.data;
+    tile->dpost_add = p->dpost_add.data;
+    tile->from_y = p->from_y;
+}
+
 static size_t scratch_of(const struct plan *plan)
 {
     return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
@@ -142,6 +156,8 @@ static void describe_step(const struct step *step, struct normfuse_cuda_argument
     if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) ||
         holds_columns_in_lanes(step, arguments->problem.columns))
         describe_columns(&arguments->problem, step, &arguments->columns);
+    else if (is_of(step, NORMFUSE_SCHEDULE_tile))
+        describe_tile(&arguments->problem, step, &arguments->tile);
     arguments->phases = step->phases;
     arguments->source = step->source;
 }

@@ -14,10 +14,9 @@
  * shuffles and barriers as all others and stores nothing. */
 #include "gradients.cuh"
 #include "rows.cuh"
+#include "single.cuh"
 
 constexpr int most_line_warps = 16;
-/* Slots that are worked on together; geometry.segment_rows, the slots that any thread has, is a multiple of this. */
-constexpr int slots_at_once = 4;
 
 /* z = (x - mean) rstd slope + offset of a slot; at the end of the backward the sums of a position. */
 template <typename R> struct __align__(2 * sizeof(R)) line_pair
@@ -65,29 +64,6 @@ struct line_place {
     }
 };
 
-/* Loads without a branch, at whose end all of them would be waited for; 0 where none is wanted. */
-__device__ __forceinline__ void load_where(bool wanted, unsigned short &value, const char *data)
-{
-    value = 0;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-                 : "+h"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-__device__ __forceinline__ void load_where(bool wanted, float &value, const char *data)
-{
-    value = 0.0f;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
-                 : "+f"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-__device__ __forceinline__ void load_where(bool wanted, double &value, const char *data)
-{
-    value = 0.0;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f64 %0, [%1];\n}"
-                 : "+d"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-
 /* The first `count` of the thread's values of sample n in a tensor, which has the strides of x. */
 template <typename T>
 __device__ __forceinline__ char *line_of(const normfuse_cuda_arguments &a, const normfuse_view &view,
@@ -106,32 +82,6 @@ __device__ __forceinline__ void request(const normfuse_cuda_arguments &a, const 
         load_where(k < count, values[k], from);
         from += place.lanes * (int)sizeof(T);
     }
-}
-
-template <typename T> __device__ __forceinline__ compute<T> number_of(const raw<T, 1> &value)
-{
-    compute<T> number[1];
-    unpack<T, 1>(value, number);
-    return number[0];
-}
-template <typename T> __device__ __forceinline__ raw<T, 1> rounded_to(compute<T> number)
-{
-    const compute<T> numbers[1] = {number};
-    return make_vector<T, 1>(numbers);
-}
-/* Not a streaming store: several stores fill a sector. */
-template <typename T> __device__ __forceinline__ void store_number(char *to, compute<T> number)
-{
-    *reinterpret_cast<raw<T, 1> *>(to) = rounded_to<T>(number);
-}
-
-/* x with what is added to it, rounded as it would be in memory. */
-template <typename T, int K>
-__device__ __forceinline__ void take_addition(const raw<T, 1> (&more)[K], compute<T> (&x)[K])
-{
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k])));
 }
 
 /* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
@@ -166,13 +116,6 @@ __device__ __forceinline__ int values_of_warp(const normfuse_cuda_geometry &g, i
 {
     const int rest = g.rows & ((1 << g.lane_bits) - 1);
     return (g.rows >> g.lane_bits) * 32 + min(max(rest - 32 * warp, 0), 32);
-}
-
-/* value / divisor, rounded once but for the last bit, exact where the quotient is; share is 1 / divisor. */
-template <typename R> __device__ __forceinline__ R quotient(R value, R divisor, R share)
-{
-    const R near = value * share;
-    return fma(fma(-near, divisor, value), share, near);
 }
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
@@ -312,6 +255,12 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
+/* A thread then joins its positions by itself, and leaves two doubles. */
+__device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
+{
+    return g.group == 1;
+}
+
 /* The sums of the block's channels, of what its threads have of positions, to memory: `bits` say how many threads of a
  * warp have a channel together. */
 template <typename R>
@@ -320,6 +269,7 @@ __device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, 
 {
     const normfuse_cuda_geometry &g = a.geometry;
     const int threads = (int)blockDim.x, lanes = 1 << g.lane_bits;
+    const bool by_thread = is_one_channel(g);
     const int channels = g.width * g.group, first_channel = block_of_row * channels, length = (int)a.problem.s;
     int bits = 0;
     while (bits < 5 && channels << (bits + 1) <= threads)
@@ -333,15 +283,17 @@ __device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, 
             const int line = divide(channel, g.by_group), within = channel - line * g.group;
             const int first = a.problem.columns ? within : within * length, apart = a.problem.columns ? g.group : 1;
 #pragma unroll 1
-            for (int i = of; i < length; i += 1 << bits) {
+            for (int i = of; i < (by_thread ? lanes : length); i += 1 << bits) {
                 const int value = first + i * apart;
                 const int thread = (line << g.lane_bits) + (value & (lanes - 1));
-                const line_pair<R> *const from = positions + thread * pairs_of_thread(g) + (value >> g.lane_bits);
+                const line_pair<R> *const from =
+                    positions + thread * pairs_of_thread(g) + (by_thread ? 0 : value >> g.lane_bits);
 #pragma unroll 4
                 for (int sample = 0; sample < g.sets_a_block; sample++) {
-                    const line_pair<R> sums = from[sample * (g.width << g.lane_bits) * pairs_of_thread(g)];
-                    plain += (double)sums.first;
-                    normalized += (double)sums.second;
+                    const line_pair<R> *const sums = from + sample * (g.width << g.lane_bits) * pairs_of_thread(g);
+                    const double *const of_thread = reinterpret_cast<const double *>(sums);
+                    plain += by_thread ? of_thread[0] : (double)sums->first;
+                    normalized += by_thread ? of_thread[1] : (double)sums->second;
                 }
             }
         }
@@ -499,8 +451,18 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     if (a.sums) {
 #pragma unroll
         for (int k = 0; k < K; k++)
-            if (k < g.segment_rows)
+            if (k < g.segment_rows && !is_one_channel(g))
                 own[k] = {plain[k], normalized[k]};
+        if (is_one_channel(g)) {
+            double of_thread[2] = {0.0, 0.0};
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                of_thread[0] += (double)plain[k];
+                of_thread[1] += (double)normalized[k];
+            }
+            reinterpret_cast<double *>(own)[0] = of_thread[0];
+            reinterpret_cast<double *>(own)[1] = of_thread[1];
+        }
         __syncthreads();
         put_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
     }

@@ -67,8 +67,8 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
-        is_of(step, NORMFUSE_SCHEDULE_cluster) || spans_samples(step, p->columns) ||
-        samples * g->sum_slots > normfuse_experiment("LAST", most_parts) ||
+        is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
+        spans_samples(step, p->columns) || samples * g->sum_slots > normfuse_experiment("LAST", most_parts) ||
         (contributors > 1 && (!shape->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;

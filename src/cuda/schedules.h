@@ -19,6 +19,7 @@ struct step {
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
     union normfuse_cuda_of_schedule of;
+    struct normfuse_cuda_tile tile; /* but for what the tensors say */
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_tickets;
@@ -40,7 +41,8 @@ struct schedule {
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
-extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers, normfuse_cuda_lines;
+extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers, normfuse_cuda_lines,
+    normfuse_cuda_tile, normfuse_cuda_tile_rows;
 extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes, normfuse_cuda_two_pass;
 
 /* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
@@ -94,7 +96,8 @@ static inline bool is_of(const struct step *step, enum normfuse_cuda_schedule sc
 /* A cluster that has the blocks of all samples, and so the parameters' gradients. */
 static inline bool finds_gradients(const struct step *step)
 {
-    return is_of(step, NORMFUSE_SCHEDULE_cluster) && step->of.cluster.samples > 0;
+    return (is_of(step, NORMFUSE_SCHEDULE_cluster) && step->of.cluster.samples > 0) ||
+           (is_of(step, NORMFUSE_SCHEDULE_tile) && step->tile.samples > 0);
 }
 
 /* One block a multiprocessor, which hold samples together; the kernel finds the parameters' gradients, too. */

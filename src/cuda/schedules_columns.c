@@ -448,6 +448,7 @@ static const struct schedule lanes = {.name = "lanes",
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {&normfuse_cuda_two_pass,
                                                                   &normfuse_cuda_lines,
+                                                                  &normfuse_cuda_tile,
                                                                   &lanes,
                                                                   &cluster,
                                                                   &split,

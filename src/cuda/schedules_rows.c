@@ -400,6 +400,7 @@ static const struct schedule
     rounds = {.name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds, IN_ORDER};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {&normfuse_cuda_lines,
+                                                               &normfuse_cuda_tile_rows,
                                                                &lanes,
                                                                &block,
                                                                &grid,

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * single.cuh - what the kernels that load one element at a time have in common: lines.cu and tile.cu. */
+#ifndef NORMFUSE_CUDA_SINGLE_CUH
+#define NORMFUSE_CUDA_SINGLE_CUH
+
+#include "vector.cuh"
+
+/* Values of a thread that are worked on together; slots that are used are a multiple of this. */
+constexpr int slots_at_once = 4;
+
+/* Loads without a branch, at whose end all of them would be waited for; 0 where none is wanted. */
+__device__ __forceinline__ void load_where(bool wanted, unsigned short &value, const char *data)
+{
+    value = 0;
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
+                 : "+h"(value)
+                 : "l"(data), "r"((int)wanted));
+}
+__device__ __forceinline__ void load_where(bool wanted, float &value, const char *data)
+{
+    value = 0.0f;
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
+                 : "+f"(value)
+                 : "l"(data), "r"((int)wanted));
+}
+__device__ __forceinline__ void load_where(bool wanted, double &value, const char *data)
+{
+    value = 0.0;
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f64 %0, [%1];\n}"
+                 : "+d"(value)
+                 : "l"(data), "r"((int)wanted));
+}
+
+template <typename T> __device__ __forceinline__ compute<T> number_of(const raw<T, 1> &value)
+{
+    compute<T> number[1];
+    unpack<T, 1>(value, number);
+    return number[0];
+}
+template <typename T> __device__ __forceinline__ raw<T, 1> rounded_to(compute<T> number)
+{
+    const compute<T> numbers[1] = {number};
+    return make_vector<T, 1>(numbers);
+}
+/* Not a streaming store: several stores fill a sector. */
+template <typename T> __device__ __forceinline__ void store_number(char *to, compute<T> number)
+{
+    *reinterpret_cast<raw<T, 1> *>(to) = rounded_to<T>(number);
+}
+
+/* x with what is added to it, rounded as it would be in memory. */
+template <typename T, int K>
+__device__ __forceinline__ void take_addition(const raw<T, 1> (&more)[K], compute<T> (&x)[K])
+{
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k])));
+}
+
+/* value / divisor, rounded once but for the last bit, exact where the quotient is; share is 1 / divisor. */
+template <typename R> __device__ __forceinline__ R quotient(R value, R divisor, R share)
+{
+    const R near = value * share;
+    return fma(fma(-near, divisor, value), share, near);
+}
+
+#endif

@@ -1,0 +1,556 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tile.cu - norm groups that are few rows of adjacent values each, one element a load: small calls, where what a warp
+ * does once takes longer than the memory, and whatever has no vectors of 16 bytes. Every addition, any alignment.
+ *
+ * What a block has is a tile: `width` adjacent columns, whole norm groups of `group` columns each, of part_rows rows.
+ * Columns (NHWC): a column is a channel, a row a position. Rows (NCHW), batch norm: a column is a position of a
+ * channel, `run` of them each, a row is a sample. A thread has one column and every at_once-th row, all in registers,
+ * so what it weighs its values by it asks for once. Each warp joins the block's sums for itself, so the block meets
+ * once; the blocks of a cluster send one another what they found.
+ *
+ * Lanes stand for norm groups when sums are joined: those of the i-th are the 2^lane_bits from i << lane_bits on. A
+ * thread without a column or a row has zeros, goes through the same shuffles and barriers, and stores nothing. */
+#include "gradients.cuh"
+#include "rows.cuh"
+#include "single.cuh"
+
+/* What is known of some values: about + mean is their mean, squares are about that. */
+template <typename R> struct __align__(4 * sizeof(R)) tile_entry
+{
+    R about, mean, squares, count;
+};
+template <typename R> struct __align__(2 * sizeof(R)) tile_sums
+{
+    R plain, centred;
+};
+
+struct tile_place {
+    int rank, part, n, first;  /* of the block: its number in the cluster and of its norm groups' parts, its sample, its
+                                  first column */
+    int beside, column, own;   /* the thread's first row; its column and norm group in the block */
+    int left;                  /* rows of the block from the thread's first on; not above 0: the thread has none */
+    int rows;                  /* of the block */
+    int lane, group, of_group; /* the lane's norm group and its number among that group's lanes */
+    bool has_group;            /* it is one of the tensor's */
+    int64_t at;                /* bytes from the tensor's beginning to the thread's first value */
+
+    template <typename T> __device__ __forceinline__ void find(const normfuse_cuda_tile &a)
+    {
+        const int cluster = divide((int)blockIdx.x, a.by_ranks), samples = divide(cluster, a.by_blocks_wide);
+        rank = (int)blockIdx.x - cluster * (int)a.by_ranks.divisor;
+        const int of_cluster = divide(rank, a.by_parts);
+        part = rank - of_cluster * a.parts;
+        n = samples + of_cluster;
+        first = (cluster - samples * (int)a.by_blocks_wide.divisor) * a.width;
+        const int first_row = part * a.part_rows;
+        rows = min(a.part_rows, a.rows - first_row);
+        beside = divide((int)threadIdx.x, a.by_width);
+        column = (int)threadIdx.x - beside * a.width;
+        left = beside < a.at_once && first + column < a.columns ? rows - beside : 0;
+        at = n * a.batch_bytes + (first_row + beside) * a.row_bytes + (first + column) * (int64_t)sizeof(T);
+    }
+    __device__ __forceinline__ void find_groups(const normfuse_cuda_tile &a)
+    {
+        own = divide(column, a.by_group);
+        lane = (int)threadIdx.x % 32;
+        group = lane >> a.lane_bits;
+        of_group = lane - (group << a.lane_bits);
+        has_group = group < a.sets && first + group * a.group < a.columns;
+    }
+    /* Of the lane's norm group: its number in the sample. */
+    __device__ __forceinline__ int set(const normfuse_cuda_tile &a) const
+    {
+        return divide(first, a.by_group) + (has_group ? group : 0);
+    }
+    __device__ __forceinline__ bool has(const normfuse_cuda_tile &a, int slot) const
+    {
+        return slot * a.at_once < left;
+    }
+    /* What the lanes of the thread's norm group know. */
+    template <typename R> __device__ __forceinline__ R tell(const normfuse_cuda_tile &a, R value) const
+    {
+        return __shfl_sync(full_mask, value, own << a.lane_bits);
+    }
+    /* In shared memory a norm group has what its threads found side by side. */
+    __device__ __forceinline__ int entry(const normfuse_cuda_tile &a) const
+    {
+        return column * a.at_once + beside;
+    }
+};
+
+/* work(slot) for as many as any thread of the block has, rounded up to slots_at_once. */
+template <int K, typename Work> __device__ __forceinline__ void in_slots(const normfuse_cuda_tile &a, Work work)
+{
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        if (k % slots_at_once == 0 && k >= a.slots)
+            break;
+        work(k);
+    }
+}
+
+template <typename T, int K>
+__device__ __forceinline__ void request(const normfuse_cuda_tile &a, const char *data, const tile_place &place,
+                                        raw<T, 1> (&values)[K])
+{
+    const char *from = data + place.at;
+    const int64_t step = a.at_once * a.row_bytes;
+    in_slots<K>(a, [&](int k) {
+        load_where(place.has(a, k), values[k], from);
+        from += step;
+    });
+}
+
+template <typename T, int K>
+__device__ __forceinline__ void store_slots(const normfuse_cuda_tile &a, char *data, const tile_place &place,
+                                            const compute<T> (&values)[K])
+{
+    char *to = data + place.at;
+    const int64_t step = a.at_once * a.row_bytes;
+    in_slots<K>(a, [&](int k) {
+        if (place.has(a, k))
+            store_number<T>(to, values[k]);
+        to += step;
+    });
+}
+
+/* x with what is added to it, rounded as it would be in memory. */
+template <typename T, int K>
+__device__ __forceinline__ void add_slots(const normfuse_cuda_tile &a, const raw<T, 1> (&more)[K], compute<T> (&x)[K])
+{
+    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
+}
+
+/* work(chosen, first slot) with slots_at_once of them. The rare activations are long: their slots go through memory of
+ * the thread, so that there is one loop over them instead of as many copies as registers would need. */
+template <bool fast, typename R, int K>
+__device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&z)[K], int activation, R p)
+{
+    choose_activation<true, true>(activation, [&](auto chosen) {
+        constexpr bool rare = decltype(chosen)::known < 0;
+        R kept[rare ? K : 1];
+        if (rare)
+            in_slots<K>(a, [&](int k) { kept[rare ? k : 0] = z[k]; });
+#pragma unroll(rare ? 1 : K / slots_at_once)
+        for (int begin = 0; begin < K; begin += slots_at_once) {
+            if (begin >= a.slots)
+                break;
+            R few[slots_at_once];
+#pragma unroll
+            for (int i = 0; i < slots_at_once; i++)
+                few[i] = rare ? kept[rare ? begin + i : 0]
+                              : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::known) ? R(0.5) : R(1));
+            activate<fast, true>(few, chosen, activation, p);
+#pragma unroll
+            for (int i = 0; i < slots_at_once; i++)
+                (rare ? kept[rare ? begin + i : 0] : z[begin + i]) = few[i];
+        }
+        if (rare)
+            in_slots<K>(a, [&](int k) { z[k] = kept[rare ? k : 0]; });
+    });
+}
+
+/* The same of derivatives: by *= act'(z). */
+template <bool fast, typename R, int K>
+__device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a, R (&by)[K], R (&z)[K], int activation,
+                                                    R p)
+{
+    choose_activation<true, true>(activation, [&](auto chosen) {
+        constexpr bool rare = decltype(chosen)::known < 0;
+        constexpr int places = rare ? K : 1;
+        R kept_z[places], kept_by[places];
+        if (decltype(chosen)::known == NORMFUSE_IDENTITY)
+            return;
+        if (rare)
+            in_slots<K>(a, [&](int k) {
+                kept_z[rare ? k : 0] = z[k];
+                kept_by[rare ? k : 0] = by[k];
+            });
+        const bool half = takes_half<fast, true>(decltype(chosen)::known);
+        const R factor = half ? R(0.5) : R(1);
+#pragma unroll(rare ? 1 : K / slots_at_once)
+        for (int begin = 0; begin < K; begin += slots_at_once) {
+            if (begin >= a.slots)
+                break;
+            R few_z[slots_at_once], few_by[slots_at_once];
+#pragma unroll
+            for (int i = 0; i < slots_at_once; i++) {
+                few_z[i] = rare ? kept_z[rare ? begin + i : 0] : z[begin + i] * factor;
+                few_by[i] = rare ? kept_by[rare ? begin + i : 0] : by[begin + i] * factor;
+            }
+            differentiate_by<fast>(few_by, few_z, chosen, activation, p);
+#pragma unroll
+            for (int i = 0; i < slots_at_once; i++)
+                (rare ? kept_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i];
+        }
+        if (rare)
+            in_slots<K>(a, [&](int k) { by[k] = kept_by[rare ? k : 0]; });
+    });
+}
+
+/* A struct into the same place of another block's shared memory. */
+template <typename S> __device__ __forceinline__ void send_struct(mailbox &box, S *place, int rank, const S &value)
+{
+    const double *const words = reinterpret_cast<const double *>(&value);
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(S) / 8); i++)
+        send(box, reinterpret_cast<double *>(place) + i, rank, words[i]);
+}
+
+/* Of the lane's norm group: first the mean, then squares about it, which cannot cancel. */
+template <typename R>
+__device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entries, int count, const tile_place &place,
+                                                      int lanes, R values)
+{
+    const R about = entries[0].about;
+    R mean = R(0), squares = R(0);
+#pragma unroll 4
+    for (int i = place.of_group; i < count; i += lanes)
+        mean += entries[i].count * ((entries[i].about - about) + entries[i].mean);
+    mean = sum_few(mean, lanes);
+    mean = quotient(mean, values, R(1) / values);
+#pragma unroll 4
+    for (int i = place.of_group; i < count; i += lanes) {
+        const R distance = ((entries[i].about - about) + entries[i].mean) - mean;
+        squares += entries[i].squares + entries[i].count * distance * distance;
+    }
+    return {about, mean, sum_few(squares, lanes), values};
+}
+
+template <typename R>
+__device__ __forceinline__ void weigh_column(const normfuse_cuda_arguments &all, const tile_place &place,
+                                             asked_weights &found)
+{
+    const normfuse_problem &p = all.problem;
+    const int n = place.n, c = divide(place.first + place.column, all.tile.by_run);
+    const auto ask = [&](const normfuse_parameter &of) {
+        return ask_at_once(of, n * of.batch + c * of.channel, place.left > 0);
+    };
+    found = {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+}
+
+/* ---- forward ---------------------------------------------------------------------------------------------------- */
+
+/* By one warp of the block that speaks for the norm groups. */
+template <typename R>
+__device__ __forceinline__ void put_statistics(const normfuse_cuda_arguments &all, const tile_place &place, double mean,
+                                               R variance, R rstd)
+{
+    const normfuse_problem &p = all.problem;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    const int set = place.set(all.tile);
+    put_parameter<double>(p.mean, place.n, set, mean);
+    put_parameter<R>(p.rstd, place.n, set, rstd);
+    if (all.statistics)
+        all.statistics[by_channel ? set : (int64_t)place.n * p.groups + set] = {
+            mean, (double)rstd, unbiased((double)variance, (double)p.set_values)};
+    if (p.has_running_momentum && by_channel)
+        update_running<R>(p, set, mean, unbiased((double)variance, (double)p.set_values));
+}
+
+template <typename T, int K> __device__ __forceinline__ void tile_forward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    using R = compute<T>;
+    constexpr bool fast = sizeof(T) == 2;
+    const normfuse_cuda_tile &a = all.tile;
+    const normfuse_problem &p = all.problem;
+    extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail;
+    tile_entry<R> *const entries = reinterpret_cast<tile_entry<R> *>(dynamic), *const of_parts =
+                                                                                   entries + a.width * a.at_once;
+
+    tile_place place;
+    place.find<T>(a);
+    raw<T, 1> asked_x[K], more[K];
+    request<T, K>(a, a.x, place, asked_x);
+    if (a.pre_add)
+        request<T, K>(a, a.pre_add, place, more);
+    place.find_groups(a);
+    asked_weights weights;
+    weigh_column<R>(all, place, weights);
+    if (a.parts > 1)
+        open_mail(mail, a.sets * a.parts * (int)sizeof(tile_entry<R>));
+
+    R x[K];
+    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(asked_x[k]); });
+    if (a.pre_add) {
+        add_slots<T, K>(a, more, x);
+        if (a.u)
+            store_slots<T, K>(a, a.u, place, x);
+    }
+    if (a.post_add)
+        request<T, K>(a, a.post_add, place, more);
+
+    /* About the thread's first value; then about its mean. */
+    const R own_about = x[0];
+    R sum = R(0), squares = R(0), own_count = R(0);
+    in_slots<K>(a, [&](int k) {
+        if (place.has(a, k)) {
+            sum += x[k] - own_about;
+            own_count += R(1);
+        }
+    });
+    const R own_mean = sum / max(own_count, R(1));
+    in_slots<K>(a, [&](int k) {
+        const R distance = (x[k] - own_about) - own_mean;
+        if (place.has(a, k))
+            squares += distance * distance;
+    });
+    if (place.beside < a.at_once)
+        entries[place.entry(a)] = {own_about, own_mean, squares, own_count};
+    __syncthreads();
+
+    const int lanes = 1 << a.lane_bits, of_set = a.group * a.at_once, slot = place.has_group ? place.group : 0;
+    tile_entry<R> all_of = join_entries(entries + slot * of_set, of_set, place, lanes, (R)(place.rows * a.group));
+    if (a.parts > 1) {
+        await_boxes();
+        if (threadIdx.x < 32 && place.group < a.sets)
+            for (int other = place.of_group; other < a.parts; other += lanes)
+                send_struct(mail, of_parts + place.group * a.parts + place.part, other, all_of);
+        await_mail(mail);
+        all_of = join_entries(of_parts + slot * a.parts, a.parts, place, lanes, (R)p.set_values);
+    }
+    const R variance = quotient(all_of.squares, (R)p.set_values, R(1) / (R)p.set_values);
+    const R rstd = inverse_root(variance + (R)p.eps);
+    if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
+        put_statistics<R>(all, place, (double)all_of.about + (double)all_of.mean, variance, rstd);
+
+    /* The mean is about + rest. */
+    const R about_of = all_of.about + all_of.mean, back = about_of - all_of.about;
+    const R rest_of = (all_of.about - (about_of - back)) + (all_of.mean - back);
+    const R about = place.tell(a, about_of), rest = place.tell(a, rest_of);
+    R slope, offset;
+    weigh(p, weights, slope, offset);
+    slope *= place.tell(a, rstd);
+    offset -= rest * slope;
+    in_slots<K>(a, [&](int k) {
+        x[k] = fma(x[k] - about, slope, offset);
+        if (a.post_add)
+            x[k] += number_of<T>(more[k]);
+    });
+    activate_slots<fast>(a, x, p.activation, (R)p.act_param);
+    store_slots<T, K>(a, a.out, place, x);
+}
+
+/* ---- backward --------------------------------------------------------------------------------------------------- */
+
+/* Where the blocks of one cluster have all samples they send the sums of their channels to its first one, each to a
+ * place of its own, which adds them; else these go to memory, where a later kernel does. */
+template <typename R> struct channel_mail {
+    mailbox &box;
+    tile_sums<R> *places; /* of each channel one for each of `senders` */
+    int senders;
+};
+
+template <typename R>
+__device__ __forceinline__ channel_mail<R> channel_mail_of(const normfuse_cuda_tile &a, mailbox &box,
+                                                           tile_sums<R> *places)
+{
+    return {box, places, a.by_channels ? a.samples : (int)a.by_ranks.divisor};
+}
+
+/* One thread, of one channel of the block. */
+template <typename R>
+__device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all, const tile_place &place,
+                                             const channel_mail<R> &mail, int channel, double plain, double centred,
+                                             R rstd)
+{
+    const normfuse_cuda_tile &a = all.tile;
+    const normfuse_problem &p = all.problem;
+    const int c = divide(place.first, a.by_run) + channel;
+    if (a.samples == 0) {
+        const int64_t slots = all.geometry.sum_slots;
+        reinterpret_cast<double2 *>(all.sums)[((int64_t)place.n * p.c + c) * slots + (slots > 1 ? place.part : 0)] =
+            make_double2(plain, centred);
+    } else if (mail.senders > 1) {
+        send_struct(mail.box, mail.places + channel * mail.senders + (a.by_channels ? place.n : place.rank), 0,
+                    tile_sums<R>{(R)plain, (R)(centred * (double)rstd)});
+    } else {
+        put_gradient(p, p.dweight, 0, c, centred * (double)rstd);
+        put_gradient(p, p.dbias, 0, c, plain);
+    }
+}
+
+/* By the block that the others sent to. */
+template <typename R>
+__device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all, const tile_place &place,
+                                             const channel_mail<R> &mail, int channels)
+{
+    const normfuse_problem &p = all.problem;
+    const int channel = (int)threadIdx.x;
+    await_mail(mail.box);
+    if (channel >= channels)
+        return;
+    double plain = 0.0, normalized = 0.0;
+    for (int i = 0; i < mail.senders; i++) {
+        plain += (double)mail.places[channel * mail.senders + i].plain;
+        normalized += (double)mail.places[channel * mail.senders + i].centred;
+    }
+    const int c = divide(place.first, all.tile.by_run) + channel;
+    put_gradient(p, p.dweight, 0, c, normalized);
+    put_gradient(p, p.dbias, 0, c, plain);
+}
+
+/* The sums of the block's channels, where a norm group has several: of columns and rows, by as many lanes of a warp to
+ * a channel as the block has threads for. */
+template <typename R>
+__device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, const tile_place &place,
+                                              const channel_mail<R> &mail, const tile_sums<R> *found, int channels,
+                                              R rest, R rstd)
+{
+    const normfuse_cuda_tile &a = all.tile;
+    const int of_channel = a.run * a.at_once, lanes = 1 << a.channel_bits;
+    const int channel = (int)threadIdx.x >> a.channel_bits, of = (int)threadIdx.x & (lanes - 1);
+    const bool has = channel < channels;
+    double plain = 0.0, centred = 0.0;
+    if (has)
+        for (int i = of; i < of_channel; i += lanes) {
+            const tile_sums<R> one = found[channel * of_channel + i];
+            plain += (double)one.plain;
+            centred += (double)one.centred;
+        }
+    plain = sum_lanes(plain, lanes);
+    centred = sum_lanes(centred, lanes);
+    const int from = (has ? divide(channel * a.run, a.by_group) : 0) << a.lane_bits;
+    rest = __shfl_sync(full_mask, rest, from);
+    rstd = __shfl_sync(full_mask, rstd, from);
+    if (has && of == 0)
+        give_channel(all, place, mail, channel, plain, centred - (double)rest * plain, rstd);
+}
+
+template <typename T, int K> __device__ __forceinline__ void tile_backward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    using R = compute<T>;
+    constexpr bool fast = sizeof(T) == 2;
+    const normfuse_cuda_tile &a = all.tile;
+    const normfuse_problem &p = all.problem;
+    extern __shared__ uint4 dynamic[];
+    __shared__ mailbox mail, gradient_mail;
+    tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
+                        *const of_columns = entries + a.width * a.at_once,
+                        *const of_parts = of_columns + (a.by_channels ? 0 : a.width * a.at_once);
+    const channel_mail<R> gradients =
+        channel_mail_of(a, gradient_mail, of_parts + (a.parts > 1 ? a.sets * a.parts : 0));
+    const int ranks = (int)a.by_ranks.divisor;
+    const bool has_post = a.post_add && p.activation != NORMFUSE_IDENTITY;
+
+    tile_place place;
+    place.find<T>(a);
+    raw<T, 1> asked_x[K], asked_dy[K], more[K];
+    request<T, K>(a, a.x, place, asked_x);
+    request<T, K>(a, a.dy, place, asked_dy);
+    if (a.pre_add)
+        request<T, K>(a, a.pre_add, place, more);
+    place.find_groups(a);
+    const int set = place.set(a);
+    const asked asked_mean = ask_at_once(p.mean, place.n * p.mean.batch + set * p.mean.channel);
+    const asked asked_rstd = ask_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
+    asked_weights weights;
+    weigh_column<R>(all, place, weights);
+    const int channels = divide(min(a.width, a.columns - place.first), a.by_run);
+    const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
+    if (ranks > 1) {
+        open_box(mail, a.parts > 1 ? a.sets * a.parts * (int)sizeof(tile_sums<R>) : 0);
+        open_box(gradient_mail, is_first ? channels * gradients.senders * (int)sizeof(tile_sums<R>) : 0);
+        announce_boxes();
+    }
+
+    R x[K], dy[K];
+    in_slots<K>(a, [&](int k) {
+        x[k] = number_of<T>(asked_x[k]);
+        dy[k] = number_of<T>(asked_dy[k]);
+    });
+    if (a.pre_add)
+        add_slots<T, K>(a, more, x);
+    if (has_post)
+        request<T, K>(a, a.post_add, place, more);
+    const double mean = told_of<double>(asked_mean, p.mean.type);
+    const R rstd_of = told_of<R>(asked_rstd, p.rstd.type), about_of = (R)mean, rest_of = (R)(mean - (double)about_of);
+    const R about = place.tell(a, about_of), rest = place.tell(a, rest_of), rstd = place.tell(a, rstd_of);
+    R slope, offset;
+    weigh(p, weights, slope, offset);
+    slope *= rstd;
+    offset -= rest * slope;
+
+    /* x becomes x - about, and dy what came through the activation. */
+    R z[K];
+    in_slots<K>(a, [&](int k) {
+        x[k] -= about;
+        z[k] = fma(x[k], slope, offset);
+        if (has_post)
+            z[k] = a.from_y ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
+    });
+    differentiate_slots<fast>(a, dy, z, p.activation, (R)p.act_param);
+    if (a.du)
+        request<T, K>(a, a.du, place, more);
+    if (a.dpost_add)
+        store_slots<T, K>(a, a.dpost_add, place, dy);
+    tile_sums<R> found = {R(0), R(0)};
+    in_slots<K>(a, [&](int k) {
+        if (place.has(a, k)) {
+            found.plain += dy[k];
+            found.centred += dy[k] * x[k];
+        }
+    });
+    /* Where a norm group is one channel its slope comes later, and its sums are those of the channel. */
+    const R by = a.by_channels ? R(1) : slope;
+    if (place.beside < a.at_once) {
+        entries[place.entry(a)] = {by * found.plain, by * found.centred};
+        if (!a.by_channels)
+            of_columns[place.entry(a)] = found;
+    }
+    __syncthreads();
+
+    const int lanes = 1 << a.lane_bits, of_set = a.group * a.at_once, slot = place.has_group ? place.group : 0;
+    const auto join = [&](const tile_sums<R> *from, int count) {
+        tile_sums<R> total = {R(0), R(0)};
+#pragma unroll 4
+        for (int i = place.of_group; i < count; i += lanes) {
+            total.plain += from[i].plain;
+            total.centred += from[i].centred;
+        }
+        return tile_sums<R>{sum_few(total.plain, lanes), sum_few(total.centred, lanes)};
+    };
+    tile_sums<R> total = join(entries + slot * of_set, of_set);
+    if (ranks > 1)
+        await_boxes();
+    if (a.parts > 1 && threadIdx.x < 32 && place.group < a.sets)
+        for (int other = place.of_group; other < a.parts; other += lanes)
+            send_struct(mail, of_parts + place.group * a.parts + place.part, place.rank - place.part + other, total);
+    if (a.gives && !a.by_channels)
+        give_channels<R>(all, place, gradients, of_columns, channels, rest_of, rstd_of);
+    if (a.parts > 1) {
+        await_mail(mail);
+        total = join(of_parts + slot * a.parts, a.parts);
+    }
+    total.centred -= rest_of * total.plain;
+    if (a.gives && a.by_channels && place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group &&
+        place.of_group == 0)
+        give_channel<R>(all, place, gradients, place.group, (double)total.plain, (double)total.centred, rstd_of);
+
+    if (a.out) {
+        /* dx = slope dz + by_x (x - about) + level */
+        const R portion = R(1) / (R)p.set_values;
+        const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
+        const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? slope : R(1);
+        const R by_x = later * place.tell(a, by_x_of), level = later * place.tell(a, level_of);
+        in_slots<K>(a, [&](int k) {
+            x[k] = fma(slope, dy[k], fma(by_x, x[k], level));
+            if (a.du)
+                x[k] += number_of<T>(more[k]);
+        });
+        store_slots<T, K>(a, a.out, place, x);
+    }
+    if (a.gives && is_first)
+        add_channels(all, place, gradients, channels);
+}
+
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
+    {                                                                                                                  \
+        tile_##direction<type, vectors>(a);                                                                            \
+    }
+NORMFUSE_KERNELS_TILE(INSTANCE)
