@@ -1779,11 +1779,14 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
                                          views[i]->position == p->x.position));
     const bool batch = p->sets == NORMFUSE_SETS_BATCH, apart = !p->columns && batch;
     const int64_t ranks = launch->cluster > 1 ? (int64_t)launch->cluster : 1, value = p->type == NORMFUSE_F64 ? 8 : 4;
-    const int64_t samples = apart || batch ? 1 : p->n, width = t->width;
+    const int64_t samples = apart || batch ? 1 : p->n, width = t->width, run = t->length ? width : p->s;
     HOLDS(p->sets != NORMFUSE_SETS_NONE && (!batch || !p->columns || p->n == 1));
     HOLDS(!batch || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL));
-    HOLDS(t->run == (p->columns ? 1 : p->s) && t->group == (batch ? 1 : p->c / p->groups) * t->run);
-    HOLDS(t->columns == p->c * t->run && t->rows == (p->columns ? p->s : batch ? p->n : 1));
+    /* Instance norm over rows: a channel of a sample is cut into rows of a block. */
+    HOLDS(t->length == (p->columns || batch ? 0 : p->s) && (t->length == 0 || (p->groups == p->c && t->at_once == 1)));
+    HOLDS(t->run == (p->columns ? 1 : run) && t->group == (batch ? 1 : p->c / p->groups) * t->run);
+    HOLDS(t->columns == p->c * t->run && t->rows == (p->columns ? p->s : batch ? p->n : up(p->s, width)));
+    HOLDS(t->tile_bytes == (t->length ? t->length : width) * (int64_t)normfuse_type_bytes(p->type));
     HOLDS((t->by_channels != 0) == (t->group == t->run) && width == (int64_t)t->sets * t->group);
     HOLDS(t->sets << t->lane_bits <= 32 && width * t->at_once <= (int64_t)launch->threads && launch->threads <= 512);
     HOLDS((width / t->run) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
@@ -1822,9 +1825,12 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
             continue;
         for (int64_t row = first + thread / width, slots = t->slots; row < end && slots > 0;
              row += t->at_once, slots--) {
-            const int64_t bytes = n * t->batch_bytes + row * t->row_bytes + column * value_bytes;
+            if (t->length && row * width + thread % width >= t->length)
+                continue;
+            const int64_t bytes = n * t->batch_bytes + cluster % g->blocks_wide * t->tile_bytes + row * t->row_bytes +
+                                  thread % width * value_bytes;
             const int64_t sample = apart ? row : n, c = column / t->run;
-            const int64_t position = p->columns ? row : column % t->run;
+            const int64_t position = p->columns ? row : t->length ? row * width + thread % width : column % t->run;
             HOLDS(bytes == (int64_t)(sample * p->x.batch + (p->c > 1 ? c * p->x.channel : 0) +
                                      (p->s > 1 ? position * p->x.position : 0)) *
                                value_bytes);

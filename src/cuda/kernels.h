@@ -224,9 +224,10 @@ struct normfuse_cuda_columns {
 /* What the schedule `tile` reads; tile.cu says what its columns and rows are. */
 struct normfuse_cuda_tile {
     char *x, *dy, *pre_add, *post_add, *du;
-    char *out, *u, *dpost_add; /* out: y, or dx */
-    int64_t batch_bytes, row_bytes;
-    int32_t rows, part_rows;            /* of a norm group, of a block */
+    char *out, *u, *dpost_add;                  /* out: y, or dx */
+    int64_t batch_bytes, tile_bytes, row_bytes; /* from one sample, tile, row to the next */
+    int32_t rows, part_rows;                    /* of a norm group, of a block */
+    int32_t length;                             /* values that are cut into rows; 0: rows are whole */
     int32_t at_once, slots;             /* rows that a block has beside one another; of a thread, rounded up to 4 */
     int32_t columns, width, group, run; /* of a sample, a block, a norm group, a channel */
     int32_t sets;                       /* norm groups of a block */

@@ -84,12 +84,30 @@ __device__ __forceinline__ void request(const normfuse_cuda_arguments &a, const 
     }
 }
 
+/* Its parameters are asked for once, and a thread joins the sums of its positions by itself. */
+__device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
+{
+    return g.group == 1;
+}
+
 /* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
 template <int M, typename R>
 __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place &place, int n,
                                              int count, line_pair<R> *own)
 {
     const normfuse_problem &p = a.problem;
+    if (is_one_channel(a.geometry)) {
+        const auto ask = [&](const normfuse_parameter &of) {
+            return ask_at_once(of, n * of.batch + place.group * of.channel, count > 0);
+        };
+        const asked_weights found = {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+        R slope, offset;
+        weigh(p, found, slope, offset);
+#pragma unroll 1
+        for (int k = 0; k < a.geometry.segment_rows; k++)
+            own[k] = k < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+        return;
+    }
 #pragma unroll 1
     for (int first = 0; first < a.geometry.segment_rows; first += M) {
         asked_weights found[M];
@@ -255,13 +273,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
-/* A thread then joins its positions by itself, and leaves two doubles. */
-__device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
-{
-    return g.group == 1;
-}
-
-/* The sums of the block's channels, of what its threads have of positions, to memory: `bits` say how many threads of a
+/* The sums of the block's channels, of what its threads have of positions (of one channel two doubles, in the place of
+ * the first), to memory: `bits` say how many threads of a
  * warp have a channel together. */
 template <typename R>
 __device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions, int part,

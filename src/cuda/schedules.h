@@ -59,6 +59,8 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 /* Whether `lines` would hold this, which it does where two passes are the choice for an addition, too. */
 bool normfuse_cuda_holds_lines(const struct shape *shape);
+/* Whether `tile` is made for these rows. */
+bool normfuse_cuda_takes_rows_as_tiles(const struct shape *shape);
 /* Two passes: a kernel that only sums, or one that writes from given statistics. False: it does not fit. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);

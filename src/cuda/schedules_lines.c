@@ -29,15 +29,17 @@ static bool is_adjacent(const struct normfuse_problem *p)
 /* Whether other schedules have no vectors of 16 bytes for this, or are slow with them. */
 static bool pays(const struct shape *shape)
 {
-    enum { FEW_VECTORS = 8, FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
+    enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
     const struct normfuse_problem *const p = shape->problem;
-    /* Ragged vectors are the better way for long rows that are norm groups: instance norm 2x1024x33x17 f16 15.2 us, by
-     * ragged vectors 7.2; 18x768x18x6 bf16 10.4, 20.4. Backward 22x477x18x9x7 bf16 116, 55; 7x645x708 f16 30.5, 31.6;
-     * 75x416x5x6x7 bf16 40, 76; one sample, 1x1312x3x5x10, 11.0, 8.3. */
-    if (shape->ragged && !p->columns && group_of(p) == 1) {
-        const int64_t few = shape->direction == FORWARD ? FEW_VALUES : 3 * FEW_VALUES / 2;
-        return p->s <= (shape->direction == BACKWARD && p->n == 1 ? FEW_VECTORS * shape->elements : few);
-    }
+    const bool forward = shape->direction == FORWARD;
+    if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES && normfuse_cuda_takes_rows_as_tiles(shape))
+        return false;
+    /* Vectors are the better way for long rows that are norm groups. Of ragged ones instance norm 2x1024x33x17 f16
+     * 15.2 us, by vectors 7.2; 18x768x18x6 bf16 10.4, 20.4; backward 16x162x48 f32 7.8, 15.5; 1x16528x121 f16 27.7,
+     * 50.7; 1x1707x1171 f32 40.2, 22.3. Of whole ones 1x2500x100 f32 3.8, 5.8; 32x15x200 bf16 3.8, 4.8; backward
+     * 8x144x108 f32 7.5, 8.3; 1x2500x200 f16 10.0, 8.0. */
+    if (!p->columns && group_of(p) == 1 && shape->plain)
+        return p->s <= (shape->ragged ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
     if (!shape->wide || p->type == NORMFUSE_F64)
         return true;
     /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94. */
@@ -45,8 +47,7 @@ static bool pays(const struct shape *shape)
         return values_of_line(shape) <= FEW_VALUES;
     /* The backward of rows goes through its channels one after the other. */
     if (!p->columns)
-        return shape->direction == BACKWARD &&
-               p->s < (group_of(p) > 1 ? FEW_VECTORS_OF_SEVERAL : FEW_VECTORS) * shape->elements;
+        return !forward && p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;
     /* Whole blocks for each sample: of rows that are walked as one, of what `lanes` does not take. */
     return (shape->abreast > 1 && values_of_line(shape) <= FEW_VALUES) ||
            (p->s == 1 && !shape->few_rows && p->n > 4 * (int64_t)shape->device->multiprocessors);

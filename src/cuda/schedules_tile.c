@@ -12,11 +12,12 @@ static enum normfuse_cuda_kernel kernel(const struct shape *shape)
                                    false);
 }
 
-/* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values, elements apart. */
+/* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values. */
 struct view {
     int64_t samples, rows, columns;
     int64_t sample, row; /* strides */
     int64_t group, run;  /* columns of a norm group, of a channel */
+    int64_t length; /* not 0: a norm group is so many adjacent values, which are cut into rows of a block's width */
 };
 
 static struct view view_of(const struct normfuse_problem *p)
@@ -24,10 +25,19 @@ static struct view view_of(const struct normfuse_problem *p)
     const int64_t d = group_of(p);
     const bool batch = p->sets == NORMFUSE_SETS_BATCH;
     if (p->columns)
-        return (struct view){p->n, p->s, p->c, p->x.batch, p->x.position, d, 1};
+        return (struct view){p->n, p->s, p->c, p->x.batch, p->x.position, d, 1, 0};
     if (batch)
-        return (struct view){1, p->n, p->c * p->s, 0, p->x.batch, p->s, p->s};
-    return (struct view){p->n, 1, p->c * p->s, p->x.batch, 0, d * p->s, p->s};
+        return (struct view){1, p->n, p->c * p->s, 0, p->x.batch, p->s, p->s, 0};
+    return (struct view){p->n, 1, p->c * p->s, p->x.batch, 0, d * p->s, p->s, d == 1 ? p->s : 0};
+}
+
+static struct view cut(const struct view *view, int64_t width)
+{
+    struct view rows = *view;
+    rows.rows = divide_up(view->length, width);
+    rows.row = rows.group = rows.run = width;
+    rows.columns = view->columns / view->length * width;
+    return rows;
 }
 
 static bool is_adjacent(const struct normfuse_problem *p)
@@ -45,7 +55,7 @@ static const char *refuse(const struct shape *shape)
         return "channels, or positions of a sample, are not adjacent, or tensors have different strides";
     if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
-    if (view.rows == 1)
+    if (view.rows == 1 && view.length == 0)
         return "a norm group is one row";
     return (double)view.columns * (double)view.samples < INT32_MAX ? NULL : "blocks are too many";
 }
@@ -63,11 +73,13 @@ static const char *configure(const struct shape *shape, int variant, struct step
 {
     enum { WARP_BITS = 5, SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
-    const struct view view = view_of(shape->problem);
+    struct view view = view_of(shape->problem);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     struct normfuse_cuda_tile *const tile = &step->tile;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
-    const int64_t wanted = widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
+    if (view.length > 0)
+        view = cut(&view, least(threads, view.length));
+    const int64_t wanted = view.length > 0 ? 1 : widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
     const int64_t sets = least(most(1, wanted / view.group), all);
     const int64_t width = sets * view.group, at_once = least(threads / width, divide_up(view.rows, parts));
     const int64_t only = normfuse_experiment("TILE", -1);
@@ -96,7 +108,9 @@ static const char *configure(const struct shape *shape, int variant, struct step
                   bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
     *tile = (struct normfuse_cuda_tile){
         .batch_bytes = view.sample * bytes,
+        .tile_bytes = (view.length > 0 ? view.length : width) * bytes,
         .row_bytes = view.row * bytes,
+        .length = (int32_t)view.length,
         .rows = (int32_t)view.rows,
         .part_rows = (int32_t)part_rows,
         .at_once = (int32_t)at_once,
@@ -173,15 +187,24 @@ static double estimate(const struct shape *shape, const struct step *step)
     return 2.0 + shape->bytes / shape->policy->bytes_a_microsecond + first + others + meet + later;
 }
 
-/* Rows of a few values, which others have by vectors that belong to several: batch norm 64x2808x6 f16 28.2 us, here
- * 6.7; 8x1703x32 bf16 5.7, 4.6; backward 128x773x2 f16 11.3, 4.1; 8x326x64 f16 8.4, 4.3; 4x2447x64 bf16 7.0, 7.8. */
+/* Batch norm of rows of a few values, which others have by vectors that belong to several: 64x2808x6 f16 28.2 us, here
+ * 6.7; 8x1703x32 bf16 5.7, 4.6; backward 128x773x2 f16 11.3, 4.1; 8x326x64 f16 8.4, 4.3; 4x2447x64 bf16 7.0, 7.8.
+ * Instance norm with additions or of few channels: 16x3x6400 f32 with post_add 8.4, 5.0; backward 1x637x784 bf16 with
+ * pre_add 12.6, 5.2; 8x3x6400 f32 8.8, 6.7; 1x1707x1171 f32 22.3, 24.2. */
 static const char *refuse_rows(const struct shape *shape)
 {
     enum { MOST_POSITIONS = 64, MOST_BYTES = 16 << 20 };
     const struct normfuse_problem *const p = shape->problem;
-    if ((p->s > MOST_POSITIONS || shape->bytes > MOST_BYTES) && normfuse_experiment("tile", 1) != 2)
+    const bool pays = p->sets == NORMFUSE_SETS_BATCH ? p->s <= MOST_POSITIONS
+                                                     : has_additions(p) || p->n * p->c < shape->device->multiprocessors;
+    if ((!pays || shape->bytes > MOST_BYTES) && normfuse_experiment("tile", 1) != 2)
         return "others have vectors of 16 bytes for it";
     return refuse(shape);
+}
+
+bool normfuse_cuda_takes_rows_as_tiles(const struct shape *shape)
+{
+    return normfuse_experiment("tile", 1) != 0 && refuse_rows(shape) == NULL;
 }
 
 const struct schedule normfuse_cuda_tile = {
