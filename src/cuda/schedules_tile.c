@@ -53,6 +53,9 @@ static const char *refuse(const struct shape *shape)
     const bool batch = p->sets == NORMFUSE_SETS_BATCH;
     if (!shape->alike || !is_adjacent(p))
         return "channels, or positions of a sample, are not adjacent, or tensors have different strides";
+    /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
+    if (shape->compact && normfuse_experiment("tile", 1) != 2)
+        return "others have vectors of 16 bytes for it";
     if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
     if (view.rows == 1 && view.length == 0)
@@ -161,16 +164,26 @@ static const char *configure(const struct shape *shape, int variant, struct step
     return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
+/* Lanes of a warp that read sums of several norm groups from the same banks of shared memory, in a phase of 128 bytes.
+ */
+static double conflicts(const struct shape *shape, const struct normfuse_cuda_tile *tile)
+{
+    const int64_t in_phase = shape->direction == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
+    const int64_t groups = most(1, in_phase >> tile->lane_bits);
+    return (double)least(groups, least(in_phase, of_group & -of_group));
+}
+
 /* Microseconds: one warp by itself, and as long again for each further one that its scheduler has; clusters meet; what
- * moves. The figures are fitted to 315 variants of 79 problems on an H200: the root of the mean square of the
- * logarithms is 19 %, and what is taken by them is 0.8 % slower than the best variant. */
+ * moves. The figures are fitted to 474 variants of 200 problems on an H200: the root of the mean square of the
+ * logarithms is 13 %, and what is taken by them is 2 % slower than the best variant. */
 static double estimate(const struct shape *shape, const struct step *step)
 {
     enum { SCHEDULERS = 4 };
     static const struct {
         double first, value, joined;                   /* of one warp, of its threads' values, of what a lane joins */
         double further, further_value, further_joined; /* the same of each further one */
-    } warp[2] = {{0.15, 0.028, 0.534, 0.363, 0.0, 0.051}, {0.0, 0.085, 0.232, 0.481, 0.016, 0.004}};
+        double wave;                                   /* of `first`, for each further wave of blocks */
+    } warp[2] = {{1.66, 0.031, 0.081, 0.286, 0.0, 0.036, 0.01}, {1.56, 0.018, 0.016, 0.25, 0.0, 0.0, 1.15}};
     const struct normfuse_cuda_tile *const tile = &step->tile;
     const int d = shape->direction;
     const double blocks = (double)step->blocks, multiprocessors = shape->device->multiprocessors;
@@ -178,13 +191,16 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double further = fmax(0.0, blocks * (step->threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
     const double values =
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);
-    const double joined = (double)divide_up((int64_t)tile->group * tile->at_once, INT64_C(1) << tile->lane_bits);
+    const double joined = (double)divide_up((int64_t)tile->group * tile->at_once, INT64_C(1) << tile->lane_bits) *
+                          (1.0 + 0.69 * (conflicts(shape, tile) - 1.0));
     const double first = warp[d].first + warp[d].value * values + warp[d].joined * joined;
     const double others =
         further * (warp[d].further + warp[d].further_value * values + warp[d].further_joined * joined);
-    const double meet = step->cluster > 1 ? 0.29 * step->cluster * (1.0 + 1.14 * (waves - 1.0)) : 0.0;
-    const double later = tile->gives && tile->samples == 0 ? shape->policy->gradients_wait : 0.0;
-    return 2.0 + shape->bytes / shape->policy->bytes_a_microsecond + first + others + meet + later;
+    const double meet = step->cluster > 1 ? (0.34 + 0.116 * step->cluster) * (1.0 + 0.78 * (waves - 1.0)) : 0.0;
+    const double later = tile->gives && tile->samples == 0 ? 3.0 : 0.0;
+    const double row = (double)tile->width * (double)normfuse_type_bytes(shape->problem->type);
+    const double wasted = step->geometry.blocks_wide > 1 ? 1.0 + 11.0 / row : 1.0;
+    return 1.3 + shape->bytes * wasted / 3.8e6 + first * (1.0 + warp[d].wave * (waves - 1.0)) + others + meet + later;
 }
 
 /* Batch norm of rows of a few values, which others have by vectors that belong to several: 64x2808x6 f16 28.2 us, here
