@@ -251,9 +251,8 @@ __device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entri
     return {about, mean, sum_few(squares, lanes), values};
 }
 
-template <typename R>
-__device__ __forceinline__ void weigh_column(const normfuse_cuda_arguments &all, const tile_place &place,
-                                             asked_weights &found)
+__device__ __forceinline__ void ask_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
+                                                      asked_weights &found)
 {
     const normfuse_problem &p = all.problem;
     const int n = place.n, c = divide(place.first + place.column, all.tile.by_run);
@@ -302,7 +301,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
         request<T, K>(a, place, a.pre_add, more);
     place.find_groups(a);
     asked_weights weights;
-    weigh_column<R>(all, place, weights);
+    ask_weights_of_column(all, place, weights);
     if (a.parts > 1)
         open_mail(mail, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
@@ -481,7 +480,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     const asked asked_mean = ask_at_once(p.mean, place.n * p.mean.batch + set * p.mean.channel);
     const asked asked_rstd = ask_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
     asked_weights weights;
-    weigh_column<R>(all, place, weights);
+    ask_weights_of_column(all, place, weights);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_run);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
