@@ -1111,7 +1111,7 @@ struct plan_case {
 static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0, NULL};
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, general_launches, ragged_launches, abreast_launches, compact_launches,
+static int too_large, too_little_shared, general_launches, ragged_launches, folded_launches, compact_launches,
     grid_launches, short_launches, spread_launches, uneven_launches, added_launches, line_launches, tile_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -1299,11 +1299,11 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
                             4 * up(g->parts, 72) + 7);
         }
         if (backward)
-            return (double)(up(rows, at_once) + up(beside * g->abreast, INT64_C(1) << g->channel_bits) +
+            return (double)(up(rows, at_once) + up(beside * g->folded, INT64_C(1) << g->channel_bits) +
                             (centred && !is_added(kernel) ? up(g->group, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
         const int64_t pieces = (g->group >> g->piece_bits) * beside;
-        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + g->abreast * up(pieces, lanes) + 7) +
+        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + g->folded * up(pieces, lanes) + 7) +
                (applies && g->parts > 1 ? (double)up(g->parts, lanes) + 7 : 0.0);
     }
     const bool many = g->sets_a_block > 1;
@@ -1366,7 +1366,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
         }
         return;
     }
-    const int64_t vectors = p->columns ? p->c * g->abreast / vector_elements : p->s / vector_elements;
+    const int64_t vectors = p->columns ? p->c * g->folded / vector_elements : p->s / vector_elements;
     const int64_t samples =
         is_compact(launch->name) && a->columns.of.cluster.samples > 0 ? a->columns.of.cluster.samples : 1;
     if (is_short(launch->name)) {
@@ -1517,8 +1517,8 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         tensors +=
             view == &p->x || view == &p->dy || (view == &p->post_add && (backward ? p->activation != 0 : applies));
     }
-    HOLDS(vector_elements == 1 || g->ragged || (p->columns ? p->c * g->abreast : p->s) % vector_elements == 0);
-    HOLDS(g->abreast == g->copies && (g->abreast == 1 || (p->columns && p->x.position == p->c * g->abreast)));
+    HOLDS(vector_elements == 1 || g->ragged || (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
+    HOLDS(g->folded == g->copies && (g->folded == 1 || (p->columns && p->x.position == p->c * g->folded)));
     HOLDS(!g->ragged || (vector_elements > 1 && g->piece_bits == 0 && (!p->columns || g->part_samples == 1)) ||
           !p->columns);
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
@@ -1529,7 +1529,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID);
     const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     if (both)
-        HOLDS(d % g->group == 0 && g->abreast == 1 && (int64_t)g->parts * (d / g->group) == g->joined_blocks &&
+        HOLDS(d % g->group == 0 && g->folded == 1 && (int64_t)g->parts * (d / g->group) == g->joined_blocks &&
               (g->group == d || g->width * (p->columns ? vector_elements : 1) == g->group));
     if (sums && p->sets != NORMFUSE_SETS_NONE)
         HOLDS(d % g->group == 0 && (g->group == 1 || g->width * (p->columns ? vector_elements : 1) % g->group == 0));
@@ -1740,7 +1740,7 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
     HOLDS(launch->shared >= (size_t)(g->segment_rows + 1) * launch->threads * (p->type == NORMFUSE_F64 ? 16 : 8));
     HOLDS((int64_t)g->by_width.divisor == width && (int32_t)g->by_blocks_wide.divisor == g->blocks_wide);
     HOLDS((int32_t)g->by_group.divisor == g->group && (int64_t)g->by_spans.divisor == p->s);
-    HOLDS(g->abreast == 0 && g->contributors == 0 && p->dscale.data == NULL && p->dshift.data == NULL);
+    HOLDS(g->folded == 0 && g->contributors == 0 && p->dscale.data == NULL && p->dshift.data == NULL);
     HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == g->parts && p->scale.data == NULL &&
                               up(p->n, (int64_t)g->parts * g->sets_a_block) <= 128));
     /* Where a value is, and what channel it is of; in the sums of a channel each of its positions, once. */
@@ -1945,36 +1945,36 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
 }
 
 /* Rows that are walked as one are adjacent, whole vectors, and all of them in each block. */
-static void check_abreast(const struct plan_case *test, const struct fake_launch *launch,
-                          const struct normfuse_cuda_arguments *a, int vector_elements)
+static void check_folded(const struct plan_case *test, const struct fake_launch *launch,
+                         const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool uneven = is_uneven(launch->name);
     /* Uneven: rows enough wherever a sample begins in its first vector. */
-    const int64_t rows = uneven ? up(p->s * p->c + vector_elements - 1, p->c * g->abreast) : p->s / g->abreast;
-    CHECK(g->abreast >= 1 && g->rows == rows && (uneven || p->s % g->abreast == 0) &&
-              g->row_channels == p->c * g->abreast && g->row_values == (int64_t)g->group * g->abreast,
-          "%s: %s: %d rows of %d abreast, %d channels", test->name, launch->name, (int)g->rows, (int)g->abreast,
+    const int64_t rows = uneven ? up(p->s * p->c + vector_elements - 1, p->c * g->folded) : p->s / g->folded;
+    CHECK(g->folded >= 1 && g->rows == rows && (uneven || p->s % g->folded == 0) &&
+              g->row_channels == p->c * g->folded && g->row_values == (int64_t)g->group * g->folded,
+          "%s: %s: %d rows of %d folded, %d channels", test->name, launch->name, (int)g->rows, (int)g->folded,
           (int)g->row_channels);
-    CHECK(vector_elements > 1 || g->abreast == 1, "%s: %s: %d rows abreast", test->name, launch->name, (int)g->abreast);
-    if (g->abreast == 1)
+    CHECK(vector_elements > 1 || g->folded == 1, "%s: %s: %d rows folded", test->name, launch->name, (int)g->folded);
+    if (g->folded == 1)
         return;
-    abreast_launches++;
+    folded_launches++;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         CHECK(views[i]->data == NULL ||
                   ((uintptr_t)views[i]->data % 16 == 0 && (views[i]->batch % vector_elements == 0 || uneven) &&
-                   views[i]->channel == 1 && views[i]->position == p->c * g->abreast),
-              "%s: %s: tensor %zu does not allow %d rows abreast", test->name, launch->name, i, (int)g->abreast);
-    CHECK(g->blocks_wide == 1 && (int64_t)g->width * vector_elements == p->c * g->abreast &&
-              g->abreast <= vector_elements && p->c * (g->abreast / 2) % vector_elements != 0 &&
+                   views[i]->channel == 1 && views[i]->position == p->c * g->folded),
+              "%s: %s: tensor %zu does not allow %d rows folded", test->name, launch->name, i, (int)g->folded);
+    CHECK(g->blocks_wide == 1 && (int64_t)g->width * vector_elements == p->c * g->folded &&
+              g->folded <= vector_elements && p->c * (g->folded / 2) % vector_elements != 0 &&
               (!uneven || g->piece_bits == 0),
-          "%s: %s: %d rows abreast in %d vectors", test->name, launch->name, (int)g->abreast, (int)g->width);
+          "%s: %s: %d rows folded in %d vectors", test->name, launch->name, (int)g->folded, (int)g->width);
     const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
     const int64_t pieces = (g->group >> g->piece_bits) * at_once;
-    const int64_t in_lane = test->backward ? up(at_once * g->abreast, INT64_C(1) << g->channel_bits)
-                                           : g->abreast * up(pieces, INT64_C(1) << g->group_bits);
+    const int64_t in_lane = test->backward ? up(at_once * g->folded, INT64_C(1) << g->channel_bits)
+                                           : g->folded * up(pieces, INT64_C(1) << g->group_bits);
     CHECK(p->sets == NORMFUSE_SETS_NONE || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 ||
               in_lane <= (test->backward ? 16 : 22 + group - 3 * g->piece_bits),
           "%s: %s: a lane joins %lld sums one after the other", test->name, launch->name, (long long)in_lane);
@@ -2037,9 +2037,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const bool tile = is_tile(launch->name), general = is_general(launch->name) || tile;
     HOLDS(backward == test->backward &&
           (line || tile || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
-    HOLDS(vector_elements == 1 || ragged || general || (p->columns ? p->c * g->abreast : p->s) % vector_elements == 0);
+    HOLDS(vector_elements == 1 || ragged || general || (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
     if (p->columns && !line && !general)
-        check_abreast(test, launch, &a, vector_elements);
+        check_folded(test, launch, &a, vector_elements);
     HOLDS(vector_elements == 1 || !test->misaligned);
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
@@ -2067,7 +2067,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(!p->columns || line || general || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
           g->width * vector_elements % g->group == 0);
     /* All elements, once. */
-    const int64_t vectors = ragged ? g->spans : (p->columns ? p->c * g->abreast : p->s) / vector_elements;
+    const int64_t vectors = ragged ? g->spans : (p->columns ? p->c * g->folded : p->s) / vector_elements;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->sets * g->rows;
     if (tile) {
@@ -2418,7 +2418,7 @@ static void test_plans(void)
     CHECK(line_launches > 500, "kernels of adjacent norm groups were launched %d times", line_launches);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
     CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
-    CHECK(abreast_launches > 300, "rows were walked abreast %d times", abreast_launches);
+    CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
     CHECK(uneven_launches > 300, "samples began inside of vectors %d times", uneven_launches);
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);

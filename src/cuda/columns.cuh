@@ -289,7 +289,7 @@ __device__ __forceinline__ int first_place(int i, int later, int count)
     return i + later - (later > 0 && i + later >= count ? count : 0);
 }
 
-/* work(place) for each place of a channel or group in `all`: rows abreast have each, one after the other. */
+/* work(place) for each place of a channel or group in `all`: rows folded have each, one after the other. */
 template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int count, int all, Work work)
 {
 #pragma unroll 1

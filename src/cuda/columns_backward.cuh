@@ -265,8 +265,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 }
                 __syncthreads();
-                /* Rows abreast are beside one another here, too. */
-                const int row_channels = g.abreast > 1 ? here : channels, sums_beside = at_once * g.abreast;
+                /* Rows folded are beside one another here, too. */
+                const int row_channels = g.folded > 1 ? here : channels, sums_beside = at_once * g.folded;
                 const int lanes = 1 << channel_bits, lane = (int)threadIdx.x & (lanes - 1);
                 const int first_of_warp = (int)(threadIdx.x & ~31u) >> channel_bits;
 #pragma unroll 1

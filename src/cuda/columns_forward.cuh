@@ -276,9 +276,9 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const float base = of_groups[own > 0 ? group : 0].mean;
                 const piece_sums<float> *const of_group = of_pieces + (own > 0 ? group : 0) * entries;
                 float mean = 0.0f, squares = 0.0f, met_in_all = 0.0f;
-                /* The groups of the rows abreast follow one another. */
+                /* The groups of the rows folded follow one another. */
 #pragma unroll 1
-                for (int row = 0; row < g.abreast; row++) {
+                for (int row = 0; row < g.folded; row++) {
 #pragma unroll 2
                     for (int i = lane; i < own; i += lanes) {
                         const piece_sums<float> found = of_group[row * groups_here * entries + i];
@@ -291,7 +291,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const float count_part = uneven ? sum_few(met_in_all, lanes) : rows_part;
                 mean = sum_few(mean, lanes) / max(count_part, 1.0f);
 #pragma unroll 1
-                for (int row = 0; row < g.abreast; row++) {
+                for (int row = 0; row < g.folded; row++) {
 #pragma unroll 2
                     for (int i = lane; i < own; i += lanes) {
                         const piece_sums<float> found = of_group[row * groups_here * entries + i];

@@ -17,7 +17,7 @@
 template <typename T, int V, bool columns> struct general_tile {
     static constexpr int channels = columns ? V : 1; /* of a unit */
     int rank, part;                                  /* of the blocks that exchange; of the parts of the sums */
-    int first_channel, here;                         /* of the block; with rows abreast, of all of them together */
+    int first_channel, here;                         /* of the block; with rows folded, of all of them together */
     int unit, lane;                                  /* in the block; of those that share the unit */
     int n, samples, row;                             /* the first sample and row (vector of a channel), and how many */
     int each, count;                                 /* vectors of the thread, of a sample and of all */
@@ -64,7 +64,7 @@ template <typename T, int V, bool columns> struct general_tile {
         const normfuse_view &x = a.problem.x;
         return (int)((sample * x.batch + (columns ? 0 : channel() * x.channel)) & (V - 1));
     }
-    /* The channel of the block's i-th, and which copy of it that is where rows are abreast. */
+    /* The channel of the block's i-th, and which copy of it that is where rows are folded. */
     __device__ __forceinline__ int channel_at(const normfuse_cuda_arguments &a, int i, int &copy) const
     {
         const int c = (int)a.problem.c;

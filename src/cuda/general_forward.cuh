@@ -189,7 +189,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                 if (applies) {
                     finish(set, whole, squares_of_set);
                 } else {
-                    /* With rows abreast sets are single channels here. */
+                    /* With rows folded sets are single channels here. */
                     int copy;
                     const int first = tile.channel_at(a, set * g.group, copy);
                     const int64_t of_all =

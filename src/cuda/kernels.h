@@ -98,8 +98,8 @@ struct normfuse_cuda_divisor {
  * has segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
  *
  * Columns. A team is `width` vectors of channels of one sample, or of all samples when `all_samples`; a part of it is
- * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors, `abreast`
- * rows that are adjacent in memory are walked as one of abreast C channels, which are: each vector then has the same
+ * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors, `folded`
+ * rows that are adjacent in memory are walked as one of folded C channels, which are: each vector then has the same
  * channels in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that
  * the kernel is given, then counts wide ones, and a block has all vectors of one. Where samples begin and end inside of
  * vectors (columns_unaligned.cu) the first wide row begins with the vector that a sample begins in.
@@ -129,10 +129,10 @@ struct normfuse_cuda_geometry {
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
     int32_t interleaved;    /* parts take turns, as many rows as are walked at once, so that all blocks are near one
                                another and what was read last is the end of the sample */
-    int32_t abreast, row_channels; /* rows walked as one, and the channels of all of them together */
-    int32_t row_values;            /* of one group in what is walked as a row */
-    int32_t group;                 /* channels whose sums are joined in the block: those of a group, or 1 */
-    int32_t group_bits;            /* 2^bits threads join the channels of a group, */
+    int32_t folded, row_channels; /* rows walked as one, and the channels of all of them together */
+    int32_t row_values;           /* of one group in what is walked as a row */
+    int32_t group;                /* channels whose sums are joined in the block: those of a group, or 1 */
+    int32_t group_bits;           /* 2^bits threads join the channels of a group, */
     int32_t piece_bits;   /* forward: from pieces of 2^bits adjacent channels, as many as vectors and groups have in
                              common; */
     int32_t channel_bits; /* backward: so many join what threads found of a channel */
@@ -147,7 +147,7 @@ struct normfuse_cuda_geometry {
     int32_t joined_blocks; /* that share norm groups */
     int32_t ragged;    /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a sample)
                           begins    and ends inside of them */
-    int32_t copies;    /* columns abreast: of each channel in what is walked as a row */
+    int32_t copies;    /* columns folded: of each channel in what is walked as a row */
     int32_t stores_dz; /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     int32_t shares;    /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
     struct normfuse_general_sizes general;

@@ -137,8 +137,8 @@ static size_t scratch_of(const struct plan *plan)
     return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
 }
 
-/* What a step adds to the arguments of those before it; *abreast: rows that the strides in them are of. */
-static void describe_step(const struct step *step, struct normfuse_cuda_arguments *arguments, int32_t *abreast)
+/* What a step adds to the arguments of those before it; *folded: rows that the strides in them are of. */
+static void describe_step(const struct step *step, struct normfuse_cuda_arguments *arguments, int32_t *folded)
 {
     if (step->source == NORMFUSE_SOURCE_SCRATCH && arguments->problem.u.data != NULL &&
         (arguments->problem.phases & NORMFUSE_PHASE_STATISTICS) != 0) {
@@ -148,9 +148,9 @@ static void describe_step(const struct step *step, struct normfuse_cuda_argument
     }
     if (step->of_dpost_add)
         normfuse_cuda_go_on_from_dz(&arguments->problem);
-    if (step->geometry.abreast > 0 && step->geometry.abreast != *abreast) {
-        normfuse_cuda_walk_abreast(&arguments->problem, *abreast, step->geometry.abreast);
-        *abreast = step->geometry.abreast;
+    if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
+        normfuse_cuda_walk_folded(&arguments->problem, *folded, step->geometry.folded);
+        *folded = step->geometry.folded;
     }
     arguments->geometry = step->geometry;
     if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) ||
@@ -204,7 +204,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     arguments.tickets = has_tickets ? exec->sync : NULL;
 
     last_count = 0;
-    int32_t abreast = 1;
+    int32_t folded = 1;
     for (int i = 0; i < plan->count; i++) {
         const struct step *const step = &plan->steps[i];
         note(step);
@@ -213,7 +213,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         if (step->blocks > INT32_MAX)
             return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has",
                                    problem->name, step->blocks);
-        describe_step(step, &arguments, &abreast);
+        describe_step(step, &arguments, &folded);
         const struct normfuse_cuda_launch launch = {
             .kernel = step->kernel,
             .grid = (uint32_t)step->blocks,

@@ -274,20 +274,20 @@ __device__ __forceinline__ void append_near(moments<float> &to, const moments<fl
     to.count = count;
 }
 
-/* work(vector, place) for each of the thread's vectors of a tile, `abreast` on their way at a time. */
-template <int abreast, typename Read, typename Work>
+/* work(vector, place) for each of the thread's vectors of a tile, `folded` on their way at a time. */
+template <int folded, typename Read, typename Work>
 __device__ __forceinline__ void walk_vectors(const pipeline_place &place, int vectors, Read read, Work work)
 {
     const int step = place.vectors_at_once;
     int i = place.first;
 #pragma unroll 1
-    for (; i + (abreast - 1) * step < vectors; i += abreast * step) {
-        decltype(read(0)) here[abreast];
+    for (; i + (folded - 1) * step < vectors; i += folded * step) {
+        decltype(read(0)) here[folded];
 #pragma unroll
-        for (int k = 0; k < abreast; k++)
+        for (int k = 0; k < folded; k++)
             here[k] = read(i + k * step);
 #pragma unroll
-        for (int k = 0; k < abreast; k++)
+        for (int k = 0; k < folded; k++)
             work(here[k], i + k * step);
     }
 #pragma unroll 1

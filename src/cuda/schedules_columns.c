@@ -6,16 +6,16 @@
 #include <math.h>
 
 /* Vectors of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
- * number, or of rows abreast all. */
+ * number, or of rows folded all. */
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
 {
-    return shape->problem->c * shape->abreast / shape->elements;
+    return shape->problem->c * shape->folded / shape->elements;
 }
 
 static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 {
-    return shape->abreast > 1 ? normfuse_cuda_vectors_of_row(shape)
-                              : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
+    return shape->folded > 1 ? normfuse_cuda_vectors_of_row(shape)
+                             : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
 }
 
 /* `width` vectors a block; `group` channels are joined in it. */
@@ -26,12 +26,12 @@ struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape 
     g.width = (int32_t)width;
     g.blocks_wide = (int32_t)divide_up(normfuse_cuda_vectors_of_row(shape), width);
     g.all_samples = normfuse_cuda_takes_all_samples(p);
-    g.abreast = shape->abreast;
-    g.row_channels = (int32_t)(p->c * shape->abreast);
-    g.row_values = (int32_t)(group * shape->abreast);
+    g.folded = shape->folded;
+    g.row_channels = (int32_t)(p->c * shape->folded);
+    g.row_values = (int32_t)(group * shape->folded);
     /* A sample begins up to all but one elements into its first vector. */
-    g.rows = (int32_t)(shape->uneven ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->abreast)
-                                     : p->s / shape->abreast);
+    g.rows = (int32_t)(shape->uneven ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
+                                     : p->s / shape->folded);
     g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
     g.group = (int32_t)group;
     g.sums_by_channel = g.all_samples;
@@ -63,15 +63,15 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int64_t channels = (int64_t)g->width * shape->elements;
     int64_t groups = channels / g->group;
     g->group_bits = g->channel_bits = g->piece_bits = 0;
-    while (g->group_bits < 5 && groups / g->abreast << (g->group_bits + 1) <= threads)
+    while (g->group_bits < 5 && groups / g->folded << (g->group_bits + 1) <= threads)
         g->group_bits++;
-    while (g->channel_bits < 5 && channels / g->abreast << (g->channel_bits + 1) <= threads)
+    while (g->channel_bits < 5 && channels / g->folded << (g->channel_bits + 1) <= threads)
         g->channel_bits++;
     while (!shape->uneven && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
         g->piece_bits++;
     /* Once more, for rows that begin inside of vectors. */
     if (shape->uneven)
-        groups += groups / g->abreast;
+        groups += groups / g->folded;
     g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
     g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
     g->sum_slots = g->parts;
@@ -533,7 +533,7 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
         if (pass_width(shape, step, sums, width, group))
             return true;
     }
-    if (shape->abreast > 1)
+    if (shape->folded > 1)
         return false;
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
     for (width = least(vectors, 64); width >= 1; width /= 2)

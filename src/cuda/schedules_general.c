@@ -15,7 +15,7 @@ enum {
 
 /* The shape as these kernels see it. Vectors of 16 bytes need tensors with the same strides, which begin where a vector
  * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are ragged
- * (columns: rows are walked abreast). */
+ * (columns: rows are walked folded). */
 static struct shape general_of(const struct shape *shape)
 {
     enum { MOST_VALUES = 1 << 30 };
@@ -36,10 +36,10 @@ static struct shape general_of(const struct shape *shape)
         return narrow;
     if (p->c % elements == 0)
         return p->x.position % elements == 0 && p->x.batch % elements == 0 ? general : narrow;
-    general.abreast = (int32_t)(normfuse_cuda_common_multiple(p->c, elements) / p->c);
-    general.ragged = p->x.batch % elements != 0 || p->s % general.abreast != 0;
-    return p->x.position == p->c && p->s >= 2 * general.abreast && (double)p->s * (double)p->c < MOST_VALUES ? general
-                                                                                                             : narrow;
+    general.folded = (int32_t)(normfuse_cuda_common_multiple(p->c, elements) / p->c);
+    general.ragged = p->x.batch % elements != 0 || p->s % general.folded != 0;
+    return p->x.position == p->c && p->s >= 2 * general.folded && (double)p->s * (double)p->c < MOST_VALUES ? general
+                                                                                                            : narrow;
 }
 
 static int64_t largest_divisor(int64_t value, int64_t at_most)
@@ -96,7 +96,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     const int64_t d = joins ? group_of(p) : 1;
     int64_t width, group = d;
     if (p->columns) {
-        const int64_t vectors = p->c * shape->abreast / shape->elements;
+        const int64_t vectors = p->c * shape->folded / shape->elements;
         int64_t unit = normfuse_cuda_common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS) {
             if (d % shape->elements != 0)
@@ -108,7 +108,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
         width = group < d ? unit : unit * divide_up(units, divide_up(units, most_units));
         const int64_t rows =
-            shape->ragged ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->abreast) : p->s / shape->abreast;
+            shape->ragged ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
         lanes = least(most(1, THREADS / width), most(1, rows));
         g->rows = (int32_t)rows;
     } else {
@@ -122,9 +122,9 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     g->group = (int32_t)group;
     g->width = (int32_t)width;
     g->unit_lanes = (int32_t)lanes;
-    g->blocks_wide = (int32_t)divide_up(p->columns ? p->c * shape->abreast / shape->elements : p->c, width);
-    g->abreast = g->copies = shape->abreast;
-    g->row_channels = (int32_t)(p->c * shape->abreast);
+    g->blocks_wide = (int32_t)divide_up(p->columns ? p->c * shape->folded / shape->elements : p->c, width);
+    g->folded = g->copies = shape->folded;
+    g->row_channels = (int32_t)(p->c * shape->folded);
     g->ragged = shape->ragged;
     g->all_samples = normfuse_cuda_takes_all_samples(p);
     g->sums_by_channel = g->all_samples;
@@ -200,11 +200,11 @@ static const char *refuse(const struct shape *shape)
     return shape->plain && normfuse_experiment("GENERAL_PLAIN", 0) == 0 ? "others take what nothing is added to" : NULL;
 }
 
-/* Rows abreast have channels of a norm group in many places: only two passes join these. */
+/* Rows folded have channels of a norm group in many places: only two passes join these. */
 static struct shape held_of(const struct shape *shape)
 {
     const struct shape general = general_of(shape);
-    return general.abreast > 1 ? normfuse_cuda_narrowed(shape) : general;
+    return general.folded > 1 ? normfuse_cuda_narrowed(shape) : general;
 }
 
 static const char *configure(const struct shape *given, int variant, struct step *step)
@@ -326,7 +326,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool joins =
-        sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->abreast == 1;
+        sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
     const int64_t rows = p->columns ? p->s : p->s / shape->elements;
     /* Threads that share a channel have some vectors each. */
     int64_t lanes = power_of_two_below(most(1, least(THREADS, divide_up(rows, 8))));

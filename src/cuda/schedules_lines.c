@@ -49,7 +49,7 @@ static bool pays(const struct shape *shape)
     if (!p->columns)
         return !forward && p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;
     /* Whole blocks for each sample: of rows that are walked as one, of what `lanes` does not take. */
-    return (shape->abreast > 1 && values_of_line(shape) <= FEW_VALUES) ||
+    return (shape->folded > 1 && values_of_line(shape) <= FEW_VALUES) ||
            (p->s == 1 && !shape->few_rows && p->n > 4 * (int64_t)shape->device->multiprocessors);
 }
 

@@ -66,7 +66,7 @@ static bool settle_lanes(const struct shape *shape, struct step *step)
     if (shape->ragged || (shape->wide && shape->problem->type == NORMFUSE_F64)) {
         struct shape general = normfuse_cuda_narrowed(shape);
         /* Ragged for their derivative alone. */
-        general.wide = shape->ragged && normfuse_cuda_rows_abreast(shape->problem, shape->elements, false) == 1;
+        general.wide = shape->ragged && normfuse_cuda_rows_folded(shape->problem, shape->elements, false) == 1;
         if (general.wide) {
             general.elements = shape->elements;
             general.vector_bytes = shape->vector_bytes;

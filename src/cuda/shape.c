@@ -38,13 +38,13 @@ int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
 /* How many rows have to be walked as one so that every tensor can be read and written in vectors of 16 bytes: one, or
  * under columns the fewest adjacent ones that are whole vectors; 0 where that is impossible. `uneven`: though samples
  * begin and end inside of vectors. */
-int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *p, int elements, bool uneven)
+int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements, bool uneven)
 {
-    enum { MOST_VECTORS = 512 }; /* of rows abreast, which a block has whole */
-    int64_t abreast = 1;
+    enum { MOST_VECTORS = 512 }; /* of rows folded, which a block has whole */
+    int64_t folded = 1;
     if (p->columns && p->c % elements != 0) {
-        abreast = normfuse_cuda_common_multiple(p->c, elements) / p->c;
-        if ((p->s % abreast != 0 && !uneven) || p->c * abreast / elements > MOST_VECTORS)
+        folded = normfuse_cuda_common_multiple(p->c, elements) / p->c;
+        if ((p->s % folded != 0 && !uneven) || p->c * folded / elements > MOST_VECTORS)
             return 0;
     } else if (uneven || (!p->columns && p->s % elements != 0)) {
         return 0;
@@ -54,27 +54,27 @@ int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *p, int element
     for (int i = 0; i < count; i++) {
         const struct normfuse_view *const view = views[i];
         if ((uintptr_t)view->data % 16 != 0 || (view->batch % elements != 0 && !uneven) ||
-            (!p->columns    ? view->position != 1 || view->channel % elements != 0
-             : abreast == 1 ? view->channel != 1 || view->position % elements != 0
-                            : view->channel != 1 || view->position != p->c))
+            (!p->columns   ? view->position != 1 || view->channel % elements != 0
+             : folded == 1 ? view->channel != 1 || view->position % elements != 0
+                           : view->channel != 1 || view->position != p->c))
             return 0;
     }
-    return (int32_t)abreast;
+    return (int32_t)folded;
 }
 
-/* Of rows abreast at once, so that a lane that joins what threads found has no more of it one after the other than
+/* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
  * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds pieces of several,
  * and single channels where rows begin inside of vectors. */
 int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group)
 {
     const bool forward = shape->direction == FORWARD;
-    if (shape->abreast <= 1)
+    if (shape->folded <= 1)
         return INT64_MAX;
     const int64_t in_lane = forward ? 16 + least(group, 16) : 16;
     const int64_t pieces = !forward        ? 1
                            : shape->uneven ? group
                                            : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
-    return in_lane / shape->abreast * 32 / pieces;
+    return in_lane / shape->folded * 32 / pieces;
 }
 
 static bool have_same_strides(const struct normfuse_problem *p)
@@ -204,8 +204,8 @@ void normfuse_cuda_unite_samples(struct normfuse_problem *p)
     p->n = 1;
 }
 
-/* Strides of one row are those of `from` rows abreast and become those of `to`. */
-void normfuse_cuda_walk_abreast(struct normfuse_problem *p, int32_t from, int32_t to)
+/* Strides of one row are those of `from` rows folded and become those of `to`. */
+void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t to)
 {
     struct normfuse_view *views[VIEWS];
     normfuse_cuda_views(p, views);
@@ -219,7 +219,7 @@ static bool takes_addition(const struct normfuse_problem *p, const struct shape 
 {
     const int32_t *const from = shape->policy->added_bytes[shape->direction];
     const double least_bytes = (double)normfuse_experiment("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
-    if (!p->columns || p->type == NORMFUSE_F64 || shape->abreast != 1 || p->post_add.data == NULL ||
+    if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
         p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
         !are_alike(p, normfuse_cuda_takes_all_samples(p)) || !is_packed(&p->weight, shape->elements) ||
         !is_packed(&p->bias, shape->elements) || !is_packed(&p->scale, shape->elements) ||
@@ -242,7 +242,7 @@ struct shape normfuse_cuda_narrowed(const struct shape *shape)
 {
     struct shape narrow = *shape;
     narrow.wide = narrow.ragged = narrow.plain = narrow.uneven = false;
-    narrow.elements = narrow.abreast = 1;
+    narrow.elements = narrow.folded = 1;
     narrow.vector_bytes = normfuse_type_bytes(shape->problem->type);
     return narrow;
 }
@@ -268,15 +268,15 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     /* Doubles have kernels with vectors of one element only under columns. */
     shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike;
     shape->same_strides = have_same_strides(p);
-    shape->abreast = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_abreast(p, shape->elements, false);
+    shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
-    if (shape->abreast > 1 && (normfuse_experiment("ABREAST", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
-        shape->abreast = 0;
-    if (shape->abreast == 0 && shape->plain && normfuse_experiment("UNEVEN", 1)) {
-        shape->abreast = normfuse_cuda_rows_abreast(p, shape->elements, true);
-        shape->uneven = shape->abreast > 0;
+    if (shape->folded > 1 && (normfuse_experiment("FOLDED", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
+        shape->folded = 0;
+    if (shape->folded == 0 && shape->plain && normfuse_experiment("UNEVEN", 1)) {
+        shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
+        shape->uneven = shape->folded > 0;
     }
-    shape->wide = shape->abreast > 0;
+    shape->wide = shape->folded > 0;
     /* Under runs the plain kernels of whole vectors lack derivatives that those of ragged ones have. */
     const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
     shape->ragged = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
@@ -284,11 +284,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->wide = shape->wide && !shape->ragged;
     shape->plain = shape->plain && (shape->ragged || (shape->wide && !lacks_derivative));
     if (!shape->wide)
-        shape->abreast = 1;
+        shape->folded = 1;
     if (!shape->wide && !shape->ragged)
         shape->elements = 1;
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool vectors = p->columns && shape->wide && shape->plain && shape->abreast == 1 &&
+    const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 &&
                          is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements);
     const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
     const bool groups = vectors && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&

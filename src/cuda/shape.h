@@ -22,7 +22,7 @@ struct shape {
     bool wide;            /* vectors of 16 bytes, whole ones */
     bool ragged;          /* vectors that rows begin and end inside of: where the tensors allow no others */
     int elements;         /* elements of a vector */
-    int32_t abreast;      /* columns: rows that are walked as one, so that they are whole vectors */
+    int32_t folded;       /* columns: rows that are walked as one, so that they are whole vectors */
     bool uneven;          /* these and samples do not end together, which two passes can bear */
     size_t value_bytes;   /* of what is computed in */
     bool same_strides;    /* of all tensors */
@@ -95,14 +95,14 @@ enum { VIEWS = 9 };
 void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
-int32_t normfuse_cuda_rows_abreast(const struct normfuse_problem *problem, int elements, bool uneven);
+int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool uneven);
 int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
 int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *problem, int elements);
 bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
 void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
-void normfuse_cuda_walk_abreast(struct normfuse_problem *problem, int32_t from, int32_t to);
+void normfuse_cuda_walk_folded(struct normfuse_problem *problem, int32_t from, int32_t to);
 void normfuse_cuda_go_on_from_dz(struct normfuse_problem *problem);
 
 /* False: more than the kernels count. */
