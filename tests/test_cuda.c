@@ -184,17 +184,17 @@ static void *pointer(CUdeviceptr address)
 static normfuse_status call(const struct job *job, const normfuse_exec *exec, size_t *bytes)
 {
     const struct problem_line *line = &job->line;
-    const normfuse_group_norm_options group = {.struct_bytes = sizeof group, .groups = line->groups, .eps = line->eps,
-                                               .activation = line->activation};
-    const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch, .eps = line->eps,
-                                               .activation = line->activation};
+    const normfuse_group_norm_options group = {
+        .struct_bytes = sizeof group, .groups = line->groups, .eps = line->eps, .activation = line->activation};
+    const normfuse_batch_norm_options batch = {
+        .struct_bytes = sizeof batch, .eps = line->eps, .activation = line->activation};
     const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = line->activation};
     const normfuse_tensors *t = &job->tensors;
 #define EITHER(name, options)                                                                                          \
     (line->backward ? bytes ? normfuse_##name##_backward_scratch_bytes(options, t, exec, bytes)                        \
                             : normfuse_##name##_backward(options, t, exec)                                             \
      : bytes ? normfuse_##name##_forward_scratch_bytes(options, t, exec, bytes)                                        \
-             : normfuse_##name##_forward(options, t, exec))
+                    : normfuse_##name##_forward(options, t, exec))
     switch (line->op) {
     case BATCH_NORM: return EITHER(batch_norm, &batch);
     case AFFINE: return EITHER(affine, &affine);
@@ -327,8 +327,8 @@ static void make(struct job *job, const char *name, int device, bool with_sync)
     job->weight = small_tensor(job, job->in + parts[2], line->type, channels, &job->axes[2]);
     job->bias = small_tensor(job, job->in + parts[3], line->type, channels, &job->axes[3]);
     job->y = big_tensor(job, job->out, &job->axes[4]);
-    job->tensors = (normfuse_tensors){.struct_bytes = sizeof job->tensors, .x = &job->x, .weight = &job->weight,
-                                      .bias = &job->bias};
+    job->tensors = (normfuse_tensors){
+        .struct_bytes = sizeof job->tensors, .x = &job->x, .weight = &job->weight, .bias = &job->bias};
     const CUdeviceptr results_at[] = {job->out + big, job->out + big + (line->backward ? small : saved)};
     if (line->backward) {
         job->dweight = small_tensor(job, results_at[0], line->type, channels, &job->axes[5]);
@@ -341,10 +341,10 @@ static void make(struct job *job, const char *name, int device, bool with_sync)
         job->tensors.y = &job->y;
     }
     if (line->op != AFFINE) {
-        job->mean = small_tensor(job, line->backward ? job->in + parts[4] : results_at[0], statistic_type, sets,
-                                 &job->axes[7]);
-        job->rstd = small_tensor(job, line->backward ? job->in + parts[5] : results_at[1], statistic_type, sets,
-                                 &job->axes[8]);
+        job->mean =
+            small_tensor(job, line->backward ? job->in + parts[4] : results_at[0], statistic_type, sets, &job->axes[7]);
+        job->rstd =
+            small_tensor(job, line->backward ? job->in + parts[5] : results_at[1], statistic_type, sets, &job->axes[8]);
         job->tensors.mean = &job->mean;
         job->tensors.rstd = &job->rstd;
     }
@@ -381,21 +381,22 @@ static void settle(struct job *job)
     CHECK(touched, "%s: nothing was written", job->name);
 }
 
-/* The sync memory is ready for another call: the tickets' counts are 0 again (their top bit tells barriers apart). */
+/* The sync memory is ready for another call: the grid_barriers' counts are 0 again (their top bit tells barriers
+ * apart). */
 static void drop(struct job *job)
 {
     NEED(cuCtxSetCurrent(contexts[job->device]));
     if (job->sync) {
-        uint32_t *tickets = malloc(job->exec.sync_bytes);
-        if (!tickets)
+        uint32_t *grid_barriers = malloc(job->exec.sync_bytes);
+        if (!grid_barriers)
             abort();
-        NEED(cuMemcpyDtoHAsync(tickets, job->sync, job->exec.sync_bytes, job->stream));
+        NEED(cuMemcpyDtoHAsync(grid_barriers, job->sync, job->exec.sync_bytes, job->stream));
         wait_for(job);
         size_t wrong = 0;
         for (size_t i = 0; i < job->exec.sync_bytes / 4; i++)
-            wrong += (tickets[i] & 0x7fffffffu) != 0;
+            wrong += (grid_barriers[i] & 0x7fffffffu) != 0;
         CHECK(wrong == 0, "%s: %zu words of the sync memory were left unready", job->name, wrong);
-        free(tickets);
+        free(grid_barriers);
         NEED(cuMemFree(job->sync));
     }
     if (job->scratch)
@@ -605,8 +606,8 @@ static void test_foreign(void)
     NEED(cuStreamDestroy(stream));
 }
 
-/* Kernels whose sets are shared by a few blocks, with more blocks than the GPU holds: on many streams, beside kernels that
- * need the whole grid and a foreign one, each block must still find the others of its set. */
+/* Kernels whose sets are shared by a few blocks, with more blocks than the GPU holds: on many streams, beside kernels
+ * that need the whole grid and a foreign one, each block must still find the others of its set. */
 static void test_shared_sets(void)
 {
     static const char *const pairs[] = {"group_norm 34x8x200000 groups=8",
@@ -733,8 +734,8 @@ static void test_refused(void)
             const char *const said = strstr(normfuse_last_error(), "needs ");
             needing++;
             CHECK(status == NORMFUSE_SCRATCH && said && sscanf(said, "needs %zu", &needed) == 1 &&
-                      needed <= job.exec.scratch_bytes, "%s: %zu bytes of scratch asked for: %s", job.name,
-                  job.exec.scratch_bytes, normfuse_last_error());
+                      needed <= job.exec.scratch_bytes,
+                  "%s: %zu bytes of scratch asked for: %s", job.name, job.exec.scratch_bytes, normfuse_last_error());
             exec = job.exec;
             exec.scratch_bytes = needed - 1;
             CHECK(call(&job, &exec, NULL) == NORMFUSE_SCRATCH, "%s: scratch that is too small was taken", job.name);
@@ -823,8 +824,8 @@ static void test_huge(const char *name)
                                    (unsigned long long)positions, PERIOD};
     int last = line->channels_last;
     for (int k = 0; k < 1 + line->backward; k++) {
-        void *arguments[] = {k ? &dy_data : &x_data, k ? &dy.data : &x.data, &counts[0], &counts[1], &counts[2],
-                             &counts[3], &last};
+        void *arguments[] = {
+            k ? &dy_data : &x_data, k ? &dy.data : &x.data, &counts[0], &counts[1], &counts[2], &counts[3], &last};
         NEED(cuLaunchKernel(fill, 16 * (uint32_t)multiprocessors, 1, 1, 512, 1, 1, 0, job.stream, arguments, NULL));
     }
 
@@ -876,8 +877,8 @@ static void test_huge(const char *name)
     job.dy = big_tensor(&job, dy_data, &job.axes[2]);
     job.mean = small_tensor(&job, saved, NORMFUSE_F32, sets, &job.axes[3]);
     job.rstd = small_tensor(&job, saved + (size_t)sets * sizeof *statistics, NORMFUSE_F32, sets, &job.axes[4]);
-    job.tensors = (normfuse_tensors){.struct_bytes = sizeof job.tensors, .x = &job.x, .mean = &job.mean,
-                                     .rstd = &job.rstd};
+    job.tensors =
+        (normfuse_tensors){.struct_bytes = sizeof job.tensors, .x = &job.x, .mean = &job.mean, .rstd = &job.rstd};
     if (line->backward) {
         job.tensors.dy = &job.dy;
         job.tensors.dx = &job.y;
@@ -914,14 +915,13 @@ static void test_huge(const char *name)
     for (int64_t c = 0; c < channels; c++) {
         const int64_t g = c / together;
         const double count = period_count * repeats, mean = means[g], rstd = rstds[g], u = 0x1p-24;
-        struct tolerance_arithmetic arithmetic =
-            tolerance_arithmetic(NORMFUSE_CUDA, NORMFUSE_BF16, last, channels == 1, by_channel ? samples : 1, together,
-                                 positions);
+        struct tolerance_arithmetic arithmetic = tolerance_arithmetic(NORMFUSE_CUDA, NORMFUSE_BF16, last, channels == 1,
+                                                                      by_channel ? samples : 1, together, positions);
         arithmetic.drift = drifts[g];
         const struct tolerance_statistics statistic =
             tolerance_statistics(&arithmetic, count, mean, m2s[g] * repeats, line->eps);
-        const struct tolerance_affine affine = {.gain = rstd, .mean = mean, .mean_error = statistic.mean,
-                                                .gain_error = statistic.rstd};
+        const struct tolerance_affine affine = {
+            .gain = rstd, .mean = mean, .mean_error = statistic.mean, .gain_error = statistic.rstd};
         const double growth = tolerance_growth(arithmetic.additions + 3, u) + arithmetic.joins * 0x1p-53;
         const double plain_error = growth * plain_size[g];
         const double shift_error = arithmetic.shift_unit * fabs(mean);
@@ -935,9 +935,9 @@ static void test_huge(const char *name)
                 const double g_y = at(&dy, c * PERIOD + s), h = fabs(d) + shift_error;
                 const double q = rstd * rstd * rstd * centred[g];
                 want = rstd * (g_y - plain[g]) - q * d;
-                error = rstd * plain_error + h * rstd * rstd * rstd * centred_error +
-                        (2 + arithmetic.coefficient_roundings) * u *
-                            (rstd * (fabs(g_y) + fabs(plain[g])) + fabs(q) * h);
+                error =
+                    rstd * plain_error + h * rstd * rstd * rstd * centred_error +
+                    (2 + arithmetic.coefficient_roundings) * u * (rstd * (fabs(g_y) + fabs(plain[g])) + fabs(q) * h);
             } else {
                 error = tolerance_z(&arithmetic, &affine, d, want, want);
             }
@@ -995,8 +995,9 @@ static void test_empty(void)
     static const struct {
         int64_t n, c, s, groups;
         bool batch, backward;
-    } cases[] = {{N, C, 0, 2, false, false}, {N, 0, 5, 2, false, false}, {N, C, 0, 2, false, true}, {0, C, 5, 2, false, true},
-                 {N, C, 0, 0, true, false},  {0, C, 5, 0, true, false},  {0, C, 5, 0, true, true}};
+    } cases[] = {{N, C, 0, 2, false, false}, {N, 0, 5, 2, false, false}, {N, C, 0, 2, false, true},
+                 {0, C, 5, 2, false, true},  {N, C, 0, 0, true, false},  {0, C, 5, 0, true, false},
+                 {0, C, 5, 0, true, true}};
     CUdeviceptr memory;
     NEED(cuMemAlloc(&memory, 4096));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -1018,7 +1019,10 @@ static void test_empty(void)
             for (int k = 0; k < OUTPUTS; k++) {
                 const bool of_sets = !batch && !backward && k < 2, of_samples = backward && k >= 2;
                 out[k] = normfuse_tensor_contiguous(data + k * VALUES, NORMFUSE_F32, of_sets || of_samples ? 2 : 1,
-                                                    of_sets ? sets : of_samples ? sizes : channels, &axes[k]);
+                                                    of_sets      ? sets
+                                                    : of_samples ? sizes
+                                                                 : channels,
+                                                    &axes[k]);
                 out[k].device = device;
             }
             normfuse_axes of_saved;
@@ -1042,13 +1046,17 @@ static void test_empty(void)
                 if (!on_device)
                     saved.data = results[1];
             }
-            const normfuse_exec exec = {
-                .struct_bytes = sizeof exec, .scratch = on_device ? pointer(memory + 2048) : NULL, .scratch_bytes = 2048};
-            const normfuse_group_norm_options group = {.struct_bytes = sizeof group, .groups = cases[i].groups, .eps = 1e-5};
-            const normfuse_batch_norm_options of_batch = {.struct_bytes = sizeof of_batch, .eps = 1e-5, .momentum = 0.5};
-            const normfuse_status status =
-                batch ? (backward ? normfuse_batch_norm_backward : normfuse_batch_norm_forward)(&of_batch, &tensors, &exec)
-                      : (backward ? normfuse_group_norm_backward : normfuse_group_norm_forward)(&group, &tensors, &exec);
+            const normfuse_exec exec = {.struct_bytes = sizeof exec,
+                                        .scratch = on_device ? pointer(memory + 2048) : NULL,
+                                        .scratch_bytes = 2048};
+            const normfuse_group_norm_options group = {
+                .struct_bytes = sizeof group, .groups = cases[i].groups, .eps = 1e-5};
+            const normfuse_batch_norm_options of_batch = {
+                .struct_bytes = sizeof of_batch, .eps = 1e-5, .momentum = 0.5};
+            const normfuse_status status = batch ? (backward ? normfuse_batch_norm_backward
+                                                             : normfuse_batch_norm_forward)(&of_batch, &tensors, &exec)
+                                                 : (backward ? normfuse_group_norm_backward
+                                                             : normfuse_group_norm_forward)(&group, &tensors, &exec);
             CHECK(status == NORMFUSE_OK, "empty case %zu: %s", i, normfuse_last_error());
             NEED(cuCtxSynchronize());
             if (on_device) {
@@ -1103,7 +1111,10 @@ static void test_host_time(void)
     static const char *const small[] = {
         "group_norm 2x64x16x16 groups=8 dtype=f16 layout=nhwc act=silu",
         "group_norm 2x64x16x16 groups=8 dtype=f16 layout=nhwc act=silu dir=bwd",
-        "batch_norm 4x16x8x8", "batch_norm 4x16x8x8 dir=bwd", "affine 2x16x8x8", "affine 2x16x8x8 dir=bwd",
+        "batch_norm 4x16x8x8",
+        "batch_norm 4x16x8x8 dir=bwd",
+        "affine 2x16x8x8",
+        "affine 2x16x8x8 dir=bwd",
         "group_norm 1x320x64x64 groups=32 dtype=f16 layout=nhwc",
     };
     for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
@@ -1202,7 +1213,8 @@ int main(int count, char **arguments)
         wait_for(&job);
         char name[128] = "";
         NEED(cuDeviceGetName(name, sizeof name, 0));
-        printf("%s, %d multiprocessors, %d device%s: a call works\n", name, multiprocessors, devices, devices == 1 ? "" : "s");
+        printf("%s, %d multiprocessors, %d device%s: a call works\n", name, multiprocessors, devices,
+               devices == 1 ? "" : "s");
         return harness_failed ? 3 : 0;
     }
     if (reason) {

@@ -1863,9 +1863,10 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
         HOLDS((first + vector_elements - 1) / g->group - first / g->group <= 1);
     HOLDS(p->mean.type <= NORMFUSE_F32 && p->rstd.type <= NORMFUSE_F32 && p->activation != NORMFUSE_HARDSWISH);
     HOLDS(p->activation != NORMFUSE_RELU6);
-    /* A ticket a sample, or one for all where blocks of all samples meet. */
+    /* A grid_barrier a sample, or one for all where blocks of all samples meet. */
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4 && g->teams == p->n && c->of.grid.teams == p->n);
+    HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 && g->teams == p->n &&
+          c->of.grid.teams == p->n);
     HOLDS(launch->grid == (uint32_t)(p->n * g->parts) && c->parts == g->parts && g->parts > 1);
     HOLDS(c->rows == p->s && c->part_rows == g->part_rows && (int64_t)(g->parts - 1) * g->part_rows < g->rows);
     HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * kept >= c->part_rows);
@@ -1902,7 +1903,7 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     for (int64_t first = 0; first < p->c; first += vector_elements)
         HOLDS(batch || (first + vector_elements - 1) / g->group - first / g->group <= 1);
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)(g->teams + 1) * 64 <= NORMFUSE_CUDA_TICKET_WORDS * 4);
+    HOLDS((int64_t)(g->teams + 1) * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4);
     /* Rows of a part are adjacent in memory, and a bulk copy takes whole vectors. */
     HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 &&
           p->x.batch % vector_elements == 0);
@@ -2049,7 +2050,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     /* Blocks that wait for one another. */
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
-        HOLDS(test->has_sync && a.tickets != NULL);
+        HOLDS(test->has_sync && a.grid_barriers != NULL);
         HOLDS(launch->grid == (int64_t)g->teams * g->parts && g->teams <= g->sets);
         HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
         HOLDS(launch->grid <= (int64_t)resident * device->multiprocessors);

@@ -48,7 +48,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     for (int team = first_team;;) {
         const column_place place = place_of<T, V>(a, team, part);
         const int shared = keeps ? g.kept_shared : 0;
-        uint32_t ticket_before = 0, counted = 0;
+        uint32_t grid_barrier_before = 0, counted = 0;
         float slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
         float first[V] = {}, second[V] = {};
@@ -127,7 +127,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                     open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
                 if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                    ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
+                    grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
                 const int n = g.all_samples ? 0 : sample;
                 if (ready) {
 #pragma unroll 1
@@ -353,7 +353,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                     if (exchange != NORMFUSE_EXCHANGE_NONE) {
                         if (far) {
-                            meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
+                            meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts,
+                                      grid_barrier_before);
                         } else {
                             await_mail(mail);
                         }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const column_place place = place_of<T, V>(a, team, part);
         const int shared = keeps ? g.kept_shared : 0;
         int met = 0;
-        uint32_t ticket_before = 0;
+        uint32_t grid_barrier_before = 0;
         /* Of the thread's channels. First a value of its own and sums of distances from it and of their squares, then
          * the mean, slope and offset. */
         float shift[V], first[V] = {}, second[V] = {};
@@ -136,7 +136,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
             open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-            ticket_before = look_at_ticket(a.tickets + first_team * ticket_stride);
+            grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
         /* The first value of each group, which all of its blocks know: what means are told less. */
         const auto first_value = [&](int i) {
             const int64_t c = first_channel + i * g.group;
@@ -372,7 +372,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 await_mail(mail);
                 join_parts(of_parts, [](const float2 *of_part) { return *of_part; });
             } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                meet_team(a.tickets + first_team * ticket_stride, part, g.parts, ticket_before);
+                meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts, grid_barrier_before);
                 join_parts(reinterpret_cast<const float2 *>(a.partials) +
                                ((int64_t)parity * g.teams + first_team) * groups * g.parts,
                            [](const float2 *of_part) { return __ldcg(of_part); });

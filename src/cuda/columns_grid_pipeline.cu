@@ -196,7 +196,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         const raw<T, 1> asked_base = ask_base<T>(a, n, joining_lane(a, 0).group);
         uint32_t before = 0;
         if (threadIdx.x == 0)
-            before = look_at_ticket(all.tickets + own.team * ticket_stride);
+            before = look_at_grid_barrier(all.grid_barriers + own.team * grid_barrier_stride);
         if (n == own.team)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
@@ -260,7 +260,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         /* ---- the statistics of the groups ---- */
         const counts_of_parts counts_of(a);
         put_moments<T, V>(all, counts_of, n, own.team, own.part, parity, entries, of_groups, asked_base, consumers);
-        meet_blocks(all.tickets + own.team * ticket_stride, own.part, a.parts, before, consumers);
+        meet_blocks(all.grid_barriers + own.team * grid_barrier_stride, own.part, a.parts, before, consumers);
         join_moments<T>(all, counts_of, n, own.team, own.part, parity, of_groups, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 
@@ -374,11 +374,11 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
         tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
-        uint32_t *const ticket = all.tickets + a.of.grid.teams * ticket_stride;
+        uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.teams * grid_barrier_stride;
         uint32_t before = 0;
         open_pipeline(barriers, a, lane);
         if (gives && lane == 0)
-            before = look_at_ticket(ticket);
+            before = look_at_grid_barrier(grid_barrier);
 #pragma unroll 1
         for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
             producer.from[0] = a.x + n * a.batch_bytes;
@@ -401,10 +401,10 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         }
         if (gives) {
             if (lane == 0) {
-                asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket),
-                             "r"(ticket_share((int)blockIdx.x, (int)gridDim.x))
+                asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
+                             "r"(grid_barrier_share((int)blockIdx.x, (int)gridDim.x))
                              : "memory");
-                await_ticket(ticket, before);
+                await_grid_barrier(grid_barrier, before);
             }
             __syncwarp();
             give_channels(all, channels);
@@ -431,7 +431,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         float about[2], rests[2], rstds[2], slope[V], offset[V];
         uint32_t before = 0;
         if (threadIdx.x == 0)
-            before = look_at_ticket(all.tickets + own.team * ticket_stride);
+            before = look_at_grid_barrier(all.grid_barriers + own.team * grid_barrier_stride);
         if (n == own.team)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 #pragma unroll
@@ -486,7 +486,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 
         /* ---- the totals of the groups ---- */
         put_totals<V>(all, own.team, own.part, parity, entries, consumers);
-        meet_blocks(all.tickets + own.team * ticket_stride, own.part, a.parts, before, consumers);
+        meet_blocks(all.grid_barriers + own.team * grid_barrier_stride, own.part, a.parts, before, consumers);
         join_totals(all, own.team, parity, of_groups, of_totals, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 

@@ -43,15 +43,15 @@ struct own_channels {
 };
 
 /* The second meeting: owners arrive, all wait. */
-__device__ __forceinline__ void meet_owners(uint32_t *ticket, int owners, uint32_t before, int consumers)
+__device__ __forceinline__ void meet_owners(uint32_t *grid_barrier, int owners, uint32_t before, int consumers)
 {
     meet(MEETING_OF_CONSUMERS, consumers);
     if (threadIdx.x == 0) {
         if ((int)blockIdx.x < owners)
-            asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket),
-                         "r"(ticket_share((int)blockIdx.x, owners))
+            asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
+                         "r"(grid_barrier_share((int)blockIdx.x, owners))
                          : "memory");
-        await_ticket(ticket, before);
+        await_grid_barrier(grid_barrier, before);
     }
     meet(MEETING_OF_CONSUMERS, consumers);
 }
@@ -114,10 +114,10 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     /* A value of each channel that all blocks know: its first. */
     const uint4 asked_base = load_vector<T, V>(a.x, place.column * V);
     uint32_t before = 0, owners_before = 0;
-    uint32_t *const tickets = all.tickets;
+    uint32_t *const grid_barriers = all.grid_barriers;
     if (threadIdx.x == 0) {
-        before = look_at_ticket(tickets);
-        owners_before = look_at_ticket(tickets + ticket_stride);
+        before = look_at_grid_barrier(grid_barriers);
+        owners_before = look_at_grid_barrier(grid_barriers + grid_barrier_stride);
     }
     const channel_join join(a);
     /* After the pipeline: of each channel what results need; of each and a row of threads the mean, less the value that
@@ -201,7 +201,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         if (is_needed && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, make_float2(mean, squares));
     });
-    meet_blocks(tickets, own.part, a.parts, before, consumers);
+    meet_blocks(grid_barriers, own.part, a.parts, before, consumers);
 
     /* ---- of all blocks ---- */
     const own_channels mine(a, channels);
@@ -249,7 +249,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             __stcg(of_channels + c, make_float4(rounded, rest, rstd, squares * share));
         }
     }
-    meet_owners(tickets + ticket_stride, mine.owners, owners_before, consumers);
+    meet_owners(grid_barriers + grid_barrier_stride, mine.owners, owners_before, consumers);
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
@@ -337,10 +337,10 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     }
     const channel_words<V> asked_rstds = ask_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
     uint32_t before = 0, owners_before = 0;
-    uint32_t *const tickets = all.tickets;
+    uint32_t *const grid_barriers = all.grid_barriers;
     if (threadIdx.x == 0) {
-        before = look_at_ticket(tickets);
-        owners_before = look_at_ticket(tickets + ticket_stride);
+        before = look_at_grid_barrier(grid_barriers);
+        owners_before = look_at_grid_barrier(grid_barriers + grid_barrier_stride);
     }
     const channel_join join(a);
     const normfuse_batch_layout at =
@@ -407,7 +407,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         if (is_needed && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, pair);
     });
-    meet_blocks(tickets, own.part, a.parts, before, consumers);
+    meet_blocks(grid_barriers, own.part, a.parts, before, consumers);
     const own_channels mine(a, channels);
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll 1
@@ -442,7 +442,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
             __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
         }
     }
-    meet_owners(tickets + ticket_stride, mine.owners, owners_before, consumers);
+    meet_owners(grid_barriers + grid_barrier_stride, mine.owners, owners_before, consumers);
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */

@@ -96,10 +96,10 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     };
     walk_rows<0, K>(place.left, a.at_once, load);
     /* Where parameters want gradients, blocks of all samples meet. */
-    uint32_t *const ticket = all.tickets + (gives ? 0 : place.n) * ticket_stride;
+    uint32_t *const grid_barrier = all.grid_barriers + (gives ? 0 : place.n) * grid_barrier_stride;
     uint32_t before = 0;
     if (threadIdx.x == 0)
-        before = look_at_ticket(ticket);
+        before = look_at_grid_barrier(grid_barrier);
     float rests[2], rstds[2], about[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     if (gives)
         put_channels(all, reinterpret_cast<const float4 *>(of_plain), reinterpret_cast<const float4 *>(of_centred),
                      of_groups, channels);
-    meet_blocks(ticket, gives ? (int)blockIdx.x : place.part, gives ? (int)gridDim.x : a.parts, before, threads);
+    meet_blocks(grid_barrier, gives ? (int)blockIdx.x : place.part, gives ? (int)gridDim.x : a.parts, before, threads);
     join_totals(all, place.n, 0, of_groups, of_totals, threads);
     /* Each warp of the grid has two channels; their sums arrive while results are written. */
     channel_gradients<float> gradients(all, channels);

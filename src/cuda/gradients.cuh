@@ -84,7 +84,7 @@ static __device__ __forceinline__ double put_modulation(const normfuse_problem &
 
 /* Of the blocks that have parts of the same channels the last one to write them finds what parameters get, and nobody
  * waits: each counts itself, in a word of sync memory that is 0 again once all have. */
-constexpr int first_counter = NORMFUSE_CUDA_TICKET_WORDS;
+constexpr int first_counter = NORMFUSE_CUDA_GRID_BARRIER_WORDS;
 
 /* Thread 0, once all threads of the block have written and met. What the word said before. */
 __device__ __forceinline__ uint32_t count_block(const normfuse_cuda_arguments &a, int channels)
@@ -93,7 +93,7 @@ __device__ __forceinline__ uint32_t count_block(const normfuse_cuda_arguments &a
     if (a.geometry.contributors > 1)
         asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                      : "=r"(before)
-                     : "l"(a.tickets + first_counter + channels), "r"((uint32_t)a.geometry.contributors - 1)
+                     : "l"(a.grid_barriers + first_counter + channels), "r"((uint32_t)a.geometry.contributors - 1)
                      : "memory");
     return before;
 }

@@ -258,37 +258,37 @@ __device__ __forceinline__ void open_mail(mailbox &box, int bytes)
 
 /* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */
 
-/* Tickets are on cache lines of their own. */
-constexpr int ticket_stride = 16;
+/* Grid barriers are on cache lines of their own. */
+constexpr int grid_barrier_stride = 16;
 
-/* Block 0 of the team adds 2^31 - (parts - 1) to the ticket and every other block 1: when all have, its top bit has
- * flipped and the lower ones are as they were, so that the ticket is ready for the next barrier with nothing to reset.
- * What any thread wrote before it arrived is seen by every thread of the team after it waited. */
-__device__ __forceinline__ uint32_t ticket_share(int part, int parts)
+/* Block 0 of the team adds 2^31 - (parts - 1) to the grid_barrier and every other block 1: when all have, its top bit
+ * has flipped and the lower ones are as they were, so that the grid_barrier is ready for the next barrier with nothing
+ * to reset. What any thread wrote before it arrived is seen by every thread of the team after it waited. */
+__device__ __forceinline__ uint32_t grid_barrier_share(int part, int parts)
 {
     return part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
 }
 
-/* One thread; `before` is what the ticket said before this block added its share. */
-__device__ __forceinline__ void await_ticket(const uint32_t *ticket, uint32_t before)
+/* One thread; `before` is what the grid_barrier said before this block added its share. */
+__device__ __forceinline__ void await_grid_barrier(const uint32_t *grid_barrier, uint32_t before)
 {
     uint32_t now;
     do
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(ticket) : "memory");
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_barrier) : "memory");
     while (((now ^ before) & 0x80000000u) == 0);
 }
 
-/* What the ticket says is asked for while the data arrive, which spares a way to memory and back: it cannot change
- * until this block has arrived, too. Thread 0. */
-__device__ __forceinline__ uint32_t look_at_ticket(const uint32_t *ticket)
+/* What the grid_barrier says is asked for while the data arrive, which spares a way to memory and back: it cannot
+ * change until this block has arrived, too. Thread 0. */
+__device__ __forceinline__ uint32_t look_at_grid_barrier(const uint32_t *grid_barrier)
 {
     uint32_t before;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(ticket) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(grid_barrier) : "memory");
     return before;
 }
 
 /* The same by a load that no branch surrounds, and where it waits without a register of every thread's. */
-__device__ __forceinline__ uint32_t look_at_ticket_where(bool wanted, const uint32_t *ticket)
+__device__ __forceinline__ uint32_t look_at_grid_barrier_where(bool wanted, const uint32_t *grid_barrier)
 {
     uint32_t before = 0;
     asm volatile("{\n"
@@ -297,36 +297,37 @@ __device__ __forceinline__ uint32_t look_at_ticket_where(bool wanted, const uint
                  "@wanted ld.relaxed.gpu.global.u32 %0, [%1];\n"
                  "}"
                  : "+r"(before)
-                 : "l"(ticket), "r"((int)wanted)
+                 : "l"(grid_barrier), "r"((int)wanted)
                  : "memory");
     return before;
 }
 
-__device__ __forceinline__ uint32_t &ticket_before()
+__device__ __forceinline__ uint32_t &grid_barrier_before()
 {
     static __shared__ uint32_t before;
     return before;
 }
 
-__device__ __forceinline__ void join_team(uint32_t *ticket, int part, int parts)
+__device__ __forceinline__ void join_team(uint32_t *grid_barrier, int part, int parts)
 {
     __syncthreads();
     if (threadIdx.x == 0)
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket), "r"(ticket_share(part, parts))
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
+                     "r"(grid_barrier_share(part, parts))
                      : "memory");
 }
 
-__device__ __forceinline__ void await_team(const uint32_t *ticket, uint32_t before)
+__device__ __forceinline__ void await_team(const uint32_t *grid_barrier, uint32_t before)
 {
     if (threadIdx.x == 0)
-        await_ticket(ticket, before);
+        await_grid_barrier(grid_barrier, before);
     __syncthreads();
 }
 
-__device__ __forceinline__ void meet_team(uint32_t *ticket, int part, int parts, uint32_t before)
+__device__ __forceinline__ void meet_team(uint32_t *grid_barrier, int part, int parts, uint32_t before)
 {
-    join_team(ticket, part, parts);
-    await_team(ticket, before);
+    join_team(grid_barrier, part, parts);
+    await_team(grid_barrier, before);
 }
 
 #endif

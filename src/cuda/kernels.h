@@ -42,8 +42,8 @@ enum normfuse_cuda_schedule {
     extern "C" __global__ void __maxnreg__(registers)                                                                  \
         NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)
 
-/* Words of sync memory that tickets have; what follows counts blocks. */
-enum { NORMFUSE_CUDA_TICKET_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
+/* Words of sync memory that grid_barriers have; what follows counts blocks. */
+enum { NORMFUSE_CUDA_GRID_BARRIER_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
 
 enum normfuse_cuda_kernel {
 #define NORMFUSE_KERNEL_ID(layout, schedule, direction, type, elements, vectors, threads, registers)                   \
@@ -114,7 +114,7 @@ struct normfuse_cuda_geometry {
     int32_t parts;  /* blocks a set or team */
     int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of ragged runs alone */
     int32_t kept_shared; /* vectors of each tensor that a thread keeps in shared memory beside those in registers */
-    int32_t teams;       /* exchange by the grid: sets at a time, each with a ticket */
+    int32_t teams;       /* exchange by the grid: sets at a time, each with a grid_barrier */
     int32_t exchange;    /* enum normfuse_cuda_exchange */
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
     /* runs */
@@ -164,7 +164,7 @@ struct normfuse_cuda_geometry {
 /* Blocks of a cluster over runs, at most. */
 enum { NORMFUSE_CUDA_RUN_CLUSTER = 8 };
 
-/* What normfuse_sync_bytes answers for every device: 1024 tickets, each on a cache line of its own. */
+/* What normfuse_sync_bytes answers for every device: 1024 grid_barriers, each on a cache line of its own. */
 enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
 
 struct normfuse_cuda_statistics {
@@ -247,10 +247,10 @@ struct normfuse_cuda_arguments {
     int32_t phases;                              /* of problem.phases, those that this launch does */
     int32_t source;                              /* enum normfuse_cuda_source */
     struct normfuse_cuda_statistics *statistics; /* one a set */
-    double *partials;  /* triples (count, mean, M2) [set][part]; exchange by the grid: [parity][team][group][part] */
-    double *sums;      /* pairs per (n, c, slot), or per (c, slot) */
-    double *totals;    /* pairs a set: what the backward subtracts */
-    uint32_t *tickets; /* sync memory */
+    double *partials; /* triples (count, mean, M2) [set][part]; exchange by the grid: [parity][team][group][part] */
+    double *sums;     /* pairs per (n, c, slot), or per (c, slot) */
+    double *totals;   /* pairs a set: what the backward subtracts */
+    uint32_t *grid_barriers;        /* sync memory */
     struct normfuse_cuda_tile tile; /* as columns */
 };
 

@@ -171,13 +171,13 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     status = normfuse_cuda_tuning_of_environment(true);
     if (status != NORMFUSE_OK)
         return status;
-    const bool has_tickets = exec != NULL && exec->sync != NULL;
+    const bool has_grid_barriers = exec != NULL && exec->sync != NULL;
     struct normfuse_problem united = *problem;
     normfuse_cuda_unite_samples(&united);
     if (verbose(PLAN))
-        normfuse_cuda_explain(&united, device, has_tickets);
+        normfuse_cuda_explain(&united, device, has_grid_barriers);
     bool is_certain;
-    const struct plan *const plan = normfuse_cuda_plan_of(&united, device, has_tickets, &is_certain);
+    const struct plan *const plan = normfuse_cuda_plan_of(&united, device, has_grid_barriers, &is_certain);
     if (plan == NULL && !is_certain)
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
@@ -201,7 +201,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     arguments.sums = plan->sums ? (double *)(void *)scratch : NULL;
     scratch += rounded(plan->sums);
     arguments.totals = plan->totals ? (double *)(void *)scratch : NULL;
-    arguments.tickets = has_tickets ? exec->sync : NULL;
+    arguments.grid_barriers = has_grid_barriers ? exec->sync : NULL;
 
     last_count = 0;
     int32_t folded = 1;

@@ -331,14 +331,15 @@ __device__ __forceinline__ void sum_gradients(tile_consumer &consumer, const uin
     });
 }
 
-/* All consumers of `parts` blocks; `before` is what thread 0 read of the ticket while data arrived. */
-__device__ __forceinline__ void meet_blocks(uint32_t *ticket, int part, int parts, uint32_t before, int consumers)
+/* All consumers of `parts` blocks; `before` is what thread 0 read of the grid_barrier while data arrived. */
+__device__ __forceinline__ void meet_blocks(uint32_t *grid_barrier, int part, int parts, uint32_t before, int consumers)
 {
     meet(MEETING_OF_CONSUMERS, consumers);
     if (threadIdx.x == 0) {
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(ticket), "r"(ticket_share(part, parts))
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
+                     "r"(grid_barrier_share(part, parts))
                      : "memory");
-        await_ticket(ticket, before);
+        await_grid_barrier(grid_barrier, before);
     }
     meet(MEETING_OF_CONSUMERS, consumers);
 }

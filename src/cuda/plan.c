@@ -69,7 +69,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
         spans_samples(step, p->columns) || samples * g->sum_slots > normfuse_experiment("LAST", most_parts) ||
-        (contributors > 1 && (!shape->has_tickets || counters > NORMFUSE_CUDA_COUNTERS)))
+        (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
     return true;
@@ -142,7 +142,7 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    return step->needs_tickets ? (size_t)(2 * g->teams * groups * g->parts) * word : 0;
+    return step->needs_grid_barriers ? (size_t)(2 * g->teams * groups * g->parts) * word : 0;
 }
 
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
@@ -173,7 +173,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         bare.post_add.data = NULL;
         struct shape of_x = *shape, of_bare;
         if (p->post_add.data != NULL && p->pre_add.data == NULL &&
-            normfuse_cuda_shape_of(&bare, shape->device, shape->has_tickets, &of_bare) && of_bare.plain) {
+            normfuse_cuda_shape_of(&bare, shape->device, shape->has_grid_barriers, &of_bare) && of_bare.plain) {
             of_x = of_bare;
             of_x.explains = shape->explains;
         }
@@ -192,7 +192,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
                 return false;
             plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
         }
-    } else if (plan->steps[0].needs_tickets) {
+    } else if (plan->steps[0].needs_grid_barriers) {
         plan->partials = bytes_of_partials(shape, &plan->steps[0], 24);
     }
     if (instance && sets > 0) {
@@ -253,7 +253,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                 const bool stored = plan->steps[0].geometry.stores_dz || (shape->added && centred);
                 if (stored) {
                     normfuse_cuda_go_on_from_dz(&rest);
-                    (void)normfuse_cuda_shape_of(&rest, shape->device, shape->has_tickets, &of_dz);
+                    (void)normfuse_cuda_shape_of(&rest, shape->device, shape->has_grid_barriers, &of_dz);
                     of_dz.explains = shape->explains;
                 }
                 if (!add_step(&of_dz, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
@@ -275,11 +275,12 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
 }
 
 static bool make_plan(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                      bool has_tickets, const struct normfuse_cuda_tuning *loaded, bool explains, struct plan *plan)
+                      bool has_grid_barriers, const struct normfuse_cuda_tuning *loaded, bool explains,
+                      struct plan *plan)
 {
     struct shape shape;
     *plan = (struct plan){.count = 0};
-    if (!normfuse_cuda_shape_of(problem, device, has_tickets, &shape))
+    if (!normfuse_cuda_shape_of(problem, device, has_grid_barriers, &shape))
         return false;
     shape.tuning = normfuse_cuda_tuning_of(loaded, device);
     shape.explains = explains;
@@ -296,10 +297,10 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
 }
 
 void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                           bool has_tickets)
+                           bool has_grid_barriers)
 {
     struct plan plan;
-    (void)make_plan(problem, device, has_tickets, normfuse_cuda_loaded_tuning(), true, &plan);
+    (void)make_plan(problem, device, has_grid_barriers, normfuse_cuda_loaded_tuning(), true, &plan);
 }
 
 /* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
@@ -311,7 +312,7 @@ struct known_plan {
     struct normfuse_problem key;
     uint64_t device;                           /* its serial number; 0: nothing is known here */
     const struct normfuse_cuda_tuning *tuning; /* that was loaded */
-    bool has_tickets, found;
+    bool has_grid_barriers, found;
     struct plan plan;
 };
 
@@ -378,20 +379,20 @@ static uint64_t hash_of(const struct normfuse_problem *key)
 }
 
 static bool is_plan_of(const struct known_plan *known, const struct normfuse_problem *key, uint64_t device,
-                       const struct normfuse_cuda_tuning *tuning, bool has_tickets)
+                       const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
 {
-    return known->device == device && known->tuning == tuning && known->has_tickets == has_tickets &&
+    return known->device == device && known->tuning == tuning && known->has_grid_barriers == has_grid_barriers &&
            memcmp(&known->key, key, sizeof *key) == 0;
 }
 
 static bool recall(struct known_plan *known, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
-                   const struct normfuse_cuda_tuning *tuning, bool has_tickets)
+                   const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
 {
     bool found = false;
     pthread_mutex_lock(&remembered.mutex);
     for (unsigned i = 0; i < PLACES_OF_A_PLAN && !found; i++) {
         const struct known_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
-        found = here != NULL && is_plan_of(here, key, device, tuning, has_tickets);
+        found = here != NULL && is_plan_of(here, key, device, tuning, has_grid_barriers);
         if (found)
             *known = *here;
     }
@@ -425,21 +426,22 @@ void normfuse_cuda_plans_after_fork(void)
 }
 
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
-                                         const struct normfuse_cuda_device *device, bool has_tickets, bool *is_certain)
+                                         const struct normfuse_cuda_device *device, bool has_grid_barriers,
+                                         bool *is_certain)
 {
     static _Thread_local struct known_plan last;
     *is_certain = true;
     const struct normfuse_problem key = key_of(problem);
     const struct normfuse_cuda_tuning *const tuning = normfuse_cuda_loaded_tuning();
-    if (!is_plan_of(&last, &key, device->serial, tuning, has_tickets)) {
+    if (!is_plan_of(&last, &key, device->serial, tuning, has_grid_barriers)) {
         const uint64_t hash = hash_of(&key);
-        if (!recall(&last, hash, &key, device->serial, tuning, has_tickets)) {
+        if (!recall(&last, hash, &key, device->serial, tuning, has_grid_barriers)) {
             last.key = key;
             last.device = device->serial;
             last.tuning = tuning;
-            last.has_tickets = has_tickets;
+            last.has_grid_barriers = has_grid_barriers;
             (void)normfuse_cuda_lacks_answers();
-            last.found = make_plan(problem, device, has_tickets, tuning, false, &last.plan);
+            last.found = make_plan(problem, device, has_grid_barriers, tuning, false, &last.plan);
             *is_certain = !normfuse_cuda_lacks_answers();
             if (*is_certain)
                 remember(&last, hash);

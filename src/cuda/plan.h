@@ -19,10 +19,11 @@ struct plan {
 /* NULL: none fits. *is_certain: not for want of an answer from the driver, which may give it to the next call. The plan
  * is this thread's until its next call. */
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
-                                         const struct normfuse_cuda_device *device, bool has_tickets, bool *is_certain);
+                                         const struct normfuse_cuda_device *device, bool has_grid_barriers,
+                                         bool *is_certain);
 /* NORMFUSE_VERBOSE=plan: what every schedule says of the call, to stderr. */
 void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                           bool has_tickets);
+                           bool has_grid_barriers);
 
 static inline size_t rounded(size_t bytes)
 {

@@ -161,8 +161,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         };
 
         /* ---- load ---- */
-        const uint32_t ticket = look_at_ticket_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
-                                                     a.tickets + team * ticket_stride);
+        const uint32_t grid_barrier = look_at_grid_barrier_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
+                                                                 a.grid_barriers + team * grid_barrier_stride);
         asked_gradient first;
         if constexpr (keeps)
             first = ask_gradient(a, vectors, (int)threadIdx.x);
@@ -226,7 +226,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             saved_rstd = ask<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
         }
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-            ticket_before() = ticket;
+            grid_barrier_before() = grid_barrier;
         const R portion = R(1) / (R)p.set_values;
         const R factor = takes_half<fast, !many>(p.activation) ? R(0.5) : R(1);
         if constexpr (keeps) {
@@ -425,9 +425,9 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                             pairs[PAIR * part] = (double)all.plain;
                             pairs[PAIR * part + 1] = (double)all.centred;
                         }
-                        join_team(a.tickets + team * ticket_stride, part, g.parts);
+                        join_team(a.grid_barriers + team * grid_barrier_stride, part, g.parts);
                         write_sums();
-                        await_team(a.tickets + team * ticket_stride, ticket_before());
+                        await_team(a.grid_barriers + team * grid_barrier_stride, grid_barrier_before());
                         all = add_parts<R>(pairs, PAIR, g.parts, false);
                     } else {
                         write_sums();

@@ -170,7 +170,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 }
             }
             if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                ticket_before() = look_at_ticket(a.tickets + team * ticket_stride);
+                grid_barrier_before() = look_at_grid_barrier(a.grid_barriers + team * grid_barrier_stride);
             if (sums && pass == 0) {
                 /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean.
                  */
@@ -369,9 +369,9 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                             triples[TRIPLE * part + 1] = base + (double)all.mean;
                             triples[TRIPLE * part + 2] = (double)all.squares;
                         }
-                        join_team(a.tickets + team * ticket_stride, part, g.parts);
+                        join_team(a.grid_barriers + team * grid_barrier_stride, part, g.parts);
                         prepare_later();
-                        await_team(a.tickets + team * ticket_stride, ticket_before());
+                        await_team(a.grid_barriers + team * grid_barrier_stride, grid_barrier_before());
                         all = join_parts<R>(triples, TRIPLE, g.parts, &base);
                     }
                 } else {

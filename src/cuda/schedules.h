@@ -6,9 +6,9 @@
 
 #include "shape.h"
 
-/* Teams: norm groups (columns: samples) that exchange through the grid at a time. Each has a ticket on a line of 16
- * words. */
-enum { MOST_CLUSTER = 16, MOST_TEAMS = NORMFUSE_CUDA_TICKET_WORDS / 16 };
+/* Teams: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid_barrier on a line of
+ * 16 words. */
+enum { MOST_CLUSTER = 16, MOST_TEAMS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
 
 /* One kernel of a call. */
 struct step {
@@ -22,7 +22,7 @@ struct step {
     struct normfuse_cuda_tile tile; /* but for what the tensors say */
     int64_t blocks;
     size_t shared;
-    bool cooperative, needs_tickets;
+    bool cooperative, needs_grid_barriers;
     bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
@@ -131,7 +131,7 @@ static inline bool is_resident(const struct shape *shape, const struct step *ste
 static inline void exchange_by_grid(struct step *step)
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
-    step->cooperative = step->needs_tickets = true;
+    step->cooperative = step->needs_grid_barriers = true;
 }
 
 #endif

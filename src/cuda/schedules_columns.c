@@ -354,8 +354,8 @@ static const char *begin_variant(const struct shape *shape, int number, struct s
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
      * else 24.3.
      */
-    if (variant->grid && (!shape->has_tickets || (shape->has_pipeline && !shape->batch)))
-        return shape->has_tickets ? "grid_pipeline does it better" : "there is no sync memory";
+    if (variant->grid && (!shape->has_grid_barriers || (shape->has_pipeline && !shape->batch)))
+        return shape->has_grid_barriers ? "grid_pipeline does it better" : "there is no sync memory";
     if (clusters[way] > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
     if (only_exchange >= 0 && only_exchange != (variant->grid ? 2 : clusters[way] > 1 ? 1 : 0))

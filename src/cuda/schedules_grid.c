@@ -20,9 +20,9 @@ static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cu
 
 static const char *refuse_grid(const struct shape *shape)
 {
-    return !shape->device->clusters ? "the device is older than 9.0"
-           : !shape->has_tickets    ? "there is no sync memory"
-                                    : NULL;
+    return !shape->device->clusters    ? "the device is older than 9.0"
+           : !shape->has_grid_barriers ? "there is no sync memory"
+                                       : NULL;
 }
 
 static const char *refuse_pipeline(const struct shape *shape)

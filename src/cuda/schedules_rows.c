@@ -118,7 +118,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
     const struct normfuse_cuda_policy *const policy = shape->policy;
     struct step trial = {.geometry = rows_geometry(shape)};
     const int64_t blocks = 2 * (int64_t)device->multiprocessors / teams;
-    if (!shape->has_tickets || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
+    if (!shape->has_grid_barriers || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
         !settle_rows(shape, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
         trial.shared > policy->shared_a_block)
         return false;

@@ -255,10 +255,12 @@ void normfuse_cuda_go_on_from_dz(struct normfuse_problem *p)
 }
 
 bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normfuse_cuda_device *device,
-                            bool has_tickets, struct shape *shape)
+                            bool has_grid_barriers, struct shape *shape)
 {
-    *shape = (struct shape){
-        .problem = p, .device = device, .policy = normfuse_cuda_policy(device->capability), .has_tickets = has_tickets};
+    *shape = (struct shape){.problem = p,
+                            .device = device,
+                            .policy = normfuse_cuda_policy(device->capability),
+                            .has_grid_barriers = has_grid_barriers};
     const int32_t backward = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
     shape->direction = (p->phases & backward) != 0 ? BACKWARD : FORWARD;
     shape->tensors = shape->direction == FORWARD ? 1 : 2;

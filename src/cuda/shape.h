@@ -16,7 +16,7 @@ struct shape {
     const struct normfuse_cuda_device *device;
     const struct normfuse_cuda_policy *policy;
     const struct normfuse_cuda_tuning *tuning; /* for normfuse_cuda_hold */
-    bool has_tickets;
+    bool has_grid_barriers;
     bool explains; /* NORMFUSE_VERBOSE=plan */
     int direction;
     bool wide;            /* vectors of 16 bytes, whole ones */
@@ -107,7 +107,7 @@ void normfuse_cuda_go_on_from_dz(struct normfuse_problem *problem);
 
 /* False: more than the kernels count. */
 bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                            bool has_tickets, struct shape *shape);
+                            bool has_grid_barriers, struct shape *shape);
 /* The same element by element. */
 struct shape normfuse_cuda_narrowed(const struct shape *shape);
 
