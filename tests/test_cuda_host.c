@@ -1112,7 +1112,8 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, general_launches, ragged_launches, folded_launches, compact_launches,
-    grid_launches, short_launches, spread_launches, uneven_launches, added_launches, line_launches, tile_launches;
+    grid_launches, short_launches, spread_launches, unaligned_samples_launches, added_launches, line_launches,
+    tile_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -1165,7 +1166,7 @@ static bool is_spread(const char *kernel)
 }
 
 /* One of columns_unaligned.cu, whose samples begin and end inside of vectors. */
-static bool is_uneven(const char *kernel)
+static bool is_unaligned_samples(const char *kernel)
 {
     return strstr(kernel, "_columns_unaligned_") != NULL;
 }
@@ -1951,10 +1952,10 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const bool uneven = is_uneven(launch->name);
-    /* Uneven: rows enough wherever a sample begins in its first vector. */
-    const int64_t rows = uneven ? up(p->s * p->c + vector_elements - 1, p->c * g->folded) : p->s / g->folded;
-    CHECK(g->folded >= 1 && g->rows == rows && (uneven || p->s % g->folded == 0) &&
+    const bool unaligned_samples = is_unaligned_samples(launch->name);
+    /* Unaligned samples: rows enough wherever a sample begins in its first vector. */
+    const int64_t rows = unaligned_samples ? up(p->s * p->c + vector_elements - 1, p->c * g->folded) : p->s / g->folded;
+    CHECK(g->folded >= 1 && g->rows == rows && (unaligned_samples || p->s % g->folded == 0) &&
               g->row_channels == p->c * g->folded && g->row_values == (int64_t)g->group * g->folded,
           "%s: %s: %d rows of %d folded, %d channels", test->name, launch->name, (int)g->rows, (int)g->folded,
           (int)g->row_channels);
@@ -1964,13 +1965,13 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
     folded_launches++;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
-        CHECK(views[i]->data == NULL ||
-                  ((uintptr_t)views[i]->data % 16 == 0 && (views[i]->batch % vector_elements == 0 || uneven) &&
-                   views[i]->channel == 1 && views[i]->position == p->c * g->folded),
+        CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 &&
+                                         (views[i]->batch % vector_elements == 0 || unaligned_samples) &&
+                                         views[i]->channel == 1 && views[i]->position == p->c * g->folded),
               "%s: %s: tensor %zu does not allow %d rows folded", test->name, launch->name, i, (int)g->folded);
     CHECK(g->blocks_wide == 1 && (int64_t)g->width * vector_elements == p->c * g->folded &&
               g->folded <= vector_elements && p->c * (g->folded / 2) % vector_elements != 0 &&
-              (!uneven || g->piece_bits == 0),
+              (!unaligned_samples || g->piece_bits == 0),
           "%s: %s: %d rows folded in %d vectors", test->name, launch->name, (int)g->folded, (int)g->width);
     const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
     const int64_t pieces = (g->group >> g->piece_bits) * at_once;
@@ -1984,8 +1985,8 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
 }
 
 /* Samples that begin and end inside of vectors: of tensors that are alike, and no wide row too few. */
-static void check_uneven(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int vector_elements)
+static void check_unaligned_samples(const struct plan_case *test, const struct fake_launch *launch,
+                                    const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -2104,9 +2105,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_compact(test, launch, &a, vector_elements);
             compact_launches++;
         }
-        if (is_uneven(launch->name)) {
-            check_uneven(test, launch, &a, vector_elements);
-            uneven_launches++;
+        if (is_unaligned_samples(launch->name)) {
+            check_unaligned_samples(test, launch, &a, vector_elements);
+            unaligned_samples_launches++;
         }
         if (is_of_grid(kept)) {
             check_grid(test, launch, &a, vector_elements);
@@ -2420,7 +2421,7 @@ static void test_plans(void)
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
     CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
-    CHECK(uneven_launches > 300, "samples began inside of vectors %d times", uneven_launches);
+    CHECK(unaligned_samples_launches > 300, "samples began inside of vectors %d times", unaligned_samples_launches);
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);

@@ -12,7 +12,8 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split,
+                   unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         /* Once. Without the loop ptxas orders the instructions of four kernels otherwise. */
         for (int pass = 0; pass < 1; pass++) {
             const int row = place.first + place.beside;
-            const column_edges<T, V, uneven> edges(a, place, row, keeps ? K + shared : 1 << 30);
+            const column_edges<T, V, unaligned_samples> edges(a, place, row, keeps ? K + shared : 1 << 30);
             const int count = edges.count;
 
             /* ---- load ---- */
@@ -78,7 +79,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 x_at.advance(place);
                 dy_at.advance(place);
             };
-            if constexpr (uneven) {
+            if constexpr (unaligned_samples) {
                 char *const first_x = x_at.base + x_at.at, *const first_dy = dy_at.base + dy_at.at;
                 x_at.at += edges.skipped();
                 dy_at.at += edges.skipped();
@@ -203,7 +204,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 #pragma unroll
                 for (int i = 0; i < H; i++)
                     x[i] -= shift[h * H + i];
-                if (chosen.of(p.activation) != NORMFUSE_IDENTITY && (!uneven || p.activation != NORMFUSE_IDENTITY)) {
+                if (chosen.of(p.activation) != NORMFUSE_IDENTITY &&
+                    (!unaligned_samples || p.activation != NORMFUSE_IDENTITY)) {
                     float z[H];
 #pragma unroll
                     for (int i = 0; i < H; i++)
@@ -251,7 +253,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 }
                 if (place.active) {
                     const int column = place.column * V - edges.later(), at = place.beside * channels + column;
-                    if (uneven && edges.later() > 0) {
+                    if (unaligned_samples && edges.later() > 0) {
                         /* The columns ahead of the first channel follow the last one. */
 #pragma unroll
                         for (int i = 0; i < V; i++) {
@@ -418,9 +420,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row, edges.lead());
                 char *const first_dx = dx.base + dx.at;
-                if constexpr (uneven)
+                if constexpr (unaligned_samples)
                     dx.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-                choose_activation<!uneven, true, true>(p.activation, [&](auto chosen) {
+                choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
                     struct row_values {
                         float x[V / H][H], dy[V / H][H];
                     };
@@ -450,7 +452,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                                 }
                             }
                             if (gives_dx) {
-                                if (uneven && left > edges.whole)
+                                if (unaligned_samples && left > edges.whole)
                                     of_edges[edges.result(count - left)] = dx_out;
                                 else
                                     dx.store(dx_out);
@@ -458,7 +460,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             }
                         });
                 });
-                if (uneven && gives_dx)
+                if (unaligned_samples && gives_dx)
                     store_edges<T>(edges, first_dx, of_edges);
                 if (sums)
                     join_threads();

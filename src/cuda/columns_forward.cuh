@@ -12,7 +12,8 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split, uneven = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split,
+                   unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int most_bits = V == 8 ? 3 : 2;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
          * the mean, slope and offset. */
         float shift[V], first[V] = {}, second[V] = {};
         const int row = place.first + place.beside;
-        const column_edges<T, V, uneven> edges(a, place, row, keeps ? K + shared : 1 << 30);
+        const column_edges<T, V, unaligned_samples> edges(a, place, row, keeps ? K + shared : 1 << 30);
         const int count = edges.count;
 
         /* ---- load ---- */
@@ -62,7 +63,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             copy_ahead(dynamic + slot * threads + (int)threadIdx.x, x.base + x.at, 0);
             x.advance(place);
         };
-        if constexpr (uneven) {
+        if constexpr (unaligned_samples) {
             char *const first_vector = x.base + x.at;
             x.at += edges.skipped();
             uint4 vector = make_uint4(0, 0, 0, 0);
@@ -216,13 +217,13 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 __syncthreads();
             if (place.active) {
                 const float count_here = (float)met, share = 1.0f / (float)max(met, 1);
-                const float share_of_fewer = uneven ? 1.0f / (float)max(met - 1, 1) : share;
+                const float share_of_fewer = unaligned_samples ? 1.0f / (float)max(met - 1, 1) : share;
                 /* A bit for each element that an edge lacks. */
-                const unsigned lacking = uneven ? ~(~0u << edges.begin()) | ~0u << edges.finish() : 0;
-                const auto met_of = [&](int i) { return met - (uneven ? (int)(lacking >> i & 1) : 0); };
+                const unsigned lacking = unaligned_samples ? ~(~0u << edges.begin()) | ~0u << edges.finish() : 0;
+                const auto met_of = [&](int i) { return met - (unaligned_samples ? (int)(lacking >> i & 1) : 0); };
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    const float mean = first[i] * (uneven && met_of(i) != met ? share_of_fewer : share);
+                    const float mean = first[i] * (unaligned_samples && met_of(i) != met ? share_of_fewer : share);
                     second[i] -= first[i] * mean;
                     first[i] = mean;
                 }
@@ -233,7 +234,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     const bool any = met_here > 0;
                     if (i < pieces_a_vector) {
                         const int of_row = (place.column << vector_bits) + i - edges.later();
-                        const int piece = of_row + (uneven && of_row < 0 ? channels : 0),
+                        const int piece = of_row + (unaligned_samples && of_row < 0 ? channels : 0),
                                   group = divide(piece, g.by_pieces);
                         of_pieces[group * entries + place.beside * pieces + piece - group * pieces] = {
                             any ? shift[i] : 0.0f, any ? first[i] : 0.0f, any ? second[i] : 0.0f,
@@ -283,12 +284,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     for (int i = lane; i < own; i += lanes) {
                         const piece_sums<float> found = of_group[row * groups_here * entries + i];
                         mean += found.count * ((found.first - base) + found.mean);
-                        if (uneven)
+                        if (unaligned_samples)
                             met_in_all += found.count;
                     }
                 }
                 /* Exact, of no more than 2^24. */
-                const float count_part = uneven ? sum_few(met_in_all, lanes) : rows_part;
+                const float count_part = unaligned_samples ? sum_few(met_in_all, lanes) : rows_part;
                 mean = sum_few(mean, lanes) / max(count_part, 1.0f);
 #pragma unroll 1
                 for (int row = 0; row < g.folded; row++) {
@@ -402,22 +403,22 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 forget(kept[k]);
             cursor y(p.y, p.x, place, row, edges.lead());
             char *const first_result = y.base + y.at;
-            if constexpr (uneven)
+            if constexpr (unaligned_samples)
                 y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
             /* The same rows of the team that this block has next are asked for as places become free. */
             const int next_team = team + g.teams;
             is_loaded = keeps && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
                         g.row_channels == g.blocks_wide * g.width * V;
             cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
-            choose_activation<!uneven, true, true>(p.activation, [&](auto chosen) {
+            choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
                 walk_all([&](float(&z)[V], int slot, int left) {
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         z[i] = fma(z[i] - shift[i], first[i], second[i]);
-                    activate<fast, !uneven>(z, chosen, p.activation, (float)p.act_param);
+                    activate<fast, !unaligned_samples>(z, chosen, p.activation, (float)p.act_param);
                     const raw<T, V> vector = make_vector<T, V>(z);
                     bool is_edge = false;
-                    if constexpr (uneven) {
+                    if constexpr (unaligned_samples) {
                         is_edge = left > edges.whole;
                         if (is_edge)
                             of_edges[edges.result(count - left)] = vector;
@@ -429,7 +430,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         load(next, slot);
                 });
             });
-            if constexpr (uneven)
+            if constexpr (unaligned_samples)
                 store_edges<T>(edges, first_result, of_edges);
         }
 

@@ -102,7 +102,7 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     const bool sums = (phases & first) != 0;
     bool found;
     struct shape general = *shape;
-    if (keeps && shape->uneven) {
+    if (keeps && shape->unaligned_samples) {
         general = normfuse_cuda_narrowed(shape);
         shape = &general;
     } else if (keeps && shape->problem->columns && shape->direction == BACKWARD &&

@@ -30,8 +30,8 @@ struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape 
     g.row_channels = (int32_t)(p->c * shape->folded);
     g.row_values = (int32_t)(group * shape->folded);
     /* A sample begins up to all but one elements into its first vector. */
-    g.rows = (int32_t)(shape->uneven ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
-                                     : p->s / shape->folded);
+    g.rows = (int32_t)(shape->unaligned_samples ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
+                                                : p->s / shape->folded);
     g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
     g.group = (int32_t)group;
     g.sums_by_channel = g.all_samples;
@@ -67,10 +67,10 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
         g->group_bits++;
     while (g->channel_bits < 5 && channels / g->folded << (g->channel_bits + 1) <= threads)
         g->channel_bits++;
-    while (!shape->uneven && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
+    while (!shape->unaligned_samples && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
         g->piece_bits++;
     /* Once more, for rows that begin inside of vectors. */
-    if (shape->uneven)
+    if (shape->unaligned_samples)
         groups += groups / g->folded;
     g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
     g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
@@ -464,10 +464,10 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const struct normfuse_problem *const p = shape->problem;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const bool known = shape->known || shape->added;
-    const enum normfuse_cuda_schedule small = shape->known    ? NORMFUSE_SCHEDULE_elementwise
-                                              : shape->added  ? NORMFUSE_SCHEDULE_elementwise_residual
-                                              : shape->uneven ? NORMFUSE_SCHEDULE_unaligned
-                                                              : NORMFUSE_SCHEDULE_two_pass;
+    const enum normfuse_cuda_schedule small = shape->known               ? NORMFUSE_SCHEDULE_elementwise
+                                              : shape->added             ? NORMFUSE_SCHEDULE_elementwise_residual
+                                              : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
+                                                                         : NORMFUSE_SCHEDULE_two_pass;
     const int64_t slots = vectors_of(shape, small);
     step->geometry = normfuse_cuda_columns_geometry(shape, width, group);
     struct normfuse_cuda_geometry *const g = &step->geometry;

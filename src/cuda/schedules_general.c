@@ -251,7 +251,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const bool keeps = step->geometry.general.keeps;
     const double missed = keeps || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
     const double reach = fmin(1.0, running * step->threads / (320.0 * device->multiprocessors));
-    const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
+    const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (keeps ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
@@ -269,8 +269,8 @@ static double estimate(const struct shape *given, const struct step *step)
     const double row = step->geometry.width * (double)shape->vector_bytes;
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
-    double time = moved / (policy->bytes_a_microsecond * reach) * uneven * narrow * derivative * thin + 3.0 + first +
-                  once * (waves - 1.0);
+    double time = moved / (policy->bytes_a_microsecond * reach) * unaligned_samples * narrow * derivative * thin + 3.0 +
+                  first + once * (waves - 1.0);
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
     return time;

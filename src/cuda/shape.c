@@ -36,24 +36,24 @@ int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
 }
 
 /* How many rows have to be walked as one so that every tensor can be read and written in vectors of 16 bytes: one, or
- * under columns the fewest adjacent ones that are whole vectors; 0 where that is impossible. `uneven`: though samples
- * begin and end inside of vectors. */
-int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements, bool uneven)
+ * under columns the fewest adjacent ones that are whole vectors; 0 where that is impossible. `unaligned_samples`:
+ * though samples begin and end inside of vectors. */
+int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements, bool unaligned_samples)
 {
     enum { MOST_VECTORS = 512 }; /* of rows folded, which a block has whole */
     int64_t folded = 1;
     if (p->columns && p->c % elements != 0) {
         folded = normfuse_cuda_common_multiple(p->c, elements) / p->c;
-        if ((p->s % folded != 0 && !uneven) || p->c * folded / elements > MOST_VECTORS)
+        if ((p->s % folded != 0 && !unaligned_samples) || p->c * folded / elements > MOST_VECTORS)
             return 0;
-    } else if (uneven || (!p->columns && p->s % elements != 0)) {
+    } else if (unaligned_samples || (!p->columns && p->s % elements != 0)) {
         return 0;
     }
     const struct normfuse_view *views[VIEWS];
     const int count = present_views(p, views);
     for (int i = 0; i < count; i++) {
         const struct normfuse_view *const view = views[i];
-        if ((uintptr_t)view->data % 16 != 0 || (view->batch % elements != 0 && !uneven) ||
+        if ((uintptr_t)view->data % 16 != 0 || (view->batch % elements != 0 && !unaligned_samples) ||
             (!p->columns   ? view->position != 1 || view->channel % elements != 0
              : folded == 1 ? view->channel != 1 || view->position % elements != 0
                            : view->channel != 1 || view->position != p->c))
@@ -71,9 +71,10 @@ int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group)
     if (shape->folded <= 1)
         return INT64_MAX;
     const int64_t in_lane = forward ? 16 + least(group, 16) : 16;
-    const int64_t pieces = !forward        ? 1
-                           : shape->uneven ? group
-                                           : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
+    const int64_t pieces = !forward ? 1
+                           : shape->unaligned_samples
+                               ? group
+                               : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
     return in_lane / shape->folded * 32 / pieces;
 }
 
@@ -241,7 +242,7 @@ static bool takes_addition(const struct normfuse_problem *p, const struct shape 
 struct shape normfuse_cuda_narrowed(const struct shape *shape)
 {
     struct shape narrow = *shape;
-    narrow.wide = narrow.ragged = narrow.plain = narrow.uneven = false;
+    narrow.wide = narrow.ragged = narrow.plain = narrow.unaligned_samples = false;
     narrow.elements = narrow.folded = 1;
     narrow.vector_bytes = normfuse_type_bytes(shape->problem->type);
     return narrow;
@@ -274,9 +275,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     const int64_t d = group_of(p);
     if (shape->folded > 1 && (normfuse_experiment("FOLDED", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
         shape->folded = 0;
-    if (shape->folded == 0 && shape->plain && normfuse_experiment("UNEVEN", 1)) {
+    if (shape->folded == 0 && shape->plain && normfuse_experiment("UNALIGNED_SAMPLES", 1)) {
         shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
-        shape->uneven = shape->folded > 0;
+        shape->unaligned_samples = shape->folded > 0;
     }
     shape->wide = shape->folded > 0;
     /* Under runs the plain kernels of whole vectors lack derivatives that those of ragged ones have. */

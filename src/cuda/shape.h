@@ -19,23 +19,23 @@ struct shape {
     bool has_grid_barriers;
     bool explains; /* NORMFUSE_VERBOSE=plan */
     int direction;
-    bool wide;            /* vectors of 16 bytes, whole ones */
-    bool ragged;          /* vectors that rows begin and end inside of: where the tensors allow no others */
-    int elements;         /* elements of a vector */
-    int32_t folded;       /* columns: rows that are walked as one, so that they are whole vectors */
-    bool uneven;          /* these and samples do not end together, which two passes can bear */
-    size_t value_bytes;   /* of what is computed in */
-    bool same_strides;    /* of all tensors */
-    bool alike;           /* the tensors have the same strides, and what a block has of one fewer than 2^31 bytes */
-    bool plain;           /* vectors of singles or halves, nothing is added, the tensors are alike */
-    bool compact;         /* cluster and grid of group norm: plain, parameters that can be read in vectors */
-    bool few_rows;        /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
-    bool batch;           /* grid_pipeline_batch: batch norm, the same */
-    bool known;           /* elementwise: evaluation and affine, the same */
-    bool added;           /* elementwise_residual: what has an addition before the activation */
-    bool has_pipeline;    /* grid_pipeline can take it */
-    bool wants_gradients; /* the parameters' */
-    int tensors;          /* that a kernel holds: x, or x and dy */
+    bool wide;              /* vectors of 16 bytes, whole ones */
+    bool ragged;            /* vectors that rows begin and end inside of: where the tensors allow no others */
+    int elements;           /* elements of a vector */
+    int32_t folded;         /* columns: rows that are walked as one, so that they are whole vectors */
+    bool unaligned_samples; /* these and samples do not end together, which two passes can bear */
+    size_t value_bytes;     /* of what is computed in */
+    bool same_strides;      /* of all tensors */
+    bool alike;             /* the tensors have the same strides, and what a block has of one fewer than 2^31 bytes */
+    bool plain;             /* vectors of singles or halves, nothing is added, the tensors are alike */
+    bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
+    bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
+    bool batch;             /* grid_pipeline_batch: batch norm, the same */
+    bool known;             /* elementwise: evaluation and affine, the same */
+    bool added;             /* elementwise_residual: what has an addition before the activation */
+    bool has_pipeline;      /* grid_pipeline can take it */
+    bool wants_gradients;   /* the parameters' */
+    int tensors;            /* that a kernel holds: x, or x and dy */
     size_t vector_bytes;
     double bytes; /* that must move at least */
 };
@@ -95,7 +95,7 @@ enum { VIEWS = 9 };
 void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
-int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool uneven);
+int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
 int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
