@@ -1111,7 +1111,7 @@ struct plan_case {
 static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0, NULL};
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, general_launches, ragged_launches, folded_launches, compact_launches,
+static int too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
     grid_launches, short_launches, spread_launches, unaligned_samples_launches, added_launches, line_launches,
     tile_launches;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
@@ -1130,7 +1130,7 @@ static int64_t levels(int64_t adding)
 }
 
 /* Packs aligned in memory whose first and last ones in a row have elements of other rows. */
-static bool is_ragged(const char *kernel)
+static bool is_unaligned(const char *kernel)
 {
     return strstr(kernel, "_rows_unaligned_") != NULL;
 }
@@ -1223,7 +1223,7 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
 }
 
 static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
-                          int vector_elements, bool ragged, bool backward)
+                          int vector_elements, bool unaligned, bool backward)
 {
     if (is_general(kernel))
         return longest_way_of_general(a, vector_elements, backward);
@@ -1231,7 +1231,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     /* What of a vector belongs to a row: adding the zeros in the place of the others rounds nothing. */
-    const int64_t of_vector = ragged && p->s < vector_elements ? p->s : vector_elements;
+    const int64_t of_vector = unaligned && p->s < vector_elements ? p->s : vector_elements;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     if (is_line(kernel)) {
@@ -1484,7 +1484,7 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
             for (int64_t row = chunk * g->part_rows + lane; row < end; row += g->unit_lanes)
                 for (int64_t k = 0; k < vector_elements; k++) {
                     const int64_t begin = n * p->x.batch + (p->columns ? 0 : channel * p->x.channel);
-                    const int64_t lead = g->ragged ? begin % vector_elements : 0;
+                    const int64_t lead = g->unaligned ? begin % vector_elements : 0;
                     const int64_t at = (p->columns ? row * row_channels + channel : row * vector_elements) + k - lead;
                     if (at < 0 || at >= (p->columns ? p->s * p->c : p->s))
                         continue;
@@ -1518,9 +1518,9 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         tensors +=
             view == &p->x || view == &p->dy || (view == &p->post_add && (backward ? p->activation != 0 : applies));
     }
-    HOLDS(vector_elements == 1 || g->ragged || (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
+    HOLDS(vector_elements == 1 || g->unaligned || (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
     HOLDS(g->folded == g->copies && (g->folded == 1 || (p->columns && p->x.position == p->c * g->folded)));
-    HOLDS(!g->ragged || (vector_elements > 1 && g->piece_bits == 0 && (!p->columns || g->part_samples == 1)) ||
+    HOLDS(!g->unaligned || (vector_elements > 1 && g->piece_bits == 0 && (!p->columns || g->part_samples == 1)) ||
           !p->columns);
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
           g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
@@ -1595,8 +1595,8 @@ static void count_elements(const struct normfuse_cuda_arguments *a, int vector_e
         }
 }
 
-static void check_ragged(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int vector_elements)
+static void check_unaligned(const struct plan_case *test, const struct fake_launch *launch,
+                            const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
@@ -2035,11 +2035,12 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
-    const bool ragged = is_ragged(launch->name), line = is_line(launch->name);
+    const bool unaligned = is_unaligned(launch->name), line = is_line(launch->name);
     const bool tile = is_tile(launch->name), general = is_general(launch->name) || tile;
     HOLDS(backward == test->backward &&
           (line || tile || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
-    HOLDS(vector_elements == 1 || ragged || general || (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
+    HOLDS(vector_elements == 1 || unaligned || general ||
+          (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
     if (p->columns && !line && !general)
         check_folded(test, launch, &a, vector_elements);
     HOLDS(vector_elements == 1 || !test->misaligned);
@@ -2069,7 +2070,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(!p->columns || line || general || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
           g->width * vector_elements % g->group == 0);
     /* All elements, once. */
-    const int64_t vectors = ragged ? g->spans : (p->columns ? p->c * g->folded : p->s) / vector_elements;
+    const int64_t vectors = unaligned ? g->spans : (p->columns ? p->c * g->folded : p->s) / vector_elements;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->sets * g->rows;
     if (tile) {
@@ -2082,10 +2083,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         line_launches++;
     } else if (!p->columns) {
         HOLDS(g->spans == vectors && g->spans <= up(p->s + vector_elements - 1, vector_elements));
-        if (ragged) {
+        if (unaligned) {
             HOLDS(g->sets_a_block == 1);
-            ragged_launches++;
-            check_ragged(test, launch, &a, vector_elements);
+            unaligned_launches++;
+            check_unaligned(test, launch, &a, vector_elements);
         }
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         /* Of a thread's values that are summed about one of them. */
@@ -2191,7 +2192,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
           used, scratch_address_bytes);
     if (gathers) {
-        const double way = longest_way(&a, launch->name, kept, launch->threads, vector_elements, ragged, backward);
+        const double way = longest_way(&a, launch->name, kept, launch->threads, vector_elements, unaligned, backward);
         CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
               launch->name, way, arithmetic->additions);
     }
@@ -2427,7 +2428,7 @@ static void test_plans(void)
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);
     CHECK(spread_launches > 40, "kernels of samples spread over the grid were launched %d times", spread_launches);
     CHECK(grid_launches > 50, "kernels of the whole grid were launched %d times", grid_launches);
-    CHECK(ragged_launches > 500, "rows that are not aligned took vectors of 16 bytes %d times", ragged_launches);
+    CHECK(unaligned_launches > 500, "rows that are not aligned took vectors of 16 bytes %d times", unaligned_launches);
     if (too_little_shared > 0)
         harness_skip("%d problems of many channels were refused where a block has less than 160 KB of shared memory",
                      too_little_shared);

@@ -22,7 +22,7 @@ template <typename T, int V, bool columns> struct general_tile {
     int n, samples, row;                             /* the first sample and row (vector of a channel), and how many */
     int each, count;                                 /* vectors of the thread, of a sample and of all */
     bool active;
-    /* Ragged: elements of its first vector that are before a line (of a channel of a sample; columns: a sample), and
+    /* Unaligned: elements of its first vector that are before a line (of a channel of a sample; columns: a sample), and
      * how many channels before its first one a row of the vectors begins. */
     int lead, later;
 
@@ -51,7 +51,7 @@ template <typename T, int V, bool columns> struct general_tile {
         const int rows = min(g.rows, (chunk + 1) * g.part_rows) - row;
         each = active && rows > 0 ? divide(rows + lanes - 1, g.by_rows_at_once) : 0;
         count = each * samples;
-        lead = later = g.ragged ? lead_of(a, n) : 0;
+        lead = later = g.unaligned ? lead_of(a, n) : 0;
         while (columns && later >= (int)a.problem.c)
             later -= (int)a.problem.c;
     }
@@ -113,11 +113,11 @@ template <typename T, int V, bool columns> struct general_ranges {
     int element, first; /* of the line, in the vector's place 0: of the next vector, and of a sample's first one */
     int step;           /* elements from vector to vector */
     int length, in_sample, sample;
-    bool ragged;
+    bool unaligned;
 
     __device__ __forceinline__ general_ranges(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile)
     {
-        ragged = V > 1 && a.geometry.ragged;
+        unaligned = V > 1 && a.geometry.unaligned;
         in_sample = 0;
         sample = tile.n;
         const int row = columns ? a.geometry.row_channels : V;
@@ -129,7 +129,7 @@ template <typename T, int V, bool columns> struct general_ranges {
     __device__ __forceinline__ general_range<V> next(const normfuse_cuda_arguments &a,
                                                      const general_tile<T, V, columns> &tile)
     {
-        if (!ragged)
+        if (!unaligned)
             return {0, V};
         const general_range<V> range = {max(0, -element), min(V, length - element)};
         element += step;
@@ -147,7 +147,7 @@ template <typename T, int V, bool columns> struct general_ranges {
     {
         int count = 0;
 #pragma unroll 1
-        for (int k = 0; ragged && tile.each > 0 && k < tile.samples; k++) {
+        for (int k = 0; unaligned && tile.each > 0 && k < tile.samples; k++) {
             const int from = first - tile.lead_of(a, tile.n + k) + i;
             count += from < 0;
 #pragma unroll 1
@@ -274,7 +274,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     __device__ __forceinline__ void copy(uint4 *to)
     {
         const int64_t at = next.of[0].at;
-        if (a.geometry.ragged) {
+        if (a.geometry.unaligned) {
             const int64_t aligned = at & ~(int64_t)15;
 #pragma unroll
             for (int i = 0; i < N; i++)
@@ -361,7 +361,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             if (tile.count > 0)
                 found = read(first_slot);
             if constexpr (sizeof(T) <= 4) {
-                if (a.geometry.ragged) {
+                if (a.geometry.unaligned) {
                     general_ranges<T, V, columns> ranges(a, tile);
                     const general_range<V> range = ranges.next(a, tile), after = ranges.next(a, tile);
                     const bool has_next = columns && tile.count > 1;

@@ -85,11 +85,11 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                     shift[i] = u[i];
             } else {
                 /* The line's own first one. */
-                const int begin = V > 1 && g.ragged ? max(0, tile.lead - tile.row * V) : 0;
+                const int begin = V > 1 && g.unaligned ? max(0, tile.lead - tile.row * V) : 0;
 #pragma unroll
                 for (int i = V - 1; i >= 0; i--)
                     shift[0] = i >= begin ? u[i] : shift[0];
-                if (V > 1 && g.ragged && tile.each > 0 && tile.row * V - tile.lead >= (int)p.s)
+                if (V > 1 && g.unaligned && tile.each > 0 && tile.row * V - tile.lead >= (int)p.s)
                     shift[0] = of_later_sample<T, V>(a, tile);
 #pragma unroll
                 for (int i = 0; i < V; i++)
@@ -117,7 +117,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         const general_ranges<T, V, columns> ranges(a, tile);
 #pragma unroll
         for (int i = 0; i < V; i++)
-            numbers[i % W] += tile.count - (V > 1 && g.ragged ? ranges.lacking(a, tile, i) : 0);
+            numbers[i % W] += tile.count - (V > 1 && g.unaligned ? ranges.lacking(a, tile, i) : 0);
         R mean[W], squares[W];
         if constexpr (!columns) {
 #pragma unroll

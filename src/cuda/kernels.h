@@ -92,10 +92,10 @@ struct normfuse_cuda_divisor {
 
 /* A tile is what one block holds at a time.
  *
- * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` vectors each (ragged: as
- * many as the stretch that needs most); its vectors are counted through, and a part of a set is part_rows of them. The
- * forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a segment,
- * has segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
+ * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` vectors each (unaligned:
+ * as many as the stretch that needs most); its vectors are counted through, and a part of a set is part_rows of them.
+ * The forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a
+ * segment, has segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
  *
  * Columns. A team is `width` vectors of channels of one sample, or of all samples when `all_samples`; a part of it is
  * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors, `folded`
@@ -112,7 +112,7 @@ struct normfuse_cuda_geometry {
     int32_t rows; /* of a set or team */
     int32_t part_rows;
     int32_t parts;  /* blocks a set or team */
-    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of ragged runs alone */
+    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned runs alone */
     int32_t kept_shared; /* vectors of each tensor that a thread keeps in shared memory beside those in registers */
     int32_t teams;       /* exchange by the grid: sets at a time, each with a grid_barrier */
     int32_t exchange;    /* enum normfuse_cuda_exchange */
@@ -145,8 +145,8 @@ struct normfuse_cuda_geometry {
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t joined_blocks; /* that share norm groups */
-    int32_t ragged;    /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a sample)
-                          begins    and ends inside of them */
+    int32_t unaligned; /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a sample)
+                       begins    and ends inside of them */
     int32_t copies;    /* columns folded: of each channel in what is walked as a row */
     int32_t stores_dz; /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     int32_t shares;    /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */

@@ -129,16 +129,16 @@ __device__ __forceinline__ void weigh(const normfuse_problem &p, const asked_wei
 /* Which elements of a vector are its stretch's: element i is element `first` + i of the stretch, where it has that
  * many.
  */
-template <int V, bool ragged> struct run_elements {
+template <int V, bool unaligned> struct run_elements {
     int first, stretch;
 
     __device__ __forceinline__ int begin() const
     {
-        return ragged ? max(0, -first) : 0;
+        return unaligned ? max(0, -first) : 0;
     }
     __device__ __forceinline__ int end() const
     {
-        return ragged ? max(0, min(V, stretch - first)) : V;
+        return unaligned ? max(0, min(V, stretch - first)) : V;
     }
     __device__ __forceinline__ int count() const
     {
@@ -151,7 +151,7 @@ template <int V, bool ragged> struct run_elements {
     /* By a bit of one mask: a comparison for each would be two instructions. */
     __device__ __forceinline__ bool has(int i) const
     {
-        return !ragged || (~0u << begin() & ~(~0u << end()) & 1u << i) != 0;
+        return !unaligned || (~0u << begin() & ~(~0u << end()) & 1u << i) != 0;
     }
 };
 
@@ -159,10 +159,11 @@ template <int V, bool ragged> struct run_elements {
  * the call's tensors have the same strides and sets below 2^31 bytes, so that one place of 32 bits is found for all of
  * them; `strides` is then the same view for each.
  *
- * `ragged`: vectors are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of others,
- * and its very last may hold none of its own; `data` is then the vector that the set begins in, `lead` bytes into it.
+ * `unaligned`: vectors are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of
+ * others, and its very last may hold none of its own; `data` is then the vector that the set begins in, `lead` bytes
+ * into it.
  */
-template <typename T, int V, bool alike, bool ragged> struct run_tensor {
+template <typename T, int V, bool alike, bool unaligned> struct run_tensor {
     char *data;
     int64_t outer, inner; /* bytes */
     unsigned lead;
@@ -170,7 +171,7 @@ template <typename T, int V, bool alike, bool ragged> struct run_tensor {
     __device__ __forceinline__ run_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view,
                                           const normfuse_view &strides, int n, int c)
     {
-        static_assert(!ragged || (alike && V > 1), "ragged vectors are of 16 bytes, of tensors that are alike");
+        static_assert(!unaligned || (alike && V > 1), "unaligned vectors are of 16 bytes, of tensors that are alike");
         /* Found again for each walk: kept from one to the next these would be more registers than the vectors. */
         if (!alike)
             asm volatile("" : "+r"(n), "+r"(c));
@@ -178,15 +179,15 @@ template <typename T, int V, bool alike, bool ragged> struct run_tensor {
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? strides.batch : strides.channel) * (int64_t)sizeof(T);
         inner = V > 1 ? (int64_t)sizeof(T) * V : strides.position * (int64_t)sizeof(T);
         lead = 0;
-        if constexpr (ragged) {
+        if constexpr (unaligned) {
             lead = (unsigned)reinterpret_cast<uintptr_t>(data) % 16;
             data -= lead;
         }
     }
-    /* Ragged: bytes from `data` to a vector and to the first element of a stretch. */
+    /* Unaligned: bytes from `data` to a vector and to the first element of a stretch. */
     __device__ __forceinline__ unsigned place(const normfuse_cuda_geometry &g, int index, int stretch) const
     {
-        if (!ragged)
+        if (!unaligned)
             return 0;
         return (start(stretch) & ~15u) + (unsigned)(index - stretch * g.spans) * 16;
     }
@@ -196,7 +197,7 @@ template <typename T, int V, bool alike, bool ragged> struct run_tensor {
     }
     __device__ __forceinline__ char *at(const normfuse_cuda_geometry &g, int index, int stretch) const
     {
-        if constexpr (ragged)
+        if constexpr (unaligned)
             return data + place(g, index, stretch);
         if (alike) {
             const unsigned gap = (unsigned)outer - (unsigned)g.spans * (unsigned)(sizeof(T) * V);
@@ -208,12 +209,12 @@ template <typename T, int V, bool alike, bool ragged> struct run_tensor {
 };
 
 /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
-template <typename T, int V, bool alike, bool ragged>
-__device__ __forceinline__ run_elements<V, ragged> elements_of(const normfuse_cuda_arguments &a,
-                                                               const run_vectors &vectors, int index)
+template <typename T, int V, bool alike, bool unaligned>
+__device__ __forceinline__ run_elements<V, unaligned> elements_of(const normfuse_cuda_arguments &a,
+                                                                  const run_vectors &vectors, int index)
 {
-    if constexpr (ragged) {
-        const run_tensor<T, V, alike, ragged> x(a, a.problem.x, a.problem.x, vectors.n, vectors.c);
+    if constexpr (unaligned) {
+        const run_tensor<T, V, alike, unaligned> x(a, a.problem.x, a.problem.x, vectors.n, vectors.c);
         const int stretch = divide(index, a.geometry.by_spans);
         const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
         return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};
@@ -222,23 +223,23 @@ __device__ __forceinline__ run_elements<V, ragged> elements_of(const normfuse_cu
     }
 }
 
-/* Where the tensors of a call end, in bytes from run_tensor's `data` (2^32 - 1 where that is further): ragged vectors
- * may reach beyond. */
-template <typename T, bool ragged> struct run_end {
+/* Where the tensors of a call end, in bytes from run_tensor's `data` (2^32 - 1 where that is further): unaligned
+ * vectors may reach beyond. */
+template <typename T, bool unaligned> struct run_end {
     unsigned bytes;
 
     __device__ __forceinline__ run_end(const normfuse_cuda_arguments &a, const run_vectors &vectors, unsigned lead)
     {
         const normfuse_problem &p = a.problem;
         bytes = 0;
-        if constexpr (ragged) {
+        if constexpr (unaligned) {
             const int64_t last = (p.n - 1 - vectors.n) * p.x.batch + (p.c - 1 - vectors.c) * p.x.channel;
             bytes = (unsigned)min((int64_t)lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
         }
     }
     __device__ __forceinline__ bool cuts(unsigned place) const
     {
-        return ragged && place + 16 > bytes;
+        return unaligned && place + 16 > bytes;
     }
 };
 
@@ -263,14 +264,14 @@ template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data
 }
 
 /* Never an element of another stretch: someone else may be writing it. */
-template <typename T, int V, bool ragged>
-__device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, const run_elements<V, ragged> &own)
+template <typename T, int V, bool unaligned>
+__device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, const run_elements<V, unaligned> &own)
 {
     if (own.are_all()) {
         store_vector<T, V>(data, 0, vector);
         return;
     }
-    if constexpr (ragged) {
+    if constexpr (unaligned) {
         /* One address with offsets: the compiler would find that of each element again. */
         asm("" : "+l"(data));
         const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};

@@ -91,11 +91,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
     constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
-                   ragged = schedule == NORMFUSE_SCHEDULE_unaligned;
-    using tensor = run_tensor<T, V, !many, ragged>;
-    /* Lanes alone have additions and tensors of different strides. Beside them ragged tiles alone have the rare
+                   unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
+    using tensor = run_tensor<T, V, !many, unaligned>;
+    /* Lanes alone have additions and tensors of different strides. Beside them unaligned tiles alone have the rare
      * derivatives, by a call in each vector. */
-    constexpr bool fast = sizeof(T) == 2, all = many || ragged;
+    constexpr bool fast = sizeof(T) == 2, all = many || unaligned;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
@@ -112,7 +112,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = schedule == NORMFUSE_SCHEDULE_split || ragged;
+    const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(!keeps && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             first = ask_gradient(a, vectors, (int)threadIdx.x);
         {
             const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
-            const run_end<T, ragged> end(a, vectors, x.lead);
+            const run_end<T, unaligned> end(a, vectors, x.lead);
             int index = vectors.index;
             if constexpr (!many) {
 #pragma unroll 1
@@ -204,7 +204,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 }
                 index += vectors.step;
             }
-            if constexpr (ragged) {
+            if constexpr (unaligned) {
                 /* Once all others have been asked for: these are waited for. */
                 if (end.cuts(furthest)) {
                     index = vectors.index + shared * vectors.step;
@@ -281,7 +281,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         z[i] = p.from_y ? added[i] : z[i] + added[i];
                 }
-                differentiate_by<fast, !many && !ragged>(dy, z, chosen, p.activation, (R)p.act_param);
+                differentiate_by<fast, !many && !unaligned>(dy, z, chosen, p.activation, (R)p.act_param);
             }
         };
 
@@ -317,7 +317,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                         unpack<T, V>(x_vector, x);
                         unpack<T, V>(dy_vector, dy);
                         differentiate(chosen, own[channel_here], index, stretch, x, dy);
-                        const run_elements<V, ragged> elements = elements_of<T, V, !many, ragged>(a, vectors, index);
+                        const run_elements<V, unaligned> elements =
+                            elements_of<T, V, !many, unaligned>(a, vectors, index);
                         if (!elements.are_all()) {
                             /* Not by a factor of 0: what others have there may be infinite. */
 #pragma unroll
@@ -499,8 +500,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                         for (int i = 0; i < V; i++)
                             x[i] += added[i];
                     }
-                    store_own<T, V, ragged>(dx.at(g, index, stretch), make_vector<T, V>(x),
-                                            elements_of<T, V, !many, ragged>(a, vectors, index));
+                    store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
+                                               elements_of<T, V, !many, unaligned>(a, vectors, index));
                 }
             };
             walk(give, next);

@@ -57,9 +57,9 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
     constexpr bool plain = !many; /* lanes alone have additions and tensors of different strides */
     constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
-                   ragged = schedule == NORMFUSE_SCHEDULE_unaligned;
+                   unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass;
-    using tensor = run_tensor<T, V, plain, ragged>;
+    using tensor = run_tensor<T, V, plain, unaligned>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = schedule == NORMFUSE_SCHEDULE_split || ragged;
+    const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
     const bool backwards = !keeps && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 
     raw<T, V> kept[K];
     const auto own_of = [&](const run_vectors &vectors, int index) {
-        return elements_of<T, V, plain, ragged>(a, vectors, index);
+        return elements_of<T, V, plain, unaligned>(a, vectors, index);
     };
 
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
@@ -130,7 +130,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 ask_first<K>(kept, count, ask_vector);
             } else {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
-                const run_end<T, ragged> end(a, vectors, x.lead);
+                const run_end<T, unaligned> end(a, vectors, x.lead);
                 if constexpr (!many) {
 #pragma unroll 1
                     for (int k = 0; k < (asked ? 0 : shared); k++) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                             kept[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
                     }
                 }
-                if constexpr (ragged) {
+                if constexpr (unaligned) {
                     /* Once all others have been asked for: these are waited for. */
                     if (end.cuts(furthest)) {
 #pragma unroll
@@ -179,8 +179,8 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     const int stretch = divide(first, g.by_spans);
                     const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                     R value[1];
-                    /* A ragged vector of a stretch need not have elements of it; the stretch has a first. */
-                    unpack<T, 1>(load_vector<T, 1>(ragged ? x.data + x.start(stretch) : x.at(g, first, stretch), 0),
+                    /* A unaligned vector of a stretch need not have elements of it; the stretch has a first. */
+                    unpack<T, 1>(load_vector<T, 1>(unaligned ? x.data + x.start(stretch) : x.at(g, first, stretch), 0),
                                  value);
                     common = value[0];
                     if (!plain && p.pre_add.data) {
@@ -279,10 +279,10 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     if (!streams || index < vectors.end) {
                         R value[V];
                         unpack<T, V>(first, value);
-                        shift = value[ragged ? V - 1 : 0];
-                        if constexpr (ragged) {
+                        shift = value[unaligned ? V - 1 : 0];
+                        if constexpr (unaligned) {
                             /* Of the first vector that has one; only then from memory, so that none waits for it. */
-                            run_elements<V, ragged> own = own_of(vectors, index);
+                            run_elements<V, unaligned> own = own_of(vectors, index);
 #pragma unroll
                             for (int i = V - 2; i >= 0; i--)
                                 shift = own.has(i) ? value[i] : shift;
@@ -304,7 +304,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     walk_some([&](raw<T, V> &vector, int index) {
                         R value[V];
                         unpack<T, V>(vector, value);
-                        const run_elements<V, ragged> own = own_of(vectors, index);
+                        const run_elements<V, unaligned> own = own_of(vectors, index);
                         if (!own.are_all()) {
 #pragma unroll
                             for (int i = 0; i < V; i++)
@@ -444,7 +444,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                                 z[i] += added[i];
                         }
                         activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
-                        store_own<T, V, ragged>(to, make_vector<T, V>(z), own_of(vectors, index));
+                        store_own<T, V, unaligned>(to, make_vector<T, V>(z), own_of(vectors, index));
                     };
                     walk_shared(give, next);
                     walk_registers(give);

@@ -14,7 +14,7 @@ enum {
 };
 
 /* The shape as these kernels see it. Vectors of 16 bytes need tensors with the same strides, which begin where a vector
- * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are ragged
+ * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are unaligned
  * (columns: rows are walked folded). */
 static struct shape general_of(const struct shape *shape)
 {
@@ -28,16 +28,16 @@ static struct shape general_of(const struct shape *shape)
     general.elements = elements;
     general.vector_bytes = 16;
     if (!p->columns) {
-        general.ragged = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
-        const bool pays = 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, elements) && p->s < MOST_VALUES;
-        return general.ragged && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
+        general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
+        const bool pays = 2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements) && p->s < MOST_VALUES;
+        return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
     }
     if (p->type == NORMFUSE_F64)
         return narrow;
     if (p->c % elements == 0)
         return p->x.position % elements == 0 && p->x.batch % elements == 0 ? general : narrow;
     general.folded = (int32_t)(normfuse_cuda_common_multiple(p->c, elements) / p->c);
-    general.ragged = p->x.batch % elements != 0 || p->s % general.folded != 0;
+    general.unaligned = p->x.batch % elements != 0 || p->s % general.folded != 0;
     return p->x.position == p->c && p->s >= 2 * general.folded && (double)p->s * (double)p->c < MOST_VALUES ? general
                                                                                                             : narrow;
 }
@@ -107,12 +107,13 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         const int64_t units = vectors / unit, most_units = most(1, least(units, least(wide, THREADS) / unit));
         /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
         width = group < d ? unit : unit * divide_up(units, divide_up(units, most_units));
-        const int64_t rows =
-            shape->ragged ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
+        const int64_t rows = shape->unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
+                                              : p->s / shape->folded;
         lanes = least(most(1, THREADS / width), most(1, rows));
         g->rows = (int32_t)rows;
     } else {
-        const int64_t rows = shape->ragged ? normfuse_cuda_ragged_spans(p, shape->elements) : p->s / shape->elements;
+        const int64_t rows =
+            shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
         group = largest_divisor(d, most(1, THREADS / lanes));
@@ -125,7 +126,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     g->blocks_wide = (int32_t)divide_up(p->columns ? p->c * shape->folded / shape->elements : p->c, width);
     g->folded = g->copies = shape->folded;
     g->row_channels = (int32_t)(p->c * shape->folded);
-    g->ragged = shape->ragged;
+    g->unaligned = shape->unaligned;
     g->all_samples = normfuse_cuda_takes_all_samples(p);
     g->sums_by_channel = g->all_samples;
     g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
@@ -138,7 +139,7 @@ static void part_block(const struct shape *shape, struct normfuse_cuda_geometry 
 {
     g->part_rows = (int32_t)divide_up(g->rows, most(1, chunks));
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
-    const bool one_sample = !g->all_samples || (shape->problem->columns && g->ragged);
+    const bool one_sample = !g->all_samples || (shape->problem->columns && g->unaligned);
     g->part_samples = one_sample ? 1 : (int32_t)divide_up(shape->problem->n, most(1, stretches));
     g->parts = g->parts_a_sample * (g->all_samples ? (int32_t)divide_up(shape->problem->n, g->part_samples) : 1);
     g->sum_slots = g->parts * g->copies;
@@ -168,7 +169,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
         g->group_bits++;
     while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= step->threads)
         g->channel_bits++;
-    while (p->columns && !g->ragged && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
+    while (p->columns && !g->unaligned && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
         g->piece_bits++;
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;

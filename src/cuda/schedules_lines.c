@@ -34,12 +34,12 @@ static bool pays(const struct shape *shape)
     const bool forward = shape->direction == FORWARD;
     if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES && normfuse_cuda_takes_rows_as_tiles(shape))
         return false;
-    /* Vectors are the better way for long rows that are norm groups. Of ragged ones instance norm 2x1024x33x17 f16
+    /* Vectors are the better way for long rows that are norm groups. Of unaligned ones instance norm 2x1024x33x17 f16
      * 15.2 us, by vectors 7.2; 18x768x18x6 bf16 10.4, 20.4; backward 16x162x48 f32 7.8, 15.5; 1x16528x121 f16 27.7,
      * 50.7; 1x1707x1171 f32 40.2, 22.3. Of whole ones 1x2500x100 f32 3.8, 5.8; 32x15x200 bf16 3.8, 4.8; backward
      * 8x144x108 f32 7.5, 8.3; 1x2500x200 f16 10.0, 8.0. */
     if (!p->columns && group_of(p) == 1 && shape->plain)
-        return p->s <= (shape->ragged ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
+        return p->s <= (shape->unaligned ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
     if (!shape->wide || p->type == NORMFUSE_F64)
         return true;
     /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94. */

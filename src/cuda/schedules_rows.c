@@ -9,7 +9,7 @@ static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
-    g.spans = (int32_t)(shape->ragged ? normfuse_cuda_ragged_spans(p, shape->elements) : p->s / shape->elements);
+    g.spans = (int32_t)(shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements);
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
                                                          : p->c);
@@ -58,22 +58,22 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     return step->shared + 2048 <= shape->device->shared_per_block;
 }
 
-/* Sets so small that each segment of a warp holds one: of at most 128 elements, where vectors are ragged, so a warp
+/* Sets so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so a warp
  * that has one to itself would gain nothing by vectors. */
 static bool settle_lanes(const struct shape *shape, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    if (shape->ragged || (shape->wide && shape->problem->type == NORMFUSE_F64)) {
+    if (shape->unaligned || (shape->wide && shape->problem->type == NORMFUSE_F64)) {
         struct shape general = normfuse_cuda_narrowed(shape);
-        /* Ragged for their derivative alone. */
-        general.wide = shape->ragged && normfuse_cuda_rows_folded(shape->problem, shape->elements, false) == 1;
+        /* Unaligned for their derivative alone. */
+        general.wide = shape->unaligned && normfuse_cuda_rows_folded(shape->problem, shape->elements, false) == 1;
         if (general.wide) {
             general.elements = shape->elements;
             general.vector_bytes = shape->vector_bytes;
         }
         const struct normfuse_cuda_geometry given = *g;
         *g = rows_geometry(&general);
-        if (g->rows > 0 && normfuse_experiment("RAGGED", 1) == 1 && settle_lanes(&general, step))
+        if (g->rows > 0 && normfuse_experiment("UNALIGNED", 1) == 1 && settle_lanes(&general, step))
             return true;
         *g = given;
         return false;
@@ -165,7 +165,7 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
     if (g->sets * parts < blocks_wanted)
         parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
     parts = most(1, only != 0 ? only : parts);
-    struct split split = {.kept = shape->ragged ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
+    struct split split = {.kept = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
     int64_t threads = normfuse_experiment("THREADS", policy->many_threads[shape->direction]);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
@@ -204,7 +204,7 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
 /* The schedule of blocks that hold few vectors a thread. */
 static enum normfuse_cuda_schedule small_schedule(const struct shape *shape)
 {
-    return shape->ragged ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_two_pass;
+    return shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_two_pass;
 }
 
 /* Of few sizes the one with most sets on a multiprocessor at once, where its last wave is no emptier; of as many, the
@@ -214,7 +214,7 @@ static bool settle_whole(const struct shape *shape, struct step *step)
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_device *const device = shape->device;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const enum normfuse_cuda_schedule whole = shape->ragged ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
+    const enum normfuse_cuda_schedule whole = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
     const int64_t each = vectors_of(shape, whole);
     const int32_t *const sizes = policy->whole_threads[shape->direction];
     const int64_t widest = normfuse_experiment("WHOLE", sizes[0]);

@@ -114,7 +114,7 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
 
 /* Of `vector` elements: how many vectors that are aligned in memory a row can touch. Where in its first vector it
  * begins is a multiple of what divides the strides and the vector. */
-int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *p, int elements)
+int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *p, int elements)
 {
     const int64_t places = p->x.batch | p->x.channel | elements;
     return divide_up(p->s + elements - (places & -places), elements);
@@ -132,14 +132,14 @@ bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
 }
 
 /* Whether such vectors are possible (the tensors are alike), and carry more than one element each. */
-static bool allows_ragged_vectors(const struct normfuse_problem *p, int elements)
+static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
 {
     const struct normfuse_view *views[VIEWS];
     const int count = present_views(p, views);
     for (int i = 0; i < count; i++)
         if ((uintptr_t)views[i]->data % 16 != 0 || views[i]->position != 1)
             return false;
-    return !p->columns && 2 * p->s >= 3 * normfuse_cuda_ragged_spans(p, elements);
+    return !p->columns && 2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements);
 }
 
 /* Whether a thread can read a parameter of its vector's channels at once. */
@@ -242,7 +242,7 @@ static bool takes_addition(const struct normfuse_problem *p, const struct shape 
 struct shape normfuse_cuda_narrowed(const struct shape *shape)
 {
     struct shape narrow = *shape;
-    narrow.wide = narrow.ragged = narrow.plain = narrow.unaligned_samples = false;
+    narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = false;
     narrow.elements = narrow.folded = 1;
     narrow.vector_bytes = normfuse_type_bytes(shape->problem->type);
     return narrow;
@@ -280,15 +280,15 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         shape->unaligned_samples = shape->folded > 0;
     }
     shape->wide = shape->folded > 0;
-    /* Under runs the plain kernels of whole vectors lack derivatives that those of ragged ones have. */
+    /* Under runs the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
     const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
-    shape->ragged = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                    allows_ragged_vectors(p, shape->elements) && normfuse_experiment("RAGGED", 1) != 0;
-    shape->wide = shape->wide && !shape->ragged;
-    shape->plain = shape->plain && (shape->ragged || (shape->wide && !lacks_derivative));
+    shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
+                       allows_unaligned_vectors(p, shape->elements) && normfuse_experiment("UNALIGNED", 1) != 0;
+    shape->wide = shape->wide && !shape->unaligned;
+    shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)
         shape->folded = 1;
-    if (!shape->wide && !shape->ragged)
+    if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
     /* Columns of whole vectors, with weights that threads read in vectors. */
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 &&

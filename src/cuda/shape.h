@@ -20,7 +20,7 @@ struct shape {
     bool explains; /* NORMFUSE_VERBOSE=plan */
     int direction;
     bool wide;              /* vectors of 16 bytes, whole ones */
-    bool ragged;            /* vectors that rows begin and end inside of: where the tensors allow no others */
+    bool unaligned;         /* vectors that rows begin and end inside of: where the tensors allow no others */
     int elements;           /* elements of a vector */
     int32_t folded;         /* columns: rows that are walked as one, so that they are whole vectors */
     bool unaligned_samples; /* these and samples do not end together, which two passes can bear */
@@ -99,7 +99,7 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int el
 int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
-int64_t normfuse_cuda_ragged_spans(const struct normfuse_problem *problem, int elements);
+int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *problem, int elements);
 bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
 void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
 void normfuse_cuda_walk_folded(struct normfuse_problem *problem, int32_t from, int32_t to);
