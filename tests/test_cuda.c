@@ -381,7 +381,7 @@ static void settle(struct job *job)
     CHECK(touched, "%s: nothing was written", job->name);
 }
 
-/* The sync memory is ready for another call: the grid_barriers' counts are 0 again (their top bit tells barriers
+/* The sync memory is ready for another call: the grid barriers' counts are 0 again (their top bit tells barriers
  * apart). */
 static void drop(struct job *job)
 {

@@ -1864,7 +1864,7 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
         HOLDS((first + vector_elements - 1) / g->group - first / g->group <= 1);
     HOLDS(p->mean.type <= NORMFUSE_F32 && p->rstd.type <= NORMFUSE_F32 && p->activation != NORMFUSE_HARDSWISH);
     HOLDS(p->activation != NORMFUSE_RELU6);
-    /* A grid_barrier a sample, or one for all where blocks of all samples meet. */
+    /* A grid barrier a sample, or one for all where blocks of all samples meet. */
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
     HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 && g->teams == p->n &&
           c->of.grid.teams == p->n);

@@ -261,15 +261,15 @@ __device__ __forceinline__ void open_mail(mailbox &box, int bytes)
 /* Grid barriers are on cache lines of their own. */
 constexpr int grid_barrier_stride = 16;
 
-/* Block 0 of the team adds 2^31 - (parts - 1) to the grid_barrier and every other block 1: when all have, its top bit
- * has flipped and the lower ones are as they were, so that the grid_barrier is ready for the next barrier with nothing
+/* Block 0 of the team adds 2^31 - (parts - 1) to the grid barrier and every other block 1: when all have, its top bit
+ * has flipped and the lower ones are as they were, so that the grid barrier is ready for the next barrier with nothing
  * to reset. What any thread wrote before it arrived is seen by every thread of the team after it waited. */
 __device__ __forceinline__ uint32_t grid_barrier_share(int part, int parts)
 {
     return part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
 }
 
-/* One thread; `before` is what the grid_barrier said before this block added its share. */
+/* One thread; `before` is what the grid barrier said before this block added its share. */
 __device__ __forceinline__ void await_grid_barrier(const uint32_t *grid_barrier, uint32_t before)
 {
     uint32_t now;
@@ -278,7 +278,7 @@ __device__ __forceinline__ void await_grid_barrier(const uint32_t *grid_barrier,
     while (((now ^ before) & 0x80000000u) == 0);
 }
 
-/* What the grid_barrier says is asked for while the data arrive, which spares a way to memory and back: it cannot
+/* What the grid barrier says is asked for while the data arrive, which spares a way to memory and back: it cannot
  * change until this block has arrived, too. Thread 0. */
 __device__ __forceinline__ uint32_t look_at_grid_barrier(const uint32_t *grid_barrier)
 {

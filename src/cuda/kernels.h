@@ -42,7 +42,7 @@ enum normfuse_cuda_schedule {
     extern "C" __global__ void __maxnreg__(registers)                                                                  \
         NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)
 
-/* Words of sync memory that grid_barriers have; what follows counts blocks. */
+/* Words of sync memory that grid barriers have; what follows counts blocks. */
 enum { NORMFUSE_CUDA_GRID_BARRIER_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
 
 enum normfuse_cuda_kernel {
@@ -114,7 +114,7 @@ struct normfuse_cuda_geometry {
     int32_t parts;  /* blocks a set or team */
     int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned runs alone */
     int32_t kept_shared; /* vectors of each tensor that a thread keeps in shared memory beside those in registers */
-    int32_t teams;       /* exchange by the grid: sets at a time, each with a grid_barrier */
+    int32_t teams;       /* exchange by the grid: sets at a time, each with a grid barrier */
     int32_t exchange;    /* enum normfuse_cuda_exchange */
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
     /* runs */
@@ -164,7 +164,7 @@ struct normfuse_cuda_geometry {
 /* Blocks of a cluster over runs, at most. */
 enum { NORMFUSE_CUDA_RUN_CLUSTER = 8 };
 
-/* What normfuse_sync_bytes answers for every device: 1024 grid_barriers, each on a cache line of its own. */
+/* What normfuse_sync_bytes answers for every device: 1024 grid barriers, each on a cache line of its own. */
 enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
 
 struct normfuse_cuda_statistics {

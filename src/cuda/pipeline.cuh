@@ -274,20 +274,20 @@ __device__ __forceinline__ void append_near(moments<float> &to, const moments<fl
     to.count = count;
 }
 
-/* work(vector, place) for each of the thread's vectors of a tile, `folded` on their way at a time. */
-template <int folded, typename Read, typename Work>
+/* work(vector, place) for each of the thread's vectors of a tile, `at_a_time` of them on their way together. */
+template <int at_a_time, typename Read, typename Work>
 __device__ __forceinline__ void walk_vectors(const pipeline_place &place, int vectors, Read read, Work work)
 {
     const int step = place.vectors_at_once;
     int i = place.first;
 #pragma unroll 1
-    for (; i + (folded - 1) * step < vectors; i += folded * step) {
-        decltype(read(0)) here[folded];
+    for (; i + (at_a_time - 1) * step < vectors; i += at_a_time * step) {
+        decltype(read(0)) here[at_a_time];
 #pragma unroll
-        for (int k = 0; k < folded; k++)
+        for (int k = 0; k < at_a_time; k++)
             here[k] = read(i + k * step);
 #pragma unroll
-        for (int k = 0; k < folded; k++)
+        for (int k = 0; k < at_a_time; k++)
             work(here[k], i + k * step);
     }
 #pragma unroll 1
@@ -331,7 +331,7 @@ __device__ __forceinline__ void sum_gradients(tile_consumer &consumer, const uin
     });
 }
 
-/* All consumers of `parts` blocks; `before` is what thread 0 read of the grid_barrier while data arrived. */
+/* All consumers of `parts` blocks; `before` is what thread 0 read of the grid barrier while data arrived. */
 __device__ __forceinline__ void meet_blocks(uint32_t *grid_barrier, int part, int parts, uint32_t before, int consumers)
 {
     meet(MEETING_OF_CONSUMERS, consumers);

@@ -6,7 +6,7 @@
 
 #include "shape.h"
 
-/* Teams: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid_barrier on a line of
+/* Teams: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a line of
  * 16 words. */
 enum { MOST_CLUSTER = 16, MOST_TEAMS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
 

@@ -15,7 +15,7 @@ enum {
 
 /* The shape as these kernels see it. Vectors of 16 bytes need tensors with the same strides, which begin where a vector
  * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are unaligned
- * (columns: rows are walked folded). */
+ * (columns: rows are folded). */
 static struct shape general_of(const struct shape *shape)
 {
     enum { MOST_VALUES = 1 << 30 };
