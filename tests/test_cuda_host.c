@@ -1346,7 +1346,7 @@ static bool divides(const struct normfuse_cuda_divisor *by)
     return true;
 }
 
-/* In `seen`, one a vector of channels and row (columns) or a set and row (runs): how many threads have it. */
+/* In `seen`, one a vector of channels and row (columns) or a set and row (rows): how many threads have it. */
 static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int vector_elements,
                          int kept, unsigned char *seen)
 {
@@ -1575,7 +1575,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     general_launches++;
 }
 
-/* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (runs of vectors
+/* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (rows of vectors
  * that are aligned in memory). */
 static void count_elements(const struct normfuse_cuda_arguments *a, int vector_elements, unsigned char *of_elements)
 {
@@ -1785,12 +1785,13 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     HOLDS(!batch || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL));
     /* Instance norm over rows: a channel of a sample is cut into rows of a block. */
     HOLDS(t->length == (p->columns || batch ? 0 : p->s) && (t->length == 0 || (p->groups == p->c && t->at_once == 1)));
-    HOLDS(t->run == (p->columns ? 1 : run) && t->group == (batch ? 1 : p->c / p->groups) * t->run);
-    HOLDS(t->columns == p->c * t->run && t->rows == (p->columns ? p->s : batch ? p->n : up(p->s, width)));
+    HOLDS(t->channel_columns == (p->columns ? 1 : run) &&
+          t->group == (batch ? 1 : p->c / p->groups) * t->channel_columns);
+    HOLDS(t->columns == p->c * t->channel_columns && t->rows == (p->columns ? p->s : batch ? p->n : up(p->s, width)));
     HOLDS(t->tile_bytes == (t->length ? t->length : width) * (int64_t)normfuse_type_bytes(p->type));
-    HOLDS((t->by_channels != 0) == (t->group == t->run) && width == (int64_t)t->sets * t->group);
+    HOLDS((t->by_channels != 0) == (t->group == t->channel_columns) && width == (int64_t)t->sets * t->group);
     HOLDS(t->sets << t->lane_bits <= 32 && width * t->at_once <= (int64_t)launch->threads && launch->threads <= 512);
-    HOLDS((width / t->run) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
+    HOLDS((width / t->channel_columns) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
     HOLDS(t->slots % 4 == 0 && t->slots <= kept && (int64_t)t->slots * t->at_once >= t->part_rows);
     HOLDS((int64_t)t->parts * t->part_rows >= t->rows && (int64_t)(t->parts - 1) * t->part_rows < t->rows);
     HOLDS(ranks == (int64_t)t->parts * (t->samples > 0 ? t->samples : 1) && (t->samples == 0 || t->samples == samples));
@@ -1799,14 +1800,14 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     HOLDS(launch->grid == (uint32_t)(samples * g->blocks_wide * t->parts));
     HOLDS((int64_t)t->by_ranks.divisor == ranks && (int32_t)t->by_parts.divisor == t->parts);
     HOLDS((int32_t)t->by_blocks_wide.divisor == g->blocks_wide && (int64_t)t->by_width.divisor == width);
-    HOLDS((int32_t)t->by_group.divisor == t->group && (int32_t)t->by_run.divisor == t->run);
+    HOLDS((int32_t)t->by_group.divisor == t->group && (int32_t)t->by_channel_columns.divisor == t->channel_columns);
     HOLDS(divides(&t->by_ranks) && divides(&t->by_parts) && divides(&t->by_blocks_wide) && divides(&t->by_width) &&
-          divides(&t->by_group) && divides(&t->by_run));
+          divides(&t->by_group) && divides(&t->by_channel_columns));
     /* What the kernel places in shared memory. */
     const int64_t senders = t->samples == 0 ? 0 : t->by_channels ? t->samples : ranks;
     const int64_t places = width * t->at_once * (test->backward && !t->by_channels ? 2 : 1) +
                            (t->parts > 1 ? (int64_t)t->sets * t->parts : 0) +
-                           (test->backward && senders > 1 ? width / t->run * senders : 0);
+                           (test->backward && senders > 1 ? width / t->channel_columns * senders : 0);
     HOLDS((int64_t)launch->shared == places * (test->backward ? 2 : 4) * value);
     const int64_t elements = p->n * p->c * p->s;
     if (elements > 60000 || (int64_t)launch->grid * launch->threads > 4000000)
@@ -1830,8 +1831,10 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
                 continue;
             const int64_t bytes = n * t->batch_bytes + cluster % g->blocks_wide * t->tile_bytes + row * t->row_bytes +
                                   thread % width * value_bytes;
-            const int64_t sample = apart ? row : n, c = column / t->run;
-            const int64_t position = p->columns ? row : t->length ? row * width + thread % width : column % t->run;
+            const int64_t sample = apart ? row : n, c = column / t->channel_columns;
+            const int64_t position = p->columns  ? row
+                                     : t->length ? row * width + thread % width
+                                                 : column % t->channel_columns;
             HOLDS(bytes == (int64_t)(sample * p->x.batch + (p->c > 1 ? c * p->x.channel : 0) +
                                      (p->s > 1 ? position * p->x.position : 0)) *
                                value_bytes);

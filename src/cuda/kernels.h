@@ -92,7 +92,7 @@ struct normfuse_cuda_divisor {
 
 /* A tile is what one block holds at a time.
  *
- * Runs. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` vectors each (unaligned:
+ * Rows. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` vectors each (unaligned:
  * as many as the stretch that needs most); its vectors are counted through, and a part of a set is part_rows of them.
  * The forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a
  * segment, has segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
@@ -108,16 +108,16 @@ struct normfuse_cuda_divisor {
  * up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in
  * turn. */
 struct normfuse_cuda_geometry {
-    int32_t sets; /* runs: sets; columns: teams */
+    int32_t sets; /* rows: sets; columns: teams */
     int32_t rows; /* of a set or team */
     int32_t part_rows;
     int32_t parts;  /* blocks a set or team */
-    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned runs alone */
+    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
     int32_t kept_shared; /* vectors of each tensor that a thread keeps in shared memory beside those in registers */
     int32_t teams;       /* exchange by the grid: sets at a time, each with a grid barrier */
     int32_t exchange;    /* enum normfuse_cuda_exchange */
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
-    /* runs */
+    /* rows */
     int32_t lane_bits, spans, segment_rows;
     int32_t sets_a_block;
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
@@ -161,8 +161,8 @@ struct normfuse_cuda_geometry {
     struct normfuse_cuda_divisor by_set_channels; /* and channels of a set: of a group, or 1 */
 };
 
-/* Blocks of a cluster over runs, at most. */
-enum { NORMFUSE_CUDA_RUN_CLUSTER = 8 };
+/* Blocks of a cluster over rows, at most. */
+enum { NORMFUSE_CUDA_ROW_CLUSTER = 8 };
 
 /* What normfuse_sync_bytes answers for every device: 1024 grid barriers, each on a cache line of its own. */
 enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
@@ -228,16 +228,16 @@ struct normfuse_cuda_tile {
     int64_t batch_bytes, tile_bytes, row_bytes; /* from one sample, tile, row to the next */
     int32_t rows, part_rows;                    /* of a norm group, of a block */
     int32_t length;                             /* values that are cut into rows; 0: rows are whole */
-    int32_t at_once, slots;             /* rows that a block has beside one another; of a thread, rounded up to 4 */
-    int32_t columns, width, group, run; /* of a sample, a block, a norm group, a channel */
-    int32_t sets;                       /* norm groups of a block */
-    int32_t lane_bits, channel_bits;    /* 2^bits lanes of a warp for each of these, for a channel */
-    int32_t parts;                      /* blocks that share norm groups */
+    int32_t at_once, slots; /* rows that a block has beside one another; of a thread, rounded up to 4 */
+    int32_t columns, width, group, channel_columns; /* of a sample, a block, a norm group, a channel */
+    int32_t sets;                                   /* norm groups of a block */
+    int32_t lane_bits, channel_bits;                /* 2^bits lanes of a warp for each of these, for a channel */
+    int32_t parts;                                  /* blocks that share norm groups */
     int32_t samples;            /* all, whose blocks are in one cluster and find the gradients; 0: they do not */
     int32_t by_channels, gives; /* a norm group is one channel; gradients of parameters are wanted */
     int32_t from_y;             /* normfuse_problem */
     struct normfuse_cuda_divisor by_ranks; /* blocks of a cluster */
-    struct normfuse_cuda_divisor by_parts, by_blocks_wide, by_width, by_group, by_run;
+    struct normfuse_cuda_divisor by_parts, by_blocks_wide, by_width, by_group, by_channel_columns;
 };
 
 struct normfuse_cuda_arguments {

@@ -21,16 +21,16 @@ struct normfuse_cuda_policy {
     int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
     int32_t most_cluster[2];
-    int32_t passing_threads[2];        /* runs: of tiles that are not kept; forward results */
+    int32_t passing_threads[2];        /* rows: of tiles that are not kept; forward results */
     int32_t passing_column_threads[2]; /* columns: the same; where blocks have parts of rows */
     int32_t passing_waves[2][2];       /* of blocks at least: forward, backward; applying, summing */
     int32_t known_threads[2], known_passes[2], known_waves[2]; /* columns_elementwise.cu: at most; at least */
     int32_t added_passes[2];                                   /* and with an addition before the activation: */
     int32_t added_bytes[2][2]; /* of a tensor, from which on that is the faster way: forward, backward; of batch norm */
     int32_t parted_waves;      /* where blocks have parts of rows, applying */
-    int32_t passing_slots[2][2];   /* runs: vectors in shared memory of tiles that are not kept: forward, backward;
+    int32_t passing_slots[2][2];   /* rows: vectors in shared memory of tiles that are not kept: forward, backward;
                                       applying, summing */
-    int32_t most_parts_of_last[2]; /* of a channel, that the tile kernel's last block adds: runs, columns */
+    int32_t most_parts_of_last[2]; /* of a channel, that the tile kernel's last block adds: rows, columns */
     double least_round_bytes;      /* of x that a block of the whole grid keeps, where the grid goes round */
     double round_wait;             /* microseconds that each round takes beside its bytes */
     double cycles_a_microsecond;   /* of a multiprocessor, about */

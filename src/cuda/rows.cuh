@@ -9,7 +9,7 @@
 #include "join.cuh"
 
 /* Of a block: policy.h has none larger. */
-constexpr int most_run_warps = 16;
+constexpr int most_row_warps = 16;
 
 /* Where the grid goes round, the two blocks of a multiprocessor would read, wait and write at the same time: the second
  * one begins later, so that one reads while the other writes. */
@@ -51,7 +51,7 @@ __device__ __forceinline__ void weigh_channel(const normfuse_problem &p, int64_t
 }
 
 /* Where a thread's vectors are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
-struct run_vectors {
+struct row_vectors {
     int set, n, c;
     int first_outer; /* the stretch that the block begins in */
     int index, end, step;
@@ -61,10 +61,10 @@ struct run_vectors {
  * to, gives each warp adjacent ones, so that a warp meets few channels. `many`: each segment of a warp has a set of its
  * own, so nothing here is the same in a whole block. */
 template <bool many, bool dealt>
-__device__ __forceinline__ run_vectors vectors_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
+__device__ __forceinline__ row_vectors vectors_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
 {
     const normfuse_cuda_geometry &g = a.geometry;
-    run_vectors vectors;
+    row_vectors vectors;
     if (many) {
         vectors.step = 1 << g.lane_bits;
         vectors.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
@@ -93,11 +93,11 @@ __device__ __forceinline__ run_vectors vectors_of(const normfuse_cuda_arguments 
 
 /* Where a block has one set at a time: what its channel i is weighed by, asked for ahead of the vectors. Behind them it
  * would come last, and what waits for it would begin when all is there. */
-__device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, const run_vectors &vectors, int i)
+__device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, const row_vectors &vectors, int i)
 {
     return vectors.c + (a.problem.sets == NORMFUSE_SETS_BATCH ? 0 : vectors.first_outer + i);
 }
-__device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, const run_vectors &vectors, int i)
+__device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, const row_vectors &vectors, int i)
 {
     return i < a.geometry.coefficients &&
            (a.problem.sets == NORMFUSE_SETS_BATCH || vectors.first_outer + i < a.geometry.outer);
@@ -105,7 +105,7 @@ __device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, co
 struct asked_weights {
     asked weight, bias, scale, shift;
 };
-__device__ __forceinline__ asked_weights ask_weights(const normfuse_cuda_arguments &a, const run_vectors &vectors,
+__device__ __forceinline__ asked_weights ask_weights(const normfuse_cuda_arguments &a, const row_vectors &vectors,
                                                      int i)
 {
     const normfuse_problem &p = a.problem;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void weigh(const normfuse_problem &p, const asked_wei
 /* Which elements of a vector are its stretch's: element i is element `first` + i of the stretch, where it has that
  * many.
  */
-template <int V, bool unaligned> struct run_elements {
+template <int V, bool unaligned> struct row_elements {
     int first, stretch;
 
     __device__ __forceinline__ int begin() const
@@ -163,12 +163,12 @@ template <int V, bool unaligned> struct run_elements {
  * others, and its very last may hold none of its own; `data` is then the vector that the set begins in, `lead` bytes
  * into it.
  */
-template <typename T, int V, bool alike, bool unaligned> struct run_tensor {
+template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
     char *data;
     int64_t outer, inner; /* bytes */
     unsigned lead;
 
-    __device__ __forceinline__ run_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view,
+    __device__ __forceinline__ row_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view,
                                           const normfuse_view &strides, int n, int c)
     {
         static_assert(!unaligned || (alike && V > 1), "unaligned vectors are of 16 bytes, of tensors that are alike");
@@ -210,11 +210,11 @@ template <typename T, int V, bool alike, bool unaligned> struct run_tensor {
 
 /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
 template <typename T, int V, bool alike, bool unaligned>
-__device__ __forceinline__ run_elements<V, unaligned> elements_of(const normfuse_cuda_arguments &a,
-                                                                  const run_vectors &vectors, int index)
+__device__ __forceinline__ row_elements<V, unaligned> elements_of(const normfuse_cuda_arguments &a,
+                                                                  const row_vectors &vectors, int index)
 {
     if constexpr (unaligned) {
-        const run_tensor<T, V, alike, unaligned> x(a, a.problem.x, a.problem.x, vectors.n, vectors.c);
+        const row_tensor<T, V, alike, unaligned> x(a, a.problem.x, a.problem.x, vectors.n, vectors.c);
         const int stretch = divide(index, a.geometry.by_spans);
         const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
         return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};
@@ -223,12 +223,12 @@ __device__ __forceinline__ run_elements<V, unaligned> elements_of(const normfuse
     }
 }
 
-/* Where the tensors of a call end, in bytes from run_tensor's `data` (2^32 - 1 where that is further): unaligned
+/* Where the tensors of a call end, in bytes from row_tensor's `data` (2^32 - 1 where that is further): unaligned
  * vectors may reach beyond. */
-template <typename T, bool unaligned> struct run_end {
+template <typename T, bool unaligned> struct row_end {
     unsigned bytes;
 
-    __device__ __forceinline__ run_end(const normfuse_cuda_arguments &a, const run_vectors &vectors, unsigned lead)
+    __device__ __forceinline__ row_end(const normfuse_cuda_arguments &a, const row_vectors &vectors, unsigned lead)
     {
         const normfuse_problem &p = a.problem;
         bytes = 0;
@@ -265,7 +265,7 @@ template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data
 
 /* Never an element of another stretch: someone else may be writing it. */
 template <typename T, int V, bool unaligned>
-__device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, const run_elements<V, unaligned> &own)
+__device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, const row_elements<V, unaligned> &own)
 {
     if (own.are_all()) {
         store_vector<T, V>(data, 0, vector);

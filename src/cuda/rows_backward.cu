@@ -10,13 +10,13 @@
 #include "rows.cuh"
 
 /* z = (x - shift) * slope + offset; shift + rest is the mean. */
-template <typename R> struct run_gradient {
+template <typename R> struct row_gradient {
     R shift, rest, slope, offset;
 };
 
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const run_vectors &vectors,
-                                                  R factor, run_gradient<R> *coefficients)
+__device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const row_vectors &vectors,
+                                                  R factor, row_gradient<R> *coefficients)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -62,7 +62,7 @@ struct asked_gradient {
     asked mean, rstd;
     asked_weights weights;
 };
-__device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_arguments &a, const run_vectors &vectors,
+__device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_arguments &a, const row_vectors &vectors,
                                                        int i)
 {
     const normfuse_problem &p = a.problem;
@@ -73,7 +73,7 @@ __device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_argum
             ask_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), ask_weights(a, vectors, i)};
 }
 template <typename R>
-__device__ __forceinline__ run_gradient<R> make_gradient(const normfuse_problem &p, const asked_gradient &from,
+__device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_problem &p, const asked_gradient &from,
                                                          R factor)
 {
     R slope, offset;
@@ -92,21 +92,21 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
     constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
-    using tensor = run_tensor<T, V, !many, unaligned>;
+    using tensor = row_tensor<T, V, !many, unaligned>;
     /* Lanes alone have additions and tensors of different strides. Beside them unaligned tiles alone have the rare
      * derivatives, by a call in each vector. */
     constexpr bool fast = sizeof(T) == 2, all = many || unaligned;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
-    __shared__ totals<R> of_warps[most_run_warps];
-    __shared__ double of_parts[PAIR * NORMFUSE_CUDA_RUN_CLUSTER];
+    __shared__ totals<R> of_warps[most_row_warps];
+    __shared__ double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
     __shared__ mailbox mail;
     __shared__ R rstd_of_set;
     const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
     const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
     const int shared = !many ? g.kept_shared : 0;
-    run_gradient<R> *const coefficients = reinterpret_cast<run_gradient<R> *>(dynamic + 2 * shared * threads);
+    row_gradient<R> *const coefficients = reinterpret_cast<row_gradient<R> *>(dynamic + 2 * shared * threads);
     totals<R> *const of_channels = reinterpret_cast<totals<R> *>(coefficients + g.coefficients);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     int parity = 0;
     bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = team;;) {
-        const run_vectors vectors = vectors_of<many, false>(a, set, part, 0);
+        const row_vectors vectors = vectors_of<many, false>(a, set, part, 0);
         /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
          * the warp has a vector there. */
         const auto walk = [&](auto work, int64_t next = 0) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             first = ask_gradient(a, vectors, (int)threadIdx.x);
         {
             const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
-            const run_end<T, unaligned> end(a, vectors, x.lead);
+            const row_end<T, unaligned> end(a, vectors, x.lead);
             int index = vectors.index;
             if constexpr (!many) {
 #pragma unroll 1
@@ -260,11 +260,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 
         /* Channels of the block are counted from the first that it touches; all of a channel's set are the same one. */
         const int channel_step = by_sample ? 0 : 1;
-        const run_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
+        const row_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
         const normfuse_view &post_view = many && p.post_add.data ? p.post_add : p.x;
         const tensor post(a, post_view, post_view, vectors.n, vectors.c);
         /* x - shift, dy' */
-        const auto differentiate = [&](auto chosen, const run_gradient<R> &coefficient, int index, int stretch,
+        const auto differentiate = [&](auto chosen, const row_gradient<R> &coefficient, int index, int stretch,
                                        R(&x)[V], R(&dy)[V]) {
 #pragma unroll
             for (int i = 0; i < V; i++)
@@ -317,7 +317,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                         unpack<T, V>(x_vector, x);
                         unpack<T, V>(dy_vector, dy);
                         differentiate(chosen, own[channel_here], index, stretch, x, dy);
-                        const run_elements<V, unaligned> elements =
+                        const row_elements<V, unaligned> elements =
                             elements_of<T, V, !many, unaligned>(a, vectors, index);
                         if (!elements.are_all()) {
                             /* Not by a factor of 0: what others have there may be infinite. */
@@ -482,7 +482,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 if (index >= vectors.end)
                     return;
                 const int stretch = divide(index, g.by_spans);
-                const run_gradient<R> coefficient = own[(stretch - vectors.first_outer) * channel_step];
+                const row_gradient<R> coefficient = own[(stretch - vectors.first_outer) * channel_step];
                 R x[V], dy[V];
                 unpack<T, V>(x_vector, x);
                 unpack<T, V>(dy_vector, dy);

@@ -7,15 +7,15 @@
 #include "rows.cuh"
 
 /* z = (x - shift) * slope + offset */
-template <typename R> struct run_coefficient {
+template <typename R> struct row_coefficient {
     R shift, slope, offset, unused;
 };
 
 /* Coefficients of the channels that the block touches, slope and offset times `factor`. With statistics to come they
  * are weight and bias with the sample's scale and shift. */
 template <bool many, typename R>
-__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const run_vectors &vectors,
-                                                     R factor, run_coefficient<R> *coefficients, int first)
+__device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const row_vectors &vectors,
+                                                     R factor, row_coefficient<R> *coefficients, int first)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -59,18 +59,18 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass;
-    using tensor = run_tensor<T, V, plain, unaligned>;
+    using tensor = row_tensor<T, V, plain, unaligned>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     extern __shared__ uint4 dynamic[];
-    __shared__ moments<R> of_warps[most_run_warps];
-    __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_RUN_CLUSTER];
+    __shared__ moments<R> of_warps[most_row_warps];
+    __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
     __shared__ mailbox mail;
     __shared__ set_statistics<R> of_set;
     const int shared = !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
-    run_coefficient<R> *const coefficients = reinterpret_cast<run_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
+    row_coefficient<R> *const coefficients = reinterpret_cast<row_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
@@ -83,14 +83,14 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> kept[K];
-    const auto own_of = [&](const run_vectors &vectors, int index) {
+    const auto own_of = [&](const row_vectors &vectors, int index) {
         return elements_of<T, V, plain, unaligned>(a, vectors, index);
     };
 
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
      * one that does this, so after the results; a block that has its set alone would end later. */
     constexpr bool late = schedule == NORMFUSE_SCHEDULE_split;
-    const auto tell = [&](const run_vectors &vectors, const set_statistics<R> &found) {
+    const auto tell = [&](const row_vectors &vectors, const set_statistics<R> &found) {
         if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
             const int n = by_sample ? 0 : vectors.n;
             const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         R common = R(0); /* the shift of the whole block, or segment */
 
         for (int pass = 0; pass < passes; pass++) {
-            const run_vectors vectors = vectors_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
+            const row_vectors vectors = vectors_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
             const int rest = vectors.index + shared * vectors.step; /* the first that is kept in a register */
 
             /* ---- load ---- */
@@ -130,7 +130,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 ask_first<K>(kept, count, ask_vector);
             } else {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
-                const run_end<T, unaligned> end(a, vectors, x.lead);
+                const row_end<T, unaligned> end(a, vectors, x.lead);
                 if constexpr (!many) {
 #pragma unroll 1
                     for (int k = 0; k < (asked ? 0 : shared); k++) {
@@ -282,7 +282,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         shift = value[unaligned ? V - 1 : 0];
                         if constexpr (unaligned) {
                             /* Of the first vector that has one; only then from memory, so that none waits for it. */
-                            run_elements<V, unaligned> own = own_of(vectors, index);
+                            row_elements<V, unaligned> own = own_of(vectors, index);
 #pragma unroll
                             for (int i = V - 2; i >= 0; i--)
                                 shift = own.has(i) ? value[i] : shift;
@@ -304,7 +304,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     walk_some([&](raw<T, V> &vector, int index) {
                         R value[V];
                         unpack<T, V>(vector, value);
-                        const run_elements<V, unaligned> own = own_of(vectors, index);
+                        const row_elements<V, unaligned> own = own_of(vectors, index);
                         if (!own.are_all()) {
 #pragma unroll
                             for (int i = 0; i < V; i++)
@@ -407,7 +407,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 /* z of a vector, and where it goes */
                 const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
                     const int stretch = divide(index, g.by_spans);
-                    const run_coefficient<R> coefficient = coefficients[before + stretch * channel_step];
+                    const row_coefficient<R> coefficient = coefficients[before + stretch * channel_step];
                     R slope = coefficient.slope, offset = coefficient.offset, about = coefficient.shift;
                     if (centred) {
                         slope *= rstd;

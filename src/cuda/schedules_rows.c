@@ -153,7 +153,7 @@ struct split {
 static int64_t most_cluster_of(const struct shape *shape)
 {
     const int64_t tuned = normfuse_experiment("CLUSTER", shape->policy->most_cluster[shape->direction]);
-    return shape->device->clusters ? least(NORMFUSE_CUDA_RUN_CLUSTER, tuned) : 1;
+    return shape->device->clusters ? least(NORMFUSE_CUDA_ROW_CLUSTER, tuned) : 1;
 }
 
 static struct split split_of(const struct shape *shape, const struct normfuse_cuda_geometry *g)

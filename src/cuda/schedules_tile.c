@@ -15,8 +15,8 @@ static enum normfuse_cuda_kernel kernel(const struct shape *shape)
 /* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values. */
 struct view {
     int64_t samples, rows, columns;
-    int64_t sample, row; /* strides */
-    int64_t group, run;  /* columns of a norm group, of a channel */
+    int64_t sample, row;            /* strides */
+    int64_t group, channel_columns; /* columns of a norm group, of a channel */
     int64_t length; /* not 0: a norm group is so many adjacent values, which are cut into rows of a block's width */
 };
 
@@ -35,7 +35,7 @@ static struct view cut(const struct view *view, int64_t width)
 {
     struct view rows = *view;
     rows.rows = divide_up(view->length, width);
-    rows.row = rows.group = rows.run = width;
+    rows.row = rows.group = rows.channel_columns = width;
     rows.columns = view->columns / view->length * width;
     return rows;
 }
@@ -100,7 +100,8 @@ static const char *configure(const struct shape *shape, int variant, struct step
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
     /* The blocks of all samples in one cluster, where that is small enough and nothing is asked for of each sample. */
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients, by_channels = view.group == view.run;
+    const bool gives = shape->direction == BACKWARD && shape->wants_gradients,
+               by_channels = view.group == view.channel_columns;
     const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
     const int64_t samples =
         gives && !is_modulated(shape->problem) && view.samples * parts <= most_cluster ? view.samples : 0;
@@ -121,7 +122,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
         .columns = (int32_t)view.columns,
         .width = (int32_t)width,
         .group = (int32_t)view.group,
-        .run = (int32_t)view.run,
+        .channel_columns = (int32_t)view.channel_columns,
         .sets = (int32_t)sets,
         .lane_bits = WARP_BITS,
         .parts = (int32_t)parts,
@@ -133,11 +134,12 @@ static const char *configure(const struct shape *shape, int variant, struct step
         .by_blocks_wide = normfuse_cuda_divisor_of(blocks_wide),
         .by_width = normfuse_cuda_divisor_of(width),
         .by_group = normfuse_cuda_divisor_of(view.group),
-        .by_run = normfuse_cuda_divisor_of(view.run),
+        .by_channel_columns = normfuse_cuda_divisor_of(view.channel_columns),
     };
     while (sets << tile->lane_bits > 32)
         tile->lane_bits--;
-    while (tile->channel_bits < WARP_BITS && (width / view.run) << (tile->channel_bits + 1) <= (int64_t)step->threads)
+    while (tile->channel_bits < WARP_BITS &&
+           (width / view.channel_columns) << (tile->channel_bits + 1) <= (int64_t)step->threads)
         tile->channel_bits++;
     g->rows = tile->rows;
     g->part_rows = tile->part_rows;
@@ -157,7 +159,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
     }
     const int64_t senders = by_channels ? samples : samples > 0 ? ranks : 0;
     step->shared = (size_t)normfuse_lay_out_tile(
-        width * at_once, parts > 1 ? sets * parts : 0, senders > 1 ? width / view.run * senders : 0,
+        width * at_once, parts > 1 ? sets * parts : 0, senders > 1 ? width / view.channel_columns * senders : 0,
         (int64_t)shape->value_bytes, shape->direction == BACKWARD, by_channels);
     if (step->shared + 1024 > shape->device->shared_per_block)
         return "shared memory does not hold its sums";

@@ -280,7 +280,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         shape->unaligned_samples = shape->folded > 0;
     }
     shape->wide = shape->folded > 0;
-    /* Under runs the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
+    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
     const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
     shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
                        allows_unaligned_vectors(p, shape->elements) && normfuse_experiment("UNALIGNED", 1) != 0;

@@ -5,9 +5,9 @@
  *
  * What a block has is a tile: `width` adjacent columns, whole norm groups of `group` columns each, of part_rows rows.
  * Columns (NHWC): a column is a channel, a row a position. Rows (NCHW), batch norm: a column is a position of a
- * channel, `run` of them each, a row is a sample. A thread has one column and every at_once-th row, all in registers,
- * so what it weighs its values by it asks for once. Each warp joins the block's sums for itself, so the block meets
- * once; the blocks of a cluster send one another what they found.
+ * channel, `channel_columns` of them each, a row is a sample. A thread has one column and every at_once-th row, all in
+ * registers, so what it weighs its values by it asks for once. Each warp joins the block's sums for itself, so the
+ * block meets once; the blocks of a cluster send one another what they found.
  *
  * Lanes stand for norm groups when sums are joined: those of the i-th are the 2^lane_bits from i << lane_bits on. A
  * thread without a column or a row has zeros, goes through the same shuffles and barriers, and stores nothing. */
@@ -255,7 +255,7 @@ __device__ __forceinline__ void ask_weights_of_column(const normfuse_cuda_argume
                                                       asked_weights &found)
 {
     const normfuse_problem &p = all.problem;
-    const int n = place.n, c = divide(place.first + place.column, all.tile.by_run);
+    const int n = place.n, c = divide(place.first + place.column, all.tile.by_channel_columns);
     const auto ask = [&](const normfuse_parameter &of) {
         return ask_at_once(of, n * of.batch + c * of.channel, place.left > 0);
     };
@@ -391,7 +391,7 @@ __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all,
 {
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
-    const int c = divide(place.first, a.by_run) + channel;
+    const int c = divide(place.first, a.by_channel_columns) + channel;
     if (a.samples == 0) {
         const int64_t slots = all.geometry.sum_slots;
         reinterpret_cast<double2 *>(all.sums)[((int64_t)place.n * p.c + c) * slots + (slots > 1 ? place.part : 0)] =
@@ -420,7 +420,7 @@ __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all,
         plain += (double)mail.places[channel * mail.senders + i].plain;
         normalized += (double)mail.places[channel * mail.senders + i].centred;
     }
-    const int c = divide(place.first, all.tile.by_run) + channel;
+    const int c = divide(place.first, all.tile.by_channel_columns) + channel;
     put_gradient(p, p.dweight, 0, c, normalized);
     put_gradient(p, p.dbias, 0, c, plain);
 }
@@ -433,7 +433,7 @@ __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all
                                               R rest, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
-    const int of_channel = a.run * a.at_once, lanes = 1 << a.channel_bits;
+    const int of_channel = a.channel_columns * a.at_once, lanes = 1 << a.channel_bits;
     const int channel = (int)threadIdx.x >> a.channel_bits, of = (int)threadIdx.x & (lanes - 1);
     const bool has = channel < channels;
     double plain = 0.0, centred = 0.0;
@@ -445,7 +445,7 @@ __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all
         }
     plain = sum_lanes(plain, lanes);
     centred = sum_lanes(centred, lanes);
-    const int from = (has ? divide(channel * a.run, a.by_group) : 0) << a.lane_bits;
+    const int from = (has ? divide(channel * a.channel_columns, a.by_group) : 0) << a.lane_bits;
     rest = __shfl_sync(full_mask, rest, from);
     rstd = __shfl_sync(full_mask, rstd, from);
     if (has && of == 0)
@@ -481,7 +481,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     const asked asked_rstd = ask_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
     asked_weights weights;
     ask_weights_of_column(all, place, weights);
-    const int channels = divide(min(a.width, a.columns - place.first), a.by_run);
+    const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
         open_box(mail, a.parts > 1 ? a.sets * a.parts * (int)sizeof(tile_sums<R>) : 0);
