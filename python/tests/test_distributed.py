@@ -6,6 +6,7 @@ processes that share one.
 Every test function runs as a "case": the processes start once for each number of them and work through all cases, and a
 pytest test reads what became of one. Shards are uneven, and one is empty.
 """
+import copy
 import datetime
 import faulthandler
 import functools
@@ -329,6 +330,30 @@ def a_model_trains():
     stock(x).square().sum().backward()
     for a, b in zip(model.parameters(), stock.parameters()):
         assert torch.allclose(total(a.grad), b.grad, rtol=1e-10, atol=1e-12)
+
+
+@case
+def distributed_data_parallel():
+    """It takes models with this layer, made or converted, on the CPU too: gradients are those of one process with the
+    whole batch over the number of processes, outputs and running statistics that process's."""
+    torch.manual_seed(10)
+    made = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    stock = copy.deepcopy(made)
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(made))
+    nft.convert(converted)
+    x, world = torch.randn(5, 3, dtype=torch.float64), dist.get_world_size()
+    want = stock(x)
+    want.square().sum().backward()
+    for model in (nft.SyncBatchNorm.convert_sync_batchnorm(made), converted):
+        model = nn.parallel.DistributedDataParallel(model)
+        y = model(mine(x, 0))
+        assert torch.allclose(y, mine(want, 0), rtol=0, atol=1e-13)
+        y.square().sum().backward()
+        for a, b in zip(model.parameters(), stock.parameters()):
+            assert torch.allclose(a.grad * world, b.grad, rtol=0, atol=1e-12)
+        for a, b in zip(model.buffers(), stock.buffers()):
+            assert torch.allclose(a, b, rtol=0, atol=1e-13)
+            same_everywhere(a)
 
 
 @case

@@ -256,9 +256,12 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     """torch.nn.BatchNorm3d (arXiv:1502.03167): input [N, C, D, H, W]; all else as of normfuse.torch.BatchNorm1d."""
 
 
-class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
+class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     """torch.nn.SyncBatchNorm: while training, the statistics are those of the batches of all processes of
     `process_group` (None: all), on the CPU as well as on CUDA.
+
+    DistributedDataParallel refuses a torch.nn.SyncBatchNorm on the CPU. So this is no subclass of that, but of
+    torch.nn.modules.batchnorm._BatchNorm like that, with the same attributes, parameters, buffers and state_dict.
 
     Counts, means and sums of squares of all processes are gathered in double and merged in rank order, so every process
     has the same statistics to the bit. Batches may differ in size and be empty. Nothing waits for the device, with
@@ -274,7 +277,11 @@ class SyncBatchNorm(_BatchNorm, torch.nn.SyncBatchNorm):
                  dtype: Any = None, *, activation: Optional[str] = None, act_param: Optional[float] = None,
                  **stock: Any) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype,
-                         activation=activation, act_param=act_param, process_group=process_group, **stock)
+                         activation=activation, act_param=act_param, **stock)
+        self.process_group = process_group
+
+    _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
+    _check_non_zero_input_channels = torch.nn.SyncBatchNorm._check_non_zero_input_channels
 
     def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                 post_add: Optional[Tensor] = None, activation: Optional[str] = None,
