@@ -33,7 +33,7 @@ help:
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
 	@echo 'make bench-peers      normfuse beside the other libraries that PYTHON has; THREADS=2, PROBLEMS='"'"'...'"'"' or @files'
-	@echo 'make figures          docs/figures/ from the rows in bench/results/, and their places in the pages'
+	@echo 'make figures          docs/figures/ and the tables of the pages, from the rows in bench/results/'
 	@echo 'make install PREFIX=/usr/local'
 	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl; GPUS=all, MACHINE=aarch64'
 	@echo 'make dist             the source archive of the last commit: build/dist'

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """plot.py [--check] - draws every figure of docs/figures/ from the rows in bench/results/, and puts those that there are
-between the lines `<!-- figures: NAME... -->` and `<!-- end -->` of README.md and docs/. `make figures` runs it.
+between the lines `<!-- figures: NAME... -->` and `<!-- end -->` of README.md and docs/. The tables of TABLES are written in
+the same way, after `<!-- table: NAME -->`. `make figures` runs it.
 
 FIGURES is the list: a name, the function that draws it, and the files of rows. A name with a * stands for all files
 that fit, and the figure is drawn once any is there. The same rows give the same bytes; --check writes nothing, names
@@ -199,7 +200,7 @@ def floor(title, cpu, gpu, gpu_peers):
 
 MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16 channels-last", "vae-decode-1024-nchw": "the same, channels-first",
           "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
-          "unet": "Stable Diffusion UNet, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
+          "unet": "Stable Diffusion 1.5 UNet, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
           "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
           "unet-train": "UNet, training step"}
 VARIANTS = {"stock": ("stock", "s1"), "normfuse": ("converted", "s0"), "stock_compile": ("stock, compiled", "s1 pale"),
@@ -293,21 +294,27 @@ def errors(title, path):
     return figure
 
 
-def draws(title, path):
-    """Histograms of time over floor, a row of panels a draw: problems with one summary line."""
-    found, ratios, lines = [], collections.defaultdict(list), read(path)
-    for row in lines:
-        if "summary" not in row:
+def drawn(*paths):
+    """{(lowest, highest bytes): {direction: (summary line, ratios)}}, the largest tensors first. A draw of the same sizes
+    in a later path replaces one of an earlier path."""
+    found, ratios = collections.defaultdict(dict), collections.defaultdict(list)
+    for row in (row for path in paths for row in read(path)):
+        if "summary" in row:
+            found[row["min_bytes"], row["max_bytes"]][row["dir"]] = (row, ratios.pop(row["dir"]))
+        else:
             ratios[row["dir"]].append(row["ratio"])
-            continue
-        if not found or found[-1][0]["min_bytes"] != row["min_bytes"]:
-            found.append((row, {}))
-        found[-1][1][row["dir"]] = (row, ratios.pop(row["dir"]))
+    return dict(sorted(found.items(), reverse=True))
+
+
+def draws(title, *paths):
+    """Histograms of time over floor, a row of panels a draw."""
+    found = drawn(*paths)
     step = 2 ** 0.25
-    edges = [step**k for k in range(-2, math.ceil(math.log(max(row["ratio"] for row in lines if "ratio" in row), step)) + 1)]
+    highest = max(value for directions in found.values() for _, values in directions.values() for value in values)
+    edges = [step**k for k in range(-2, math.ceil(math.log(highest, step)) + 1)]
     figure = Figure(900, 76 + 230 * len(found), title)
-    for k, (first, directions) in enumerate(found):
-        figure.text(24, 56 + 230 * k, f"tensors of {in_bytes(first['min_bytes'])} to {in_bytes(first['max_bytes'])}", "dim")
+    for k, (spread, directions) in enumerate(found.items()):
+        figure.text(24, 56 + 230 * k, f"tensors of {in_bytes(spread[0])} to {in_bytes(spread[1])}", "dim")
         for j, (direction, words) in enumerate(DIRECTIONS.items()):
             summary, values = directions[direction]
             counts = [sum(low <= value < low * step for value in values) for low in edges]
@@ -325,16 +332,129 @@ def draws(title, path):
 
 
 FIGURES = {
-    "floor": (floor, "Time over a copy of the tensors, geometric mean", ["2026-11-21-epyc-zen4-peers", "2026-11-22-h200-bars", "2026-11-21-h200-peers"]),
+    "floor": (floor, "Time over a copy of the tensors, geometric mean", ["2026-11-21-epyc-zen4-peers", "2026-11-24-h200-bars", "2026-11-21-h200-peers"]),
     "models-gpu": (models, "Whole models on one H200, before and after nft.convert(model)", ["2026-11-22-h200-models"]),
     "models-cpu": (models, "Whole models on two cores of an EPYC, before and after nft.convert(model)", ["2026-11-22-epyc-models"]),
     "peers-cpu": (peers, "Two cores of a CPU (EPYC, Zen 4): every problem beside the peers", ["2026-11-21-epyc-zen4-peers"]),
-    "peers-gpu": (peers, "One H200: every problem beside the best other", ["2026-11-22-h200-bars", "2026-11-21-h200-peers"]),
+    "peers-gpu": (peers, "One H200: every problem beside the best other", ["2026-11-24-h200-bars", "2026-11-21-h200-peers"]),
     "sizes-cpu": (sizes, "Time over size on a CPU, cold", ["*-cpu-sizes"]),
     "sizes-gpu": (sizes, "Time over size on a GPU, cold", ["*-cuda-sizes"]),
     "errors": (errors, "Group norm of f32 values with a large mean: the largest error", ["*-errors"]),
     "draw-cpu": (draws, "Problems that nothing was tuned on: two cores of a Xeon, AVX-512", ["2026-11-23-xeon-avx512-random-150-all"]),
-    "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-23-h200-random-all"]),
+    "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-23-h200-random-activations", "2026-11-24-h200-random-small"]),
+}
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def markdown(head, lines):
+    head, *lines = ["| " + " | ".join(cells) + " |" for cells in [head, *lines]]
+    return [head, "|---" * head.count(" | ") + "|---|", *lines]
+
+
+def figures3(us):
+    """Three digits that count, and no exponent."""
+    return f"{us:.0f}" if us >= 100 else f"{us:.3g}"
+
+
+def best_other(names):
+    return min((value, NAMES[name][0]) for name, value in names.items() if name != "normfuse")
+
+
+def against_the_best(table):
+    """A sentence: on how many problems, in both directions, normfuse takes less time over the floor than the best other."""
+    gains = [best_other(names)[0] / names["normfuse"] for each in table.values() for names in each.values()]
+    return ["", f"normfuse is faster than the best other on {sum(gain > 1 for gain in gains)} of {len(gains)}, "
+                f"{geomean(gains):.2f} times in geometric mean, {min(gains):.2f} times at least."]
+
+
+def peers_cpu(path):
+    """Times the floor."""
+    table = of_floor([path])
+    lines = []
+    for problem in SHOWN:
+        cells = [f"`{problem}`"]
+        for direction in DIRECTIONS:
+            names = table[short(problem)].get(direction)
+            cells += [f"{names['normfuse']:.2f}", "{:.2f} {}".format(*best_other(names))] if names else ["", ""]
+        lines.append(cells)
+    return markdown(["problem", "forward", "best other", "backward", "best other"], lines) + against_the_best(table)
+
+
+def peers_gpu(path, others):
+    """Microseconds, in brackets times the floor; the best other in microseconds of its own day."""
+    rows, theirs = collections.defaultdict(dict), collections.defaultdict(dict)
+    for row in read(path):
+        rows[short(row["problem"])][row["dir"]] = row
+    for row in read(others):
+        theirs[short(row["problem"]), row["dir"]][NAMES[row["impl"]][0]] = row["median_us"]
+    lines = []
+    for problem, directions in rows.items():
+        cells = [problem]
+        for direction in DIRECTIONS:
+            us, row = min(theirs[problem, direction].values()), directions[direction]
+            cells += [f"{figures3(row['median_us'])} ({row['ratio']:.2f})", figures3(us)]
+        lines.append(cells)
+    return markdown(["problem", "forward", "best other", "backward", "best other"], lines) + against_the_best(of_floor([path, others]))
+
+
+def models_gpu(path):
+    table = collections.defaultdict(dict)
+    for row in read(path):
+        if "ms" in row:
+            table[row["model"]].setdefault(row["variant"], row)
+    lines = []
+    for model in (name for name in MODELS if name in table):
+        each = table[model]
+        times = [f"{each[variant]['ms']:.{1 if each[variant]['ms'] >= 20 else 2}f}" if variant in each else "" for variant in VARIANTS]
+        lines.append([MODELS[model] + TERMS.get(model, ""), *times, *(figures3(each[variant]["peak_gib"]) for variant in ("stock", "normfuse"))])
+    return markdown(["model", "stock, ms", "converted, ms", "stock compiled", "converted compiled", "stock, GiB", "converted, GiB"], lines)
+
+
+def draws_gpu(*paths):
+    lines = []
+    for (low, high), directions in drawn(*paths).items():
+        for direction, words in DIRECTIONS.items():
+            row, ratios = directions[direction]
+            lines.append([f"{in_bytes(low)} to {in_bytes(high)}, {words}", str(len(ratios)), *(f"{row[key]:.2f}" for key in ("geomean", "p90", "worst"))])
+    return markdown(["drawn problems", "number", "geometric mean", "nine of ten, at most", "worst"], lines)
+
+
+def headline(model_rows, bars, others, cpu):
+    models_, (ours, theirs) = collections.defaultdict(dict), ({}, {})
+    for row in read(model_rows):
+        models_[row["model"]].setdefault(row["variant"], row["ms"])
+    resnet = models_["resnet50-gn-train"]
+    for table, path in ((ours, bars), (theirs, others)):
+        for row in read(path):
+            if short(row["problem"]) == "group_norm 2x320x64x64 f16 nhwc silu":
+                table[row["dir"]] = min(row["median_us"], table.get(row["dir"], math.inf))
+    names = of_floor([cpu])["group_norm 1x512x128x128 silu"]["fwd"]
+    return markdown(["", "the fastest of the others", "normfuse"], [
+        ["ResNet-50 with group norm, training step, batch 256, one H200",
+         f"{resnet['stock_compile']:.1f} ms (torch.compile)", f"{min(resnet['normfuse'], resnet['normfuse_compile']):.1f} ms"],
+        ["group norm with SiLU, 2x320x64x64 f16 channels-last, one H200, forward and backward",
+         *(f"{figures3(table['fwd'])} + {figures3(table['bwd'])} us" for table in (theirs, ours))],
+        ["group norm with SiLU, 1x512x128x128 f32, two cores of a CPU, forward",
+         "{:.2f} times a copy ({})".format(*best_other(names)), f"{names['normfuse']:.2f} times a copy"]])
+
+
+# Of the 62 problems of the rows, those in the table of performance.md; the figure has them all.
+SHOWN = ["group_norm 128x256x28x28 groups=32", "group_norm 128x256x28x28 groups=32 layout=nhwc", "group_norm 128x256x28x28 groups=32 dtype=f16",
+         "group_norm 128x256x28x28 groups=32 dtype=bf16 layout=nhwc", "group_norm 1x512x128x128 groups=32 act=silu",
+         "group_norm 1x512x128x128 groups=32 layout=nhwc act=silu", "group_norm 1x128x512x512 groups=32",
+         "group_norm 1x128x512x512 groups=32 dtype=bf16 layout=nhwc act=silu", "instance_norm 2x32x64x96x96 act=leaky_relu",
+         "batch_norm 32x512x28x28", "batch_norm 32x512x28x28 layout=nhwc", "batch_norm 64x1024x14x14", "batch_norm 32x10x200x200 layout=nhwc",
+         "batch_norm 32x512x28x28 act=relu mode=eval", "affine 64x256x64x64 per=sample", "affine 64x256x64x64 layout=nhwc per=sample"]
+TERMS = {"resnet50-gn-train": ", batch 256, bf16 autocast, channels-last", "resnet50-bn-train": ", the same",
+         "unet": ", batch 2, f16, channels-last, in a CUDA graph", "mask-rcnn-train": ", batch 4, f16 autocast"}
+TABLES = {
+    "peers-cpu": (peers_cpu, ["2026-11-21-epyc-zen4-peers"]),
+    "peers-gpu": (peers_gpu, ["2026-11-24-h200-bars", "2026-11-21-h200-peers"]),
+    "models-gpu": (models_gpu, ["2026-11-22-h200-models"]),
+    "draws-gpu": (draws_gpu, ["2026-11-23-h200-random-activations", "2026-11-24-h200-random-small"]),
+    "headline": (headline, ["2026-11-22-h200-models", "2026-11-24-h200-bars", "2026-11-21-h200-peers", "2026-11-21-epyc-zen4-peers"]),
 }
 
 
@@ -353,7 +473,13 @@ def made():
             shown = [name for name in match[1].split() if f"{FOLDER}/{name}.svg" in files]
             lines = [f"![{FIGURES[name][1]}]({os.path.relpath(f'{FOLDER}/{name}.svg', os.path.dirname(page) or '.')})\n" for name in shown]
             return f"<!-- figures: {match[1]} -->\n" + "\n".join(lines) + "<!-- end -->"
-        files[page] = re.sub(r"<!-- figures: ([\w -]+?) -->\n.*?<!-- end -->", images, (ROOT / page).read_text(), flags=re.S)
+
+        def table(match):
+            function, patterns = TABLES[match[1]]
+            return f"<!-- table: {match[1]} -->\n" + "\n".join(function(*map(find, patterns))) + "\n<!-- end -->"
+
+        text = re.sub(r"<!-- figures: ([\w -]+?) -->\n.*?<!-- end -->", images, (ROOT / page).read_text(), flags=re.S)
+        files[page] = re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", table, text, flags=re.S)
     return files
 
 
