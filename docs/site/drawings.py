@@ -102,8 +102,8 @@ def exchange():
         d.box(x, 234, width, 40, "b", "join all, write y", 4)
     d.box(left, 164, 4 * width + 3 * gap, 40, "none", "", 4)
     d.text(360, 189, "barrier: every block waits until all four triples are written", "", "middle")
-    d.text(left, 300, "A cluster exchanges through mailboxes in distributed shared memory. The grid exchanges through scratch memory,", "dim")
-    d.text(left, 317, "and counts blocks in synchronization memory. Each block holds its part of x on chip while it waits.", "dim")
+    d.text(left, 300, "A cluster exchanges through mailboxes in distributed shared memory. The grid exchanges through scratch", "dim")
+    d.text(left, 317, "memory, and counts blocks in synchronization memory. Each block holds its part of x on chip meanwhile.", "dim")
     return d
 
 
