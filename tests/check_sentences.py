@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 """check_sentences.py [FILE...] - counts the words of each sentence of README.md, its neighbours and docs/.
 
-A page passes when its sentences have 18 words on average at most, and none has more than 40. Tables, code, quoted output,
+A page passes when its sentences have 18 words on average at most, and none has more than 40. A record of docs/decisions/ is
+one screen besides: 50 lines of 120 columns at most, where a row of a table is one line. Tables, code, quoted output,
 headings and HTML comments are left out, and docs/history/, which is kept as it was written; `code` and a link's text
 count as the words one reads. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
 long, --list the numbers of all pages."""
@@ -10,9 +11,11 @@ import argparse
 import pathlib
 import re
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AVERAGE, LONGEST = 18.0, 40
+LINES, COLUMNS = 50, 120
 
 
 def blocks(text):
@@ -78,6 +81,10 @@ def sentences(text):
                 yield len(words), sentence
 
 
+def lines_on_screen(text):
+    return sum(1 if line.startswith("|") else max(1, len(textwrap.wrap(line, COLUMNS))) for line in text.splitlines())
+
+
 def pages():
     yield ROOT / "README.md"
     yield ROOT / "CONTRIBUTING.md"
@@ -99,7 +106,9 @@ def main():
         counted = list(sentences(page.read_text()))
         average = sum(n for n, _ in counted) / len(counted) if counted else 0.0
         longest = max((n for n, _ in counted), default=0)
-        good = average <= AVERAGE and longest <= LONGEST
+        record = page.parent.name == "decisions" and page.name != "README.md"
+        lines = lines_on_screen(page.read_text()) if record else 0
+        good = average <= AVERAGE and longest <= LONGEST and lines <= LINES
         figures = f"{average:.1f} words a sentence, {longest} in the longest"
         if args.list:
             print(f"      {name}: {len(counted)} sentences, {figures}")
@@ -111,7 +120,7 @@ def main():
             passed += 1
         else:
             failed += 1
-            print(f"FAIL  {name}: {figures}; at most {AVERAGE:g} and {LONGEST}")
+            print(f"FAIL  {name}: {figures}; at most {AVERAGE:g} and {LONGEST}" + f"; {lines} lines of {LINES}" * record)
             for n, sentence in counted:
                 if n > LONGEST:
                     print(f"      {n} words: {sentence[:150]}")

@@ -99,6 +99,17 @@ def test_sentences_are_counted(tmp_path, text, passes):
     assert output.splitlines()[-1] == ("1 passed, 0 failed, 0 skipped" if passes else "0 passed, 1 failed, 0 skipped")
 
 
+@pytest.mark.parametrize("last, passes", [
+    ("Short.", True), ("Short.\nShort.", False), ("Short. " * 30, False), ("| " + "cell " * 30 + "|", True)])
+def test_records_are_one_screen(tmp_path, last, passes):
+    """50 lines; a line beyond 120 columns is two, a row of a table is one, however long."""
+    (tmp_path / "decisions").mkdir()
+    record = tmp_path / "decisions/0001-x.md"
+    record.write_text("Short.\n" * 49 + last + "\n")
+    code, output = sentences(record)
+    assert (code == 0) == passes, output
+
+
 def test_the_sentence_script_counts_all_pages():
     counted = re.findall(r"^      (\S+): \d+ sentences", sentences("--list")[1], re.M)
     assert {"README.md", "CONTRIBUTING.md", "docs/numerics.md", "docs/decisions/0001-lanes.md"} <= set(counted)
