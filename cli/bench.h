@@ -27,6 +27,8 @@ enum bench_small {
     BENCH_DBIAS,
     BENCH_DSCALE,
     BENCH_DSHIFT,
+    BENCH_PRE_BIAS,
+    BENCH_DPRE_BIAS,
     BENCH_SMALLS
 };
 

@@ -76,6 +76,14 @@ void bench_make_smalls(struct bench *bench)
         tensors->scale = make_small(bench, BENCH_SCALE, line->weight_type, 2, sizes, 0, 0.0625);
         tensors->shift = make_small(bench, BENCH_SHIFT, line->weight_type, 2, sizes, 0, 0.0625);
     }
+    if (line->pre_bias || line->sample_bias) {
+        int32_t bias_ndim = line->sample_bias ? 2 : 1;
+        const int64_t *bias_shape = line->sample_bias ? sizes : sizes + 1;
+        if (!(line->backward && line->write_u))
+            tensors->pre_bias = make_small(bench, BENCH_PRE_BIAS, line->weight_type, bias_ndim, bias_shape, 0, 0.0625);
+        if (line->backward)
+            tensors->dpre_bias = make_small(bench, BENCH_DPRE_BIAS, line->weight_type, bias_ndim, bias_shape, 0, 0);
+    }
     if (bench_is_training(line)) {
         const int64_t statistics[2] = {sizes[0], line->op == GROUP_NORM ? line->groups : sizes[1]};
         bool batch = line->op == BATCH_NORM;
@@ -158,6 +166,7 @@ normfuse_tensors bench_statistics_tensors(const struct bench *bench)
     return (normfuse_tensors){.struct_bytes = sizeof(normfuse_tensors),
                               .x = bench->tensors.x,
                               .pre_add = bench->tensors.pre_add,
+                              .pre_bias = bench->tensors.pre_bias,
                               .mean = bench->tensors.mean,
                               .rstd = bench->tensors.rstd};
 }

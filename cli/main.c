@@ -41,7 +41,9 @@ const char problem_help[] =
     "    dir=fwd|bwd        forward (default), or dx, dweight and dbias from given mean and rstd\n"
     "    device=cpu|cuda    cpu\n"
     "    +pre_add           u = x + pre_add is normalized\n"
-    "    +u                 with +pre_add: forward writes u; backward takes it, and du\n"
+    "    +pre_bias          u = x + pre_bias [C] is normalized; backward writes dpre_bias\n"
+    "    +pre_bias=sample   the same of [N, C]\n"
+    "    +u                 with these: forward writes u; backward takes it, and du\n"
     "    +post_add          added before the activation; backward writes its gradient\n"
     "    +scale             group_norm, instance_norm: scale and shift, [N, C]\n";
 

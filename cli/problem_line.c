@@ -36,6 +36,8 @@ static const struct {
     size_t offset;
 } additions[] = {
     { "+pre_add", offsetof(struct problem_line, pre_add) },
+    { "+pre_bias", offsetof(struct problem_line, pre_bias) },
+    { "+pre_bias=sample", offsetof(struct problem_line, sample_bias) },
     { "+u", offsetof(struct problem_line, write_u) },
     { "+post_add", offsetof(struct problem_line, post_add) },
     { "+scale", offsetof(struct problem_line, scale_shift) },
@@ -221,7 +223,8 @@ static bool take_addition(struct problem_line *line, const char *word, char *err
             *(bool *)((char *)line + additions[i].offset) = true;
             return true;
         }
-    complain(error, error_bytes, "'%.80s': an addition must be one of +pre_add, +u, +post_add, +scale", word);
+    complain(error, error_bytes, "'%.80s': an addition must be one of +pre_add, +pre_bias, +pre_bias=sample, +u, +post_add, +scale",
+             word);
     return false;
 }
 
@@ -387,8 +390,12 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
                  problem_activation_name(line->activation));
         return 0;
     }
-    if (line->write_u && !line->pre_add) {
-        complain(error, error_bytes, "'+u': +pre_add is missing, without which u is x");
+    if (line->pre_bias && line->sample_bias) {
+        complain(error, error_bytes, "'+pre_bias=sample': +pre_bias is there, expected one of them");
+        return 0;
+    }
+    if (line->write_u && !problem_line_adds(line)) {
+        complain(error, error_bytes, "'+u': +pre_add or +pre_bias is missing, without which u is x");
         return 0;
     }
     if (line->scale_shift && line->op != GROUP_NORM && line->op != INSTANCE_NORM) {
@@ -453,6 +460,10 @@ size_t problem_line_name(const struct problem_line *line, char *name, size_t byt
         length = append(name, bytes, length, " device=cuda");
     if (line->pre_add)
         length = append(name, bytes, length, " +pre_add");
+    if (line->pre_bias)
+        length = append(name, bytes, length, " +pre_bias");
+    if (line->sample_bias)
+        length = append(name, bytes, length, " +pre_bias=sample");
     if (line->write_u)
         length = append(name, bytes, length, " +u");
     if (line->post_add)

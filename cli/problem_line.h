@@ -33,7 +33,9 @@ struct problem_line {
     bool backward;
     int32_t device; /* NORMFUSE_CPU, NORMFUSE_CUDA */
     bool pre_add;     /* +pre_add */
-    bool write_u;     /* +u: the forward writes u; the backward is given u in place of x and pre_add, and du */
+    bool pre_bias;    /* +pre_bias: [C]; the backward writes dpre_bias */
+    bool sample_bias; /* +pre_bias=sample: the same of [N, C] */
+    bool write_u;     /* +u: the forward writes u; the backward is given u in place of what it is the sum of, and du */
     bool post_add;    /* +post_add: the backward writes dpost_add */
     bool scale_shift; /* +scale: scale and shift; group and instance norm */
 };
@@ -50,6 +52,12 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
 
 /* A line with every default set. */
 struct problem_line problem_line_default(enum problem_operator op);
+
+/* Whether u is another tensor than x. */
+static inline bool problem_line_adds(const struct problem_line *line)
+{
+    return line->pre_add || line->pre_bias || line->sample_bias;
+}
 
 /* The name of a problem: its defaults left out. Returns the length, as snprintf. */
 size_t problem_line_name(const struct problem_line *line, char *name, size_t bytes);

@@ -31,6 +31,7 @@ enum {
     OPTION_WEIGHT,
     OPTION_BIAS,
     OPTION_PRE_ADD,
+    OPTION_PRE_BIAS,
     OPTION_SUM_OUT,
     OPTION_POST_ADD,
     OPTION_SCALE,
@@ -49,6 +50,7 @@ enum {
     OPTION_DSCALE,
     OPTION_DSHIFT,
     OPTION_DPOST_ADD,
+    OPTION_DPRE_BIAS,
     OPTION_THREADS,
     OPTION_BLOCK_BYTES,
     OPTION_SYNC,
@@ -62,7 +64,10 @@ static const struct option options[OPTION_COUNT] = {
                        "the dtypes. Absent: 1."},
     [OPTION_BIAS] = {"bias", 'b', "FILE", "Read the bias, as the weight. Absent: 0."},
     [OPTION_PRE_ADD] = {"pre-add", 0, "FILE", "Read a tensor like x that is added to x before the statistics."},
-    [OPTION_SUM_OUT] = {"sum-out", 0, "FILE", "Write u = x + pre_add as it was normalized, rounded to x's dtype."},
+    [OPTION_PRE_BIAS] = {"pre-bias", 0, "FILE", "Read a value for each channel, [C], or each sample and channel, [N, C], "
+                         "that is added to x before the statistics. Any of the dtypes."},
+    [OPTION_SUM_OUT] = {"sum-out", 0, "FILE", "Write u = x [+ pre_bias] [+ pre_add] as it was normalized, rounded to x's "
+                        "dtype."},
     [OPTION_POST_ADD] = {"post-add", 0, "FILE", "Read a tensor like x that is added before the activation."},
     [OPTION_SCALE] = {"scale", 0, "FILE", "Group and instance norm: read the scale of each sample and channel, [N, C]; "
                       "the normalized value is multiplied by 1 + scale after weight and bias."},
@@ -85,6 +90,8 @@ static const struct option options[OPTION_COUNT] = {
     [OPTION_DSCALE] = {"dscale", 0, "FILE", "Write the gradient of the scale, [N, C]."},
     [OPTION_DSHIFT] = {"dshift", 0, "FILE", "Write the gradient of the shift, [N, C]."},
     [OPTION_DPOST_ADD] = {"dpost-add", 0, "FILE", "Write the gradient of post_add: x's axes and dtype."},
+    [OPTION_DPRE_BIAS] = {"dpre-bias", 0, "FILE", "Write the gradient of pre_bias, the sum of what --dx writes: its axes "
+                          "and dtype; without --pre-bias [C] and x's dtype."},
     [OPTION_THREADS] = {"threads", 0, "N", "Use at most N threads. Results do not depend on it."},
     [OPTION_BLOCK_BYTES] = {"block-bytes", 0, "BYTES", "Work on blocks of samples whose tensors take about this much "
                             "memory (64K, 256M, 1G; default 256M, or less where memory is limited). Results do not "
@@ -138,7 +145,7 @@ const struct command run_command = {
     .description = "Normalizes the tensor in X.npy and writes what is asked for: the forward's outputs, with\n"
                    "--backward the gradients, or both in one run. Every output is optional; there must be one.\n"
                    "\n"
-                   "    u = x [+ pre_add]\n"
+                   "    u = x [+ pre_bias] [+ pre_add]\n"
                    "    z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]\n"
                    "    y = act(z)\n"
                    "\n"
@@ -156,14 +163,15 @@ enum shape_kind {
     PER_CHANNEL, /* [C] */
     PER_SAMPLE,  /* [N, C] */
     PARAMETER,   /* [C], or [N, C] with per=sample */
+    EITHER,      /* [C], or [N, C] where pre_bias is */
     STATISTICS   /* [N, groups], or [C] */
 };
 
 enum { GROUP = 1 << GROUP_NORM, INSTANCE = 1 << INSTANCE_NORM, BATCH = 1 << BATCH_NORM, PLAIN = 1 << AFFINE };
 enum { ANY = GROUP | INSTANCE | BATCH | PLAIN, STATISTICAL = GROUP | INSTANCE | BATCH };
 
-enum input { X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, RUNNING_MEAN, RUNNING_VAR, INPUTS };
-enum output_id { Y, U, MEAN, RSTD, NEW_RUNNING_MEAN, NEW_RUNNING_VAR, DX, DPOST_ADD, DWEIGHT, DBIAS, DSCALE, DSHIFT, OUTPUTS };
+enum input { X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, PRE_BIAS, RUNNING_MEAN, RUNNING_VAR, INPUTS };
+enum output_id { Y, U, MEAN, RSTD, NEW_RUNNING_MEAN, NEW_RUNNING_VAR, DX, DPOST_ADD, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS, OUTPUTS };
 
 struct role {
     int option; /* -1: the word X.npy */
@@ -186,6 +194,7 @@ static const struct role input_roles[INPUTS] = {
     [BIAS] = {OPTION_BIAS, PARAMETER, ANY, false, FIELD(bias), 0},
     [SCALE] = {OPTION_SCALE, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(scale), 0},
     [SHIFT] = {OPTION_SHIFT, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(shift), 0},
+    [PRE_BIAS] = {OPTION_PRE_BIAS, EITHER, ANY, false, FIELD(pre_bias), 0},
     [RUNNING_MEAN] = {OPTION_RUNNING_MEAN, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_mean), 0},
     [RUNNING_VAR] = {OPTION_RUNNING_VAR, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_var), 0},
 };
@@ -204,16 +213,18 @@ static const struct role output_roles[OUTPUTS] = {
     [DBIAS] = {OPTION_DBIAS, PARAMETER, ANY, true, FIELD(dbias), BIAS},
     [DSCALE] = {OPTION_DSCALE, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dscale), SCALE},
     [DSHIFT] = {OPTION_DSHIFT, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dshift), SHIFT},
+    [DPRE_BIAS] = {OPTION_DPRE_BIAS, EITHER, ANY, true, FIELD(dpre_bias), PRE_BIAS},
 };
 
 #define BIT(name) (1u << (name))
 
 enum {
-    STATISTICS_INPUTS = 1 << X | 1 << PRE_ADD,
+    STATISTICS_INPUTS = 1 << X | 1 << PRE_ADD | 1 << PRE_BIAS,
     PARAMETER_INPUTS = 1 << WEIGHT | 1 << BIAS | 1 << SCALE | 1 << SHIFT,
     FORWARD_INPUTS = STATISTICS_INPUTS | 1 << POST_ADD | PARAMETER_INPUTS,
     RUNNING_INPUTS = 1 << RUNNING_MEAN | 1 << RUNNING_VAR,
-    GRADIENTS = 1 << DX | 1 << DPOST_ADD | 1 << DWEIGHT | 1 << DBIAS | 1 << DSCALE | 1 << DSHIFT,
+    SUMMED = 1 << DWEIGHT | 1 << DBIAS | 1 << DPRE_BIAS, /* over samples, where they are [C] */
+    GRADIENTS = 1 << DX | 1 << DPOST_ADD | 1 << DSCALE | 1 << DSHIFT | SUMMED,
     NEW_RUNNING = 1 << NEW_RUNNING_MEAN | 1 << NEW_RUNNING_VAR
 };
 
@@ -245,7 +256,7 @@ struct run {
 
     struct buffer mean, rstd; /* of the block; batch norm: of the batch */
     struct buffer stats, sums;
-    struct buffer dweight, dbias; /* f64, summed over the blocks */
+    struct buffer summed[OUTPUTS]; /* f64: gradients that are summed over the blocks */
     struct buffer running[2];     /* mean, variance, updated in place */
     double *sample_sums[2];       /* instance norm: [C], sums over samples of the mean and of the unbiased variance */
 
@@ -396,8 +407,10 @@ static void read_files(struct run *run)
         report_usage("run", "no output is asked for: -o Y.npy writes the result");
     if (backward && !(run->wanted & GRADIENTS))
         report_usage("run", "option '--backward': no gradient is asked for (--dx, --dweight, ...)");
-    if ((run->wanted & BIT(U)) && !(run->given & BIT(PRE_ADD)))
-        report_usage("run", "option '--sum-out' needs --pre-add");
+    if ((run->wanted & BIT(U)) && !(run->given & (BIT(PRE_ADD) | BIT(PRE_BIAS))))
+        report_usage("run", "option '--sum-out' needs --pre-add or --pre-bias");
+    if ((run->wanted & BIT(DPRE_BIAS)) && !(run->wanted & BIT(DX)))
+        report_usage("run", "option '--dpre-bias' needs --dx, whose sum it is");
     if (((run->given & RUNNING_INPUTS) != 0) != ((run->given & RUNNING_INPUTS) == RUNNING_INPUTS))
         report_usage("run", "--running-mean and --running-var go together");
     if (run->line.evaluate && !(run->given & RUNNING_INPUTS))
@@ -428,6 +441,7 @@ static struct stream_shape shape_of(const struct run *run, enum shape_kind kind)
 {
     struct stream_shape shape = run->inputs[X].shape;
     bool by_sample = kind == PER_SAMPLE || (kind == PARAMETER && run->line.per_sample) ||
+                     (kind == EITHER && run->line.sample_bias) ||
                      (kind == STATISTICS && run->line.op != BATCH_NORM);
     if (kind == BIG)
         return shape;
@@ -483,6 +497,8 @@ static void open_input(struct run *run, enum input id)
     bool bf16 = x->type == NORMFUSE_BF16 || (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
     stream_input_open(input, run->arguments->values[role->option], argument, bf16,
                       big && run->line.channels_last);
+    if (role->kind == EITHER)
+        run->line.sample_bias = input->shape.ndim == 2;
     struct stream_shape shape = shape_of(run, role->kind);
     if (!stream_shapes_equal(&shape, &input->shape)) {
         stream_shape_text(wanted, sizeof wanted, &shape);
@@ -560,7 +576,7 @@ static void choose_block(struct run *run)
     int64_t block = sample_bytes > 0 ? budget / sample_bytes : run->samples;
     int64_t quantum = 1;
     /* Sums over the samples have the bits of one call only when they are cut at the quantum. */
-    bool sums = run->line.op == BATCH_NORM || (run->wanted & (BIT(DWEIGHT) | BIT(DBIAS)));
+    bool sums = run->line.op == BATCH_NORM || (run->wanted & SUMMED);
     if (sums && block < run->samples) {
         normfuse_axes axes;
         normfuse_tensor x =
@@ -818,6 +834,33 @@ static void forward_block(struct run *run, int64_t first, int64_t count)
         write_statistics(run, count);
 }
 
+/* Gradients that blocks add to. */
+static unsigned summed_outputs(const struct run *run)
+{
+    return (run->line.per_sample ? 0 : BIT(DWEIGHT) | BIT(DBIAS)) | (run->line.sample_bias ? 0 : BIT(DPRE_BIAS));
+}
+
+static void reserve_summed(struct run *run, unsigned summed)
+{
+    for (int i = 0; i < OUTPUTS; i++)
+        if (summed & run->wanted & BIT(i))
+            reserve_zeros(&run->summed[i], 1, &run->c);
+}
+
+static void set_summed(struct run *run, normfuse_tensors *tensors, unsigned summed)
+{
+    for (int i = 0; i < OUTPUTS; i++)
+        if (summed & run->wanted & BIT(i))
+            set(tensors, output_roles[i].field, &run->summed[i].tensor);
+}
+
+static void write_summed(struct run *run, unsigned summed)
+{
+    for (int i = 0; i < OUTPUTS; i++)
+        if (summed & run->wanted & BIT(i))
+            stream_output_write_f64(&run->outputs[i], run->summed[i].data, run->c);
+}
+
 static void backward_block(struct run *run, int64_t first, int64_t count)
 {
     unsigned inputs = FORWARD_INPUTS | BIT(DY);
@@ -825,22 +868,15 @@ static void backward_block(struct run *run, int64_t first, int64_t count)
         inputs |= BIT(DU);
     if (run->line.evaluate)
         inputs |= RUNNING_INPUTS;
-    unsigned summed = run->line.per_sample ? 0 : BIT(DWEIGHT) | BIT(DBIAS);
-    uint32_t flags = 0;
+    unsigned summed = summed_outputs(run);
     normfuse_tensors tensors = block_inputs(run, inputs, first, count);
     block_outputs(run, &tensors, GRADIENTS & ~summed, count);
-    if (summed & run->wanted) {
-        flags |= NORMFUSE_ACCUMULATE;
-        if (run->wanted & BIT(DWEIGHT))
-            tensors.dweight = &run->dweight.tensor;
-        if (run->wanted & BIT(DBIAS))
-            tensors.dbias = &run->dbias.tensor;
-    }
+    set_summed(run, &tensors, summed);
     if (run->line.op != AFFINE && !run->line.evaluate) {
         tensors.mean = &run->mean.tensor;
         tensors.rstd = &run->rstd.tensor;
     }
-    call(run, BACKWARD, &tensors, flags);
+    call(run, BACKWARD, &tensors, summed & run->wanted ? NORMFUSE_ACCUMULATE : 0);
     flush_outputs(run, GRADIENTS & ~summed);
 }
 
@@ -850,10 +886,7 @@ static void run_by_sample(struct run *run)
     bool statistics = run->line.op != AFFINE && !run->line.evaluate;
     bool forward = (run->wanted & ~(unsigned)GRADIENTS) || statistics;
     run->total_samples = (double)run->samples;
-    if (run->wanted & BIT(DWEIGHT))
-        reserve_zeros(&run->dweight, 1, &run->c);
-    if (run->wanted & BIT(DBIAS))
-        reserve_zeros(&run->dbias, 1, &run->c);
+    reserve_summed(run, summed_outputs(run));
     if (is_running_average(run))
         for (int i = 0; i < 2; i++) {
             run->sample_sums[i] = calloc((size_t)run->c + 1, sizeof(double));
@@ -870,10 +903,7 @@ static void run_by_sample(struct run *run)
         first += count;
         progress(run, count);
     } while (first < run->samples);
-    if (!run->line.per_sample && (run->wanted & BIT(DWEIGHT)))
-        stream_output_write_f64(&run->outputs[DWEIGHT], run->dweight.data, run->c);
-    if (!run->line.per_sample && (run->wanted & BIT(DBIAS)))
-        stream_output_write_f64(&run->outputs[DBIAS], run->dbias.data, run->c);
+    write_summed(run, summed_outputs(run));
     if (is_running_average(run))
         write_sample_averages(run);
     free(run->sample_sums[0]);
@@ -882,17 +912,16 @@ static void run_by_sample(struct run *run)
 
 /* ---- batch norm in training -------------------------------------------------------------------------------------- */
 
-/* A pass over the batch. first_outputs are written by the first block only: they follow from the whole batch's
- * statistics. */
-static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigned outputs, unsigned first_outputs,
-                       bool whole)
+/* A pass over the batch, or where only what follows from the whole batch's sums is wanted, of its first block. `summed`:
+ * outputs that every block adds to. */
+static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigned outputs, unsigned summed, bool whole)
 {
     int64_t first = 0;
     do {
         int64_t count = run->samples - first < run->block ? run->samples - first : run->block;
         normfuse_tensors tensors = block_inputs(run, inputs, first, count);
-        unsigned now = first == 0 ? outputs | first_outputs : outputs;
-        block_outputs(run, &tensors, now, count);
+        block_outputs(run, &tensors, outputs, count);
+        set_summed(run, &tensors, summed);
         if (step == STATS || step == APPLY)
             tensors.stats = &run->stats.tensor;
         if (step == BACKWARD_SUMS || step == BACKWARD_APPLY) {
@@ -900,8 +929,9 @@ static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigne
             tensors.mean = &run->mean.tensor;
             tensors.rstd = &run->rstd.tensor;
         }
-        call(run, step, &tensors, step == STATS || step == BACKWARD_SUMS ? NORMFUSE_ACCUMULATE : 0);
-        flush_outputs(run, now);
+        bool accumulates = step == STATS || step == BACKWARD_SUMS || (summed & run->wanted);
+        call(run, step, &tensors, accumulates ? NORMFUSE_ACCUMULATE : 0);
+        flush_outputs(run, outputs);
         first += count;
         progress(run, count);
     } while (whole && first < run->samples);
@@ -950,9 +980,14 @@ static void run_batch_training(struct run *run)
     reserve_zeros(&run->sums, 2, pairs);
     batch_pass(run, BACKWARD_SUMS, FORWARD_INPUTS | BIT(DY), BIT(DPOST_ADD), 0, true);
     unsigned inputs = FORWARD_INPUTS | BIT(DY) | (last_pass ? BIT(DU) : 0);
-    unsigned parameters = BIT(DWEIGHT) | BIT(DBIAS);
-    if (run->wanted & (BIT(DX) | parameters))
-        batch_pass(run, BACKWARD_APPLY, inputs, BIT(DX), parameters, last_pass);
+    unsigned parameters = BIT(DWEIGHT) | BIT(DBIAS), summed = summed_outputs(run) & BIT(DPRE_BIAS);
+    if (run->wanted & parameters)
+        batch_pass(run, BACKWARD_APPLY, inputs & ~BIT(DU), parameters, 0, false);
+    if (!last_pass)
+        return;
+    reserve_summed(run, summed);
+    batch_pass(run, BACKWARD_APPLY, inputs, (BIT(DX) | BIT(DPRE_BIAS)) & ~summed, summed, true);
+    write_summed(run, summed);
 }
 
 /* ---- the command ------------------------------------------------------------------------------------------------- */

@@ -31,13 +31,14 @@ static const double double_unit = 0x1p-53;
 
 enum tensor_name {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU,
-    DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS,
+    DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS,
     TENSORS
 };
 
 static const char *const tensor_names[TENSORS] = {
     "x", "pre_add", "post_add", "weight", "bias", "scale", "shift", "y", "u", "mean", "rstd", "running_mean",
-    "running_var", "dy", "du", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "stats", "sums"
+    "running_var", "dy", "du", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "stats", "sums",
+    "pre_bias", "dpre_bias"
 };
 
 /* A tensor in memory of its own, with guards around it. Element (n, c, s) is at data + (n*batch + c*channel +
@@ -84,7 +85,7 @@ struct work {
     bool set_is_group;   /* of one sample; otherwise of one channel over all samples */
     bool has_statistics; /* made of x; not given and not absent */
     bool evaluates;
-    bool gives_u; /* in x's place, without pre_add */
+    bool gives_u; /* in x's place, without pre_add and pre_bias */
     double parameter;
     struct buffer buffers[TENSORS];
     const struct buffer *at[TENSORS]; /* NULL: absent. In place: another's buffer */
@@ -171,6 +172,7 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
             return data == VERIFY_NAN ? (double)NAN : (double)INFINITY;
         return data_mean(work) + data_scale(work) * value;
     case PRE_ADD: return data == VERIFY_CONSTANT || data == VERIFY_EXACT ? 8 : data_scale(work) * value;
+    case PRE_BIAS: return data == VERIFY_CONSTANT || data == VERIFY_EXACT ? 2 : data_scale(work) * value;
     case RUNNING_MEAN: return data_mean(work) + 0.1 * data_scale(work) * value;
     case RUNNING_VAR: return data_scale(work) * data_scale(work) * (0.5 + fabs(value));
     case WEIGHT: return (bounded ? 3 : 1) + 0.25 * value;
@@ -190,9 +192,11 @@ static double generated(const struct work *work, enum tensor_name name, int64_t 
     double value = generated_at(work, name, n, c, s);
     if (name != X || !work->gives_u)
         return value;
-    normfuse_type type = work->line->type;
-    return reference_add(reference_round(value, type),
-                         reference_round(generated_at(work, PRE_ADD, n, c, s), type), type);
+    const struct problem_line *line = work->line;
+    double pre_add = line->pre_add ? reference_round(generated_at(work, PRE_ADD, n, c, s), line->type) : 0, pre_bias = 0;
+    if (line->pre_bias || line->sample_bias)
+        pre_bias = reference_round(generated_at(work, PRE_BIAS, line->sample_bias ? n : 0, c, 0), line->weight_type);
+    return reference_add(reference_round(value, line->type), pre_bias, pre_add, line->type);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -354,7 +358,7 @@ static void fill_bytes(const struct buffer *buffer, int byte)
 /* What an output holds before a call. */
 static void clear_output(const struct work *work, enum tensor_name name)
 {
-    fill_bytes(&work->buffers[name], work->options->accumulate && (name == DWEIGHT || name == DBIAS) ? 0 : UNWRITTEN);
+    fill_bytes(&work->buffers[name], work->options->accumulate && (name == DWEIGHT || name == DBIAS || name == DPRE_BIAS) ? 0 : UNWRITTEN);
 }
 
 /* Of a tensor and the guards around it. */
@@ -432,6 +436,10 @@ static bool make_tensors(struct work *work)
     good = good && make_big(work, X);
     if (line->pre_add && !work->gives_u)
         good = good && make_big(work, PRE_ADD);
+    int64_t bias_rows = line->sample_bias ? work->n : NO_ROWS;
+    bool has_bias = line->pre_bias || line->sample_bias;
+    if (has_bias && !work->gives_u)
+        good = good && make_small(work, PRE_BIAS, line->weight_type, bias_rows, work->c, true);
     if (line->post_add)
         good = good && make_big(work, options->from_y ? Y : POST_ADD);
     if (!options->no_weight)
@@ -454,14 +462,14 @@ static bool make_tensors(struct work *work)
         return false;
     if (!backward) {
         if (!is_left_out(work, VERIFY_Y)) {
-            if (options->in_place)
+            if (options->in_place && !(line->write_u && !line->pre_add))
                 put_into(work, Y, X);
             else
                 good = good && make_big(work, Y);
         }
         if (line->write_u) {
             if (options->in_place)
-                put_into(work, U, PRE_ADD);
+                put_into(work, U, line->pre_add ? PRE_ADD : X);
             else
                 good = good && make_big(work, U);
         }
@@ -475,6 +483,10 @@ static bool make_tensors(struct work *work)
             else
                 good = good && make_big(work, DX);
         }
+        /* Of shards along S each has a part of it. */
+        bool is_whole = !options->sharded || (!work->set_is_group && line->sample_bias);
+        if (has_bias && work->at[DX] && is_whole && !is_left_out(work, VERIFY_DPRE_BIAS))
+            good = good && make_small(work, DPRE_BIAS, gradient_type, bias_rows, work->c, true);
         if (!options->no_weight && !is_left_out(work, VERIFY_DWEIGHT))
             good = good && make_small(work, DWEIGHT, gradient_type, parameter_rows, work->c, true);
         if (!options->no_bias && !is_left_out(work, VERIFY_DBIAS))
@@ -497,7 +509,7 @@ static bool make_tensors(struct work *work)
         if (!buffer->base)
             continue;
         bool is_statistics = name == MEAN || name == RSTD;
-        buffer->is_output = (name == Y && !backward) || name == U || name >= DX || (is_statistics && !backward);
+        buffer->is_output = (name == Y && !backward) || name == U || (name >= DX && name != PRE_BIAS) || (is_statistics && !backward);
         if (buffer->is_output)
             clear_output(work, (enum tensor_name)name);
         else if (!is_statistics)
@@ -521,12 +533,18 @@ static struct extent extent_of(const struct work *work, int64_t set)
     return (struct extent){ 0, set, work->n, 1, work->s };
 }
 
+/* Of what is not a group norm. */
+static struct tolerance_arithmetic arithmetic_of_channels(const struct work *work, const struct extent *extent)
+{
+    const bool ambiguous = work->c == 1 || work->s == 1;
+    return tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last, ambiguous, extent->rows,
+                                extent->channels, extent->positions);
+}
+
 static struct tolerance_arithmetic arithmetic_of(const struct work *work, const struct extent *extent)
 {
     const bool ambiguous = work->c == 1 || work->s == 1;
-    struct tolerance_arithmetic arithmetic =
-        tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last, ambiguous, extent->rows,
-                             extent->channels, extent->positions);
+    struct tolerance_arithmetic arithmetic = arithmetic_of_channels(work, extent);
     if (work->set_is_group && !arithmetic.on_cuda)
         tolerance_small_sets(&arithmetic, work->line->channels_last && !ambiguous, extent->channels, extent->positions);
     return arithmetic;
@@ -549,16 +567,21 @@ static void load_set(const struct work *work, enum tensor_name name, const struc
         }
 }
 
-/* u; `more` is room for the tensor that is added. */
+/* u; `more` is room for a tensor that is added. */
 static void load_u(const struct work *work, const struct extent *extent, double *u, double *more)
 {
     load_set(work, X, extent, u);
-    if (!work->at[PRE_ADD])
+    bool adds = work->at[PRE_ADD] != NULL;
+    if (!adds && !work->at[PRE_BIAS])
         return;
-    load_set(work, PRE_ADD, extent, more);
-    int64_t count = extent->rows * extent->channels * extent->positions;
-    for (int64_t i = 0; i < count; i++)
-        u[i] = reference_add(u[i], more[i], work->line->type);
+    if (adds)
+        load_set(work, PRE_ADD, extent, more);
+    for (int64_t pair = 0; pair < extent->rows * extent->channels; pair++) {
+        int64_t n = extent->n + pair / extent->channels, c = extent->c + pair % extent->channels;
+        double pre_bias = parameter_value(work, PRE_BIAS, n, c, 0);
+        for (int64_t i = pair * extent->positions; i < (pair + 1) * extent->positions; i++)
+            u[i] = reference_add(u[i], pre_bias, adds ? more[i] : 0, work->line->type);
+    }
 }
 
 static int64_t largest_set(const struct work *work)
@@ -667,9 +690,10 @@ static bool make_statistics(struct share *share, int64_t set)
         bool columns = work->line->channels_last;
         struct tolerance_arithmetic arithmetic = arithmetic_of(work, &extent);
         enum verify_data data = work->options->data;
-        /* an even number of positions: then every shift is 4 */
+        /* an even number of positions: then every shift is 4; shards may have an odd one */
         arithmetic.exact_sums =
-            data == VERIFY_CONSTANT || (data == VERIFY_EXACT && work->s % 2 == 0 && !work->on_device);
+            data == VERIFY_CONSTANT ||
+            (data == VERIFY_EXACT && work->s % 2 == 0 && !work->on_device && !work->options->sharded);
         /* on the CPU shards begin pieces where one call would not */
         if (count > 0 && (work->on_device || !work->options->sharded))
             arithmetic.drift = tolerance_drift(&arithmetic, columns, u, extent.rows, extent.channels, extent.positions,
@@ -885,18 +909,22 @@ static const normfuse_tensor **member(normfuse_tensors *tensors, enum tensor_nam
     case DSHIFT: return &tensors->dshift;
     case DPOST_ADD: return &tensors->dpost_add;
     case STATS: return &tensors->stats;
+    case PRE_BIAS: return &tensors->pre_bias;
+    case DPRE_BIAS: return &tensors->dpre_bias;
     default: return &tensors->sums;
     }
 }
 
-static const unsigned forward_inputs = 1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
+static const unsigned pre = 1u << PRE_ADD | 1u << PRE_BIAS;
+static const unsigned forward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
                                        1u << SCALE | 1u << SHIFT | 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
 static const unsigned forward_outputs = 1u << Y | 1u << U | 1u << MEAN | 1u << RSTD;
 static const unsigned running_statistics = 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
-static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
+static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
                                         1u << SCALE | 1u << SHIFT | 1u << MEAN | 1u << RSTD | 1u << RUNNING_MEAN |
                                         1u << RUNNING_VAR | 1u << Y | 1u << DY;
 static const unsigned parameter_gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT;
+static const unsigned input_gradients = 1u << DX | 1u << DPRE_BIAS;
 
 /* Takes the tensors of `names` that exist, [from, from + count) along `axis` of those that have it (axis 0: all that
  * have samples; axis 2: big ones). axis -1: whole. */
@@ -971,7 +999,7 @@ static normfuse_status call_sharded(struct work *work)
     describe(work, &all, memory, SHARDS, rows, columns, width);
     describe(work, &merged, memory + SHARDS * values, 0, rows, columns, width);
     enum tensor_name carrier = backward ? SUMS : STATS;
-    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | 1u << PRE_ADD | 1u << U;
+    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | pre | 1u << U;
     for (int i = 0; i < SHARDS && status == NORMFUSE_OK; i++) {
         take(work, &arguments, first, axis, cut[i], cut[i + 1] - cut[i]);
         describe(work, &shard, memory + i * values, 0, rows, columns, width);
@@ -982,13 +1010,13 @@ static normfuse_status call_sharded(struct work *work)
     if (status == NORMFUSE_OK)
         status = backward ? normfuse_sums_merge(&all.tensor, &merged.tensor, work->on_device ? &exec : NULL)
                           : normfuse_stats_merge(&all.tensor, &merged.tensor, work->on_device ? &exec : NULL);
-    unsigned second = backward ? backward_inputs | 1u << DU | 1u << DX : forward_inputs | 1u << Y;
+    unsigned second = backward ? backward_inputs | 1u << DU | input_gradients : forward_inputs | 1u << Y;
     unsigned whole = backward ? parameter_gradients : running_statistics | 1u << MEAN | 1u << RSTD;
     for (int i = 0; i < SHARDS && status == NORMFUSE_OK; i++) {
         unsigned names = i == 0 ? second | whole : backward ? second : second & ~running_statistics;
-        /* pre_add may hold u by now: what was written out is what is normalized */
+        /* x or pre_add may hold u by now: what was written out is what is normalized */
         bool has_u = !backward && work->at[U];
-        take(work, &arguments, has_u ? (names & ~(1u << PRE_ADD)) | 1u << U : names, axis, cut[i],
+        take(work, &arguments, has_u ? (names & ~pre) | 1u << U : names, axis, cut[i],
              cut[i + 1] - cut[i]);
         if (has_u) {
             arguments.tensors.x = arguments.tensors.u;
@@ -1017,9 +1045,9 @@ static normfuse_status call_in_parts(struct work *work)
     describe(work, &total, memory, 0, NO_ROWS, work->c, width);
     struct arguments arguments;
     enum tensor_name carrier = backward ? SUMS : STATS;
-    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | 1u << PRE_ADD | 1u << U;
+    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | pre | 1u << U;
     if (!batch)
-        first = backward_inputs | 1u << DU | 1u << DX | 1u << DPOST_ADD | parameter_gradients;
+        first = backward_inputs | 1u << DU | input_gradients | 1u << DPOST_ADD | parameter_gradients;
     for (int64_t at = 0; at < work->n && status == NORMFUSE_OK;) {
         int64_t count = at ? 2 * quantum : quantum;
         if (count > work->n - at)
@@ -1032,10 +1060,10 @@ static normfuse_status call_in_parts(struct work *work)
         at += count;
     }
     if (batch && status == NORMFUSE_OK) {
-        unsigned second = backward ? backward_inputs | 1u << DU | 1u << DX | parameter_gradients
+        unsigned second = backward ? backward_inputs | 1u << DU | input_gradients | parameter_gradients
                                    : forward_inputs | 1u << Y | 1u << MEAN | 1u << RSTD;
         bool has_u = !backward && work->at[U];
-        take(work, &arguments, has_u ? (second & ~(1u << PRE_ADD)) | 1u << U : second, -1, 0, 0);
+        take(work, &arguments, has_u ? (second & ~pre) | 1u << U : second, -1, 0, 0);
         if (has_u) {
             arguments.tensors.x = arguments.tensors.u;
             arguments.tensors.u = NULL;
@@ -1050,7 +1078,7 @@ static normfuse_status call_plain(struct work *work)
 {
     struct arguments arguments;
     unsigned names = work->line->backward
-                         ? backward_inputs | 1u << DU | 1u << DX | 1u << DPOST_ADD | parameter_gradients
+                         ? backward_inputs | 1u << DU | input_gradients | 1u << DPOST_ADD | parameter_gradients
                          : forward_inputs | forward_outputs;
     take(work, &arguments, names, -1, 0, 0);
     return call_library(work, work->line->backward ? BACKWARD : FORWARD, &arguments.tensors, 0, false);
@@ -1541,6 +1569,30 @@ static void compare_channel_gradients(struct share *share)
     }
 }
 
+/* dpre_bias: the sum of dx as it was written. */
+static void compare_sum_of_dx(struct share *share)
+{
+    struct work *work = share->work;
+    const struct buffer *dx = work->at[DX];
+    const bool by_sample = work->line->sample_bias;
+    const struct extent extent = { 0, 0, by_sample ? 1 : work->n, 1, work->s };
+    const struct tolerance_arithmetic arithmetic = arithmetic_of_channels(work, &extent);
+    const double growth = tolerance_growth(arithmetic.additions + arithmetic.gradient_roundings, arithmetic.unit) +
+                          (arithmetic.joins + (double)work->n) * double_unit;
+    for (int64_t pair = 0; pair < (by_sample ? work->n : 1) * work->c; pair++) {
+        const int64_t c = pair % work->c;
+        long double sum = 0;
+        double size = 0;
+        for (int64_t row = 0; row < extent.rows; row++)
+            for (int64_t s = 0; s < work->s; s++) {
+                const double value = reference_load(element(dx, pair / work->c + row, c, s), dx->type);
+                sum += value;
+                size += fabs(value);
+            }
+        compare_stored(share, -1, 0, DPRE_BIAS, pair / work->c, c, 0, (double)sum, 1.01 * growth * size);
+    }
+}
+
 /* Running statistics: batch norm's channel, or the mean over the samples of instance norm's. */
 static void compare_running(struct share *share)
 {
@@ -1716,6 +1768,8 @@ static enum verify_outcome verify_work(struct work *work)
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
     if (backward)
         compare_channel_gradients(&last);
+    if (work->at[DPRE_BIAS])
+        compare_sum_of_dx(&last);
     if (options->running && work->n * work->s > 0)
         compare_running(&last);
     const struct tally *tally = &last.tally;
@@ -1816,7 +1870,7 @@ static const struct {
 } output_words[] = {
     { "+no_y", VERIFY_Y },           { "+no_saved", VERIFY_SAVED },   { "+no_dx", VERIFY_DX },
     { "+no_dweight", VERIFY_DWEIGHT }, { "+no_dbias", VERIFY_DBIAS }, { "+no_dscale", VERIFY_DSCALE },
-    { "+no_dshift", VERIFY_DSHIFT }, { "+no_dpost_add", VERIFY_DPOST_ADD },
+    { "+no_dshift", VERIFY_DSHIFT }, { "+no_dpost_add", VERIFY_DPOST_ADD }, { "+no_dpre_bias", VERIFY_DPRE_BIAS },
 };
 
 static const char *const data_words[] = { "random", "large_mean", "constant", "exact", "nan", "inf", "huge", "tiny",

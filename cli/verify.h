@@ -34,7 +34,8 @@ enum {
     VERIFY_DBIAS = 16,
     VERIFY_DSCALE = 32,
     VERIFY_DSHIFT = 64,
-    VERIFY_DPOST_ADD = 128
+    VERIFY_DPOST_ADD = 128,
+    VERIFY_DPRE_BIAS = 256
 };
 
 /* All zero: what the problem line says and nothing else. */
@@ -42,10 +43,10 @@ struct verify_options {
     uint64_t seed;
     enum verify_data data;
     unsigned left_out;      /* VERIFY_Y ... */
-    bool resum;             /* backward of +u: x and pre_add are given, and not u */
+    bool resum;             /* backward of +u: x, pre_add and pre_bias are given, and not u */
     bool from_y;            /* backward of +post_add: y is given in post_add's place */
     bool no_weight, no_bias;
-    bool in_place;          /* y = x, u = pre_add; dx = dy, dpost_add = post_add's own memory */
+    bool in_place;          /* y = x, u = pre_add, without that u = x; dx = dy, dpost_add = post_add's own memory */
     bool slice_channels, slice_batch; /* tensors are slices of bigger ones */
     bool mixed_layout;      /* all but x in the other layout */
     bool misaligned;        /* every tensor one element past an aligned address */

@@ -2,13 +2,16 @@
  *
  * normfuse.h - the whole public interface of normfuse: normalization layers of neural networks.
  *
- *   u = x [+ pre_add]                                          rounded to x's dtype
+ *   u = x [+ pre_bias] [+ pre_add]                             rounded to x's dtype
  *   z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]
  *   y = act(z)
  *
  * group norm     mean, rstd over the C/groups channels and all positions of one sample; instance norm is groups = C
  * batch norm     mean, rstd over all samples and positions of one channel, or given running statistics
  * affine         no statistics: y = act(weight * u + bias [+ post_add])
+ *
+ * pre_bias is one value a channel, or one a sample and channel: the bias of a convolution before the norm, an embedding.
+ * u is summed in the compute type (f32; f64 for f64 x) in this order, and rounded once.
  *
  * Tensors have the axes N, C and zero to three spatial axes, in this order. Their strides say how they lie in memory.
  * S below is the product of the spatial sizes. A norm group is the values that share a mean and a variance.
@@ -161,7 +164,7 @@ typedef struct normfuse_tensors {
     const normfuse_tensor *shift;    /* group norm: [N, C]; NULL: 0 */
     /* outputs of forward */
     const normfuse_tensor *y; /* in a backward an input, see below */
-    const normfuse_tensor *u; /* x + pre_add as it was normalized; needs pre_add */
+    const normfuse_tensor *u; /* x + pre_bias + pre_add as it was normalized; needs pre_add or pre_bias */
     /* saved: written by forward (each may be NULL), read by backward (both needed where there are statistics) */
     const normfuse_tensor *mean; /* f32 or f64; f64 for f64 x. f64 keeps the digits of dx and dweight at large mean */
     const normfuse_tensor *rstd; /* f32; f64 for f64 x */
@@ -181,6 +184,9 @@ typedef struct normfuse_tensors {
     /* sharded statistics, f64, row-major */
     const normfuse_tensor *stats; /* [N, groups, 3] or [C, 3]: count, mean, M2 = sum of (u - mean)^2 */
     const normfuse_tensor *sums;  /* [N, C, 2] or [C, 2]: sum of dy', sum of dy' * (u - mean); dy' = dy * act'(z) */
+    /* added to x before the statistics, and its gradient */
+    const normfuse_tensor *pre_bias;  /* input: [C] or [N, C]; NULL: 0 */
+    const normfuse_tensor *dpre_bias; /* output of backward: [C] or [N, C], the sum of dx as it was written; needs dx */
 } normfuse_tensors;
 
 /* ---- options ------------------------------------------------------------------------------------------------- */
@@ -204,7 +210,8 @@ enum {
     NORMFUSE_EVALUATE = 2,      /* batch and instance norm: normalize with running_mean and running_var */
     NORMFUSE_CUMULATIVE = 4,    /* running statistics are the cumulative average over batches_seen + 1 batches */
     NORMFUSE_ACCUMULATE = 8     /* ..._stats, ..._backward_sums: continue from what stats or sums hold;
-                                   ..._backward: add to what dweight and dbias hold */
+                                   ..._backward, ..._backward_apply: add to what dweight, dbias and dpre_bias hold,
+                                   where they are [C] */
 };
 
 typedef struct normfuse_group_norm_options {
@@ -265,17 +272,18 @@ typedef struct normfuse_exec {
 /* ---- operators ----------------------------------------------------------------------------------------------- */
 
 /* Group normalization (Wu and He 2018, arXiv:1803.08494), forward.
- * Takes x, y; optional: pre_add, post_add, weight, bias, scale, shift, u, mean, rstd (each its own output; y alone may
- * be NULL too, then only the statistics are written); with groups = C also running_mean, running_var. */
+ * Takes x, y; optional: pre_add, pre_bias, post_add, weight, bias, scale, shift, u, mean, rstd (each its own output; y
+ * alone may be NULL too, then only the statistics are written); with groups = C also running_mean, running_var. */
 NORMFUSE_API normfuse_status normfuse_group_norm_forward(const normfuse_group_norm_options *options,
                                                          const normfuse_tensors *tensors, const normfuse_exec *exec);
 NORMFUSE_API normfuse_status normfuse_group_norm_forward_scratch_bytes(const normfuse_group_norm_options *options,
                                                                        const normfuse_tensors *tensors,
                                                                        const normfuse_exec *exec, size_t *bytes);
 
-/* Backward: takes x (or u in its place, without pre_add), dy, mean, rstd, and pre_add, post_add, weight, bias, scale,
- * shift as forward was given them; z is recomputed. Writes those of dx, dweight, dbias, dscale, dshift, dpost_add that
- * are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of mean and rstd.
+/* Backward: takes x (or u in its place, without pre_add and pre_bias), dy, mean, rstd, and pre_add, pre_bias, post_add,
+ * weight, bias, scale, shift as forward was given them; z is recomputed. Writes those of dx, dweight, dbias, dscale,
+ * dshift, dpost_add, dpre_bias that are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of
+ * mean and rstd.
  *
  * With relu, relu6 and leaky_relu of a slope above 0 every backward also takes the forward's y in the place of post_add.
  * act'(z) is then made from y, and what was added may have been overwritten. A z that was rounded to a kink of y, 0 or
@@ -300,8 +308,8 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const no
                                                                         const normfuse_tensors *tensors,
                                                                         const normfuse_exec *exec, size_t *bytes);
 
-/* Channel affine: y = act(weight*u + bias [+ post_add]), u = x [+ pre_add]; weight and bias [C] or [N, C], both alike.
- * Backward writes dx, dweight = sum of dy' * u, dbias = sum of dy', dpost_add. */
+/* Channel affine: y = act(weight*u + bias [+ post_add]), u = x [+ pre_bias] [+ pre_add]; weight and bias [C] or [N, C],
+ * both alike. Backward writes dx, dweight = sum of dy' * u, dbias = sum of dy', dpost_add, dpre_bias. */
 NORMFUSE_API normfuse_status normfuse_affine_forward(const normfuse_affine_options *options,
                                                      const normfuse_tensors *tensors, const normfuse_exec *exec);
 NORMFUSE_API normfuse_status normfuse_affine_forward_scratch_bytes(const normfuse_affine_options *options,
@@ -317,13 +325,14 @@ NORMFUSE_API normfuse_status normfuse_affine_backward_scratch_bytes(const normfu
 
 /* For norm groups that are spread over workers: batch norm over many processes, group norm of an image cut in strips.
  *
- *   ..._stats           x [pre_add] -> stats of this shard (and u)
+ *   ..._stats           x [pre_add] [pre_bias] -> stats of this shard (and u)
  *   normfuse_stats_merge              joins the stats of all shards, in the order given
  *   ..._apply           x, stats and all of forward's inputs -> y, mean, rstd, running statistics
  *   ..._backward_sums   backward's inputs -> sums of this shard (and dpost_add)
  *   normfuse_sums_merge               adds the sums of all shards, in the order given
- *   ..._backward_apply  backward's inputs, sums -> dx, dweight, dbias, dscale, dshift; set options.set_values to the
- *                       count of the merged stats. Group norm: dweight and dbias are this worker's samples' only.
+ *   ..._backward_apply  backward's inputs, sums -> dx, dweight, dbias, dscale, dshift, dpre_bias; set options.set_values
+ *                       to the count of the merged stats. Group norm: dweight and dbias are this worker's samples' only.
+ *                       dpre_bias is this shard's only.
  *
  * NORMFUSE_ACCUMULATE joins this call's shard to what the tensor holds. Batch norm over a batch that arrives in parts
  * then has the same bits as in one call, if each part but the last is a multiple of normfuse_sample_quantum samples.

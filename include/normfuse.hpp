@@ -193,6 +193,7 @@ struct tensors {
     tensor dy, du;                                           // inputs of backward
     tensor dx, dweight, dbias, dscale, dshift, dpost_add;    // outputs of backward
     tensor stats, sums;                                      // f64: of shards
+    tensor pre_bias, dpre_bias;                              // an input, and an output of backward
 };
 
 // ---- options --------------------------------------------------------------------------------------------------------
@@ -374,6 +375,8 @@ inline constexpr field fields[] = {
     NORMFUSE_FIELD(dpost_add, backward | backward_sums),
     NORMFUSE_FIELD(stats, stats),
     NORMFUSE_FIELD(sums, backward_sums),
+    NORMFUSE_FIELD(pre_bias, reads),
+    NORMFUSE_FIELD(dpre_bias, backward | backward_apply),
 };
 #undef NORMFUSE_FIELD
 inline constexpr std::size_t field_count = sizeof fields / sizeof fields[0];

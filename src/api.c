@@ -33,7 +33,7 @@ static normfuse_status check_exec(const struct normfuse_problem *problem, const 
     return NORMFUSE_OK;
 }
 
-/* From here to `run`: all that knows which backends there are, but for merge.c. */
+/* From here to the parts: all that knows which backends there are, but for merge.c. */
 
 static normfuse_status check_backend(const struct normfuse_problem *problem)
 {
@@ -48,7 +48,7 @@ static normfuse_status check_backend(const struct normfuse_problem *problem)
 #endif
 }
 
-static size_t backend_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+static size_t part_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
 #if defined(NORMFUSE_HAVE_CUDA)
     if (problem->device.device_type == NORMFUSE_CUDA)
@@ -57,13 +57,122 @@ static size_t backend_scratch_bytes(const struct normfuse_problem *problem, cons
     return normfuse_cpu_scratch_bytes(problem, exec);
 }
 
-static normfuse_status backend_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
+static normfuse_status part_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
 #if defined(NORMFUSE_HAVE_CUDA)
     if (problem->device.device_type == NORMFUSE_CUDA)
         return normfuse_cuda_run(problem, exec);
 #endif
     return normfuse_cpu_run(problem, exec);
+}
+
+/* No CUDA kernel adds pre_bias. */
+static bool takes_pre_bias(const struct normfuse_problem *problem)
+{
+    return problem->device.device_type == NORMFUSE_CPU;
+}
+
+/* ---- parts ------------------------------------------------------------------------------------------------------ */
+
+/* What a backend does for one call, in this order. */
+struct parts {
+    struct normfuse_problem of[3];
+    int count;
+    size_t u_bytes; /* of scratch, before that of the parts */
+};
+
+static struct normfuse_problem affine_of(const struct normfuse_problem *problem, int32_t phases)
+{
+    return (struct normfuse_problem){.name = problem->name,
+                                     .sets = NORMFUSE_SETS_NONE,
+                                     .phases = phases,
+                                     .type = problem->type,
+                                     .columns = problem->columns,
+                                     .activation = NORMFUSE_IDENTITY,
+                                     .n = problem->n,
+                                     .c = problem->c,
+                                     .s = problem->s,
+                                     .groups = problem->c,
+                                     .set_values = 1,
+                                     .device = problem->device};
+}
+
+/* Whether u may be written there, to be overwritten by what is made of it. */
+static bool holds_u(const struct normfuse_view *view, const struct normfuse_view *x)
+{
+    return view->data != NULL && view->batch == x->batch && view->channel == x->channel && view->position == x->position;
+}
+
+/* u as the result of a channel affine, x + pre_bias + pre_add, then the call on u: u is written to the caller's, or to
+ * y or dx in passing, or to scratch memory. */
+static void make_u(struct parts *parts, struct normfuse_problem *rest, char *scratch)
+{
+    struct normfuse_problem *const affine = &parts->of[parts->count++];
+    *affine = affine_of(rest, NORMFUSE_PHASE_APPLY);
+    affine->x = rest->x;
+    affine->bias = rest->pre_bias;
+    affine->post_add = rest->pre_add;
+    if (rest->u.data != NULL) {
+        affine->y = rest->u;
+    } else if (holds_u(&rest->y, &rest->x) && rest->y.data != rest->post_add.data) {
+        affine->y = rest->y;
+    } else if (holds_u(&rest->dx, &rest->x) && rest->dx.data != rest->dy.data && rest->dx.data != rest->du.data) {
+        affine->y = rest->dx;
+    } else {
+        const ptrdiff_t c = (ptrdiff_t)rest->c, s = (ptrdiff_t)rest->s;
+        affine->y = (struct normfuse_view){scratch, c * s, rest->columns ? 1 : s, rest->columns ? c : 1};
+        parts->u_bytes = ((size_t)(rest->n * rest->c * rest->s) * normfuse_type_bytes(rest->type) + 255) / 256 * 256;
+    }
+    rest->x = affine->y;
+    rest->pre_add = rest->u = (struct normfuse_view){0};
+    rest->pre_bias = (struct normfuse_parameter){0};
+}
+
+/* scratch: where u is where no tensor is for it. */
+static struct parts parts_of(const struct normfuse_problem *problem, char *scratch)
+{
+    struct parts parts = {.count = 0};
+    struct normfuse_problem rest = *problem;
+    if (problem->pre_bias.data != NULL && !takes_pre_bias(problem) && !normfuse_is_empty(problem))
+        make_u(&parts, &rest, scratch);
+    parts.of[parts.count++] = rest;
+    if (problem->dpre_bias.data != NULL && (problem->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0) {
+        /* The sum of dx is dbias of a channel affine whose dy it is. */
+        struct normfuse_problem *const sum = &parts.of[parts.count++];
+        *sum = affine_of(problem, NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY);
+        sum->accumulate = problem->accumulate;
+        sum->x = sum->dy = problem->dx;
+        sum->dbias = problem->dpre_bias;
+    }
+    return parts;
+}
+
+static size_t backend_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    enum { ALIGNED = 64 }; /* as scratch is */
+    const struct parts parts = parts_of(problem, (char *)(uintptr_t)ALIGNED);
+    size_t most = 0;
+    for (int i = 0; i < parts.count; i++) {
+        const size_t bytes = part_scratch_bytes(&parts.of[i], exec);
+        most = bytes > most ? bytes : most;
+    }
+    return most > SIZE_MAX - parts.u_bytes ? SIZE_MAX : most + parts.u_bytes;
+}
+
+static normfuse_status backend_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    const struct parts parts = parts_of(problem, exec != NULL ? exec->scratch : NULL);
+    normfuse_exec of_parts;
+    if (parts.u_bytes > 0) {
+        of_parts = *exec;
+        of_parts.scratch = (char *)exec->scratch + parts.u_bytes;
+        of_parts.scratch_bytes -= parts.u_bytes;
+        exec = &of_parts;
+    }
+    normfuse_status status = NORMFUSE_OK;
+    for (int i = 0; i < parts.count && status == NORMFUSE_OK; i++)
+        status = part_run(&parts.of[i], exec);
+    return status;
 }
 
 /* A CUDA device has no memory but the caller's; the CPU allocates what it was not given. */
@@ -108,7 +217,7 @@ static bool writes_nothing(const struct normfuse_problem *problem)
         return problem->mean.data == NULL && problem->rstd.data == NULL && !problem->has_running_momentum &&
                (problem->stats == NULL || (problem->phases & NORMFUSE_PHASE_APPLY) != 0);
     return problem->dweight.data == NULL && problem->dbias.data == NULL && problem->dscale.data == NULL &&
-           problem->dshift.data == NULL &&
+           problem->dshift.data == NULL && problem->dpre_bias.data == NULL &&
            (problem->sums == NULL || (problem->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0);
 }
 

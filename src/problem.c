@@ -35,6 +35,8 @@ enum slot {
     DPOST_ADD,
     STATS,
     SUMS,
+    PRE_BIAS,
+    DPRE_BIAS,
     SLOTS
 };
 _Static_assert(sizeof(normfuse_tensors) == 8 + SLOTS * sizeof(void *), "enum slot lists every tensor");
@@ -46,6 +48,7 @@ enum kind {
     BIG,
     CHANNEL,        /* [C]; affine: or [N, C] */
     SAMPLE_CHANNEL, /* [N, C] */
+    EITHER,         /* [C] or [N, C] */
     STATISTICS,     /* one value a set */
     JOINED          /* triples or pairs, f64 */
 };
@@ -79,6 +82,8 @@ static const struct {
     [DPOST_ADD] = SLOT(dpost_add, BIG),
     [STATS] = SLOT(stats, JOINED),
     [SUMS] = SLOT(sums, JOINED),
+    [PRE_BIAS] = SLOT(pre_bias, EITHER),
+    [DPRE_BIAS] = SLOT(dpre_bias, EITHER),
 #undef SLOT
 };
 
@@ -101,14 +106,15 @@ static const char *const call_names[][8] = {
     [AFFINE] = CALL_NAMES("affine"),
 };
 
-#define FORWARD_INPUTS (BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
+#define PRE (BIT(PRE_ADD) | BIT(PRE_BIAS))
+#define FORWARD_INPUTS (BIT(X) | PRE | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
 #define SAVED (BIT(MEAN) | BIT(RSTD))
 #define RUNNING (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
 #define FORWARD_OUTPUTS (BIT(Y) | BIT(U) | SAVED | RUNNING)
 #define BACKWARD_NEEDS (BIT(X) | BIT(DY) | SAVED)
 #define BACKWARD_INPUTS (BACKWARD_NEEDS | FORWARD_INPUTS | BIT(DU) | BIT(Y))
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
-#define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD))
+#define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD) | BIT(DPRE_BIAS))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
 /* What affine does not take. */
 #define NORM_ONLY (SAVED | RUNNING | ADAPTIVE | BIT(STATS) | BIT(SUMS))
@@ -125,16 +131,16 @@ static const struct call {
 } calls[] = {
     [NORMFUSE_CALL_FORWARD] = {FORWARD_PHASES, false, false, FORWARD_INPUTS | FORWARD_OUTPUTS, BIT(X), FORWARD_OUTPUTS},
     [NORMFUSE_CALL_BACKWARD] = {BACKWARD_PHASES, false, true, BACKWARD_INPUTS | GRADIENTS, BACKWARD_NEEDS, GRADIENTS},
-    [NORMFUSE_CALL_STATS] = {NORMFUSE_PHASE_STATISTICS, true, true, BIT(X) | BIT(PRE_ADD) | BIT(U) | BIT(STATS),
+    [NORMFUSE_CALL_STATS] = {NORMFUSE_PHASE_STATISTICS, true, true, BIT(X) | PRE | BIT(U) | BIT(STATS),
                              BIT(X) | BIT(STATS), BIT(U) | BIT(STATS)},
     [NORMFUSE_CALL_APPLY] = {NORMFUSE_PHASE_APPLY, true, false, FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS),
                              BIT(X) | BIT(STATS), BIT(Y) | SAVED | RUNNING},
     [NORMFUSE_CALL_BACKWARD_SUMS] = {NORMFUSE_PHASE_BACKWARD_SUMS, true, true,
                                      BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(SUMS), BACKWARD_NEEDS | BIT(SUMS),
                                      BIT(DPOST_ADD) | BIT(SUMS)},
-    [NORMFUSE_CALL_BACKWARD_APPLY] = {NORMFUSE_PHASE_BACKWARD_APPLY, true, false,
-                                      BACKWARD_INPUTS | PARAMETER_GRADIENTS | BIT(DX) | BIT(SUMS),
-                                      BACKWARD_NEEDS | BIT(SUMS), PARAMETER_GRADIENTS | BIT(DX)},
+    [NORMFUSE_CALL_BACKWARD_APPLY] = {NORMFUSE_PHASE_BACKWARD_APPLY, true, true,
+                                      BACKWARD_INPUTS | PARAMETER_GRADIENTS | BIT(DX) | BIT(DPRE_BIAS) | BIT(SUMS),
+                                      BACKWARD_NEEDS | BIT(SUMS), PARAMETER_GRADIENTS | BIT(DX) | BIT(DPRE_BIAS)},
     [NORMFUSE_CALL_FORWARD_SCRATCH] = {FORWARD_PHASES, false, true, FORWARD_INPUTS | FORWARD_OUTPUTS | BIT(STATS),
                                        BIT(X), FORWARD_OUTPUTS},
     [NORMFUSE_CALL_BACKWARD_SCRATCH] = {BACKWARD_PHASES, false, true, BACKWARD_INPUTS | GRADIENTS | BIT(SUMS),
@@ -650,8 +656,12 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
         check_mask(problem->name, *present, allowed, required, problem->evaluate ? " with NORMFUSE_EVALUATE" : "");
     if (status != NORMFUSE_OK)
         return status;
-    if ((*present & BIT(U)) != 0 && (*present & BIT(PRE_ADD)) == 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.u needs tensors.pre_add; without it u is x",
+    if ((*present & BIT(U)) != 0 && (*present & PRE) == 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                               "%s: tensors.u needs tensors.pre_add or tensors.pre_bias; without them u is x",
+                               problem->name);
+    if ((*present & BIT(DPRE_BIAS)) != 0 && (*present & BIT(DX)) == 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.dpre_bias needs tensors.dx, whose sum it is",
                                problem->name);
     if ((*present & BIT(Y)) != 0 && (call->phases & BACKWARD_PHASES) != 0) {
         if ((*present & BIT(POST_ADD)) != 0)
@@ -916,7 +926,8 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
             status =
                 parameter_tensor((struct normfuse_parameter *)((char *)problem + slots[slot].offset), &ranges[slot],
                                  problem->name, slots[slot].name, tensor,
-                                 slots[slot].kind == SAMPLE_CHANNEL || (affine_parameters & BIT(slot) && per_sample),
+                                 slots[slot].kind == SAMPLE_CHANNEL || (affine_parameters & BIT(slot) && per_sample) ||
+                                     (slots[slot].kind == EITHER && tensor->ndim == 2),
                                  problem->n, problem->c, is_output);
         if (status != NORMFUSE_OK)
             return status;

@@ -64,8 +64,8 @@ struct normfuse_problem {
     int64_t set_values; /* divisor of the backward's means */
 
     struct normfuse_view x, pre_add, post_add, y, u, dy, du, dx, dpost_add;
-    struct normfuse_parameter weight, bias, scale, shift;
-    struct normfuse_parameter dweight, dbias, dscale, dshift;
+    struct normfuse_parameter weight, bias, scale, shift, pre_bias;
+    struct normfuse_parameter dweight, dbias, dscale, dshift, dpre_bias;
     /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0. With SETS_NONE and `evaluate` the statistics are
      * running_mean and running_var. */
     bool evaluate;

@@ -39,6 +39,8 @@ enum slot {
     DPOST_ADD,
     STATS,
     SUMS,
+    PRE_BIAS,
+    DPRE_BIAS,
     SLOTS
 };
 
@@ -102,13 +104,15 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
     f.tensors.struct_bytes = sizeof f.tensors;
     f.exec.struct_bytes = sizeof f.exec;
     const uint32_t forward_inputs =
-                       1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS | 1u << SCALE | 1u << SHIFT,
+                       1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS | 1u << SCALE | 1u << SHIFT |
+                       1u << PRE_BIAS,
                    backward_inputs = forward_inputs | 1u << DY | 1u << MEAN | 1u << RSTD;
-    const uint32_t gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT | 1u << DX;
+    const uint32_t gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT | 1u << DX |
+                               1u << DPRE_BIAS;
     const uint32_t takes[] = {
         [FORWARD] = forward_inputs | 1u << Y | 1u << U | 1u << MEAN | 1u << RSTD,
         [BACKWARD] = backward_inputs | 1u << DU | gradients | 1u << DPOST_ADD,
-        [STATISTICS] = 1u << X | 1u << PRE_ADD | 1u << U | 1u << STATS,
+        [STATISTICS] = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << U | 1u << STATS,
         [APPLY] = forward_inputs | 1u << Y | 1u << MEAN | 1u << RSTD | 1u << STATS,
         [BACKWARD_SUMS] = backward_inputs | 1u << DPOST_ADD | 1u << SUMS,
         [BACKWARD_APPLY] = backward_inputs | 1u << DU | gradients | 1u << SUMS,
@@ -299,7 +303,6 @@ static void test_options(void)
     REFUSED(AFFINE, FORWARD, BAD_ARGUMENT, "options.flags", f.affine.flags = NORMFUSE_EVALUATE);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "ACCUMULATE", f.group.flags = NORMFUSE_ACCUMULATE);
     REFUSED(BATCH, APPLY, BAD_ARGUMENT, "ACCUMULATE", f.batch.flags = NORMFUSE_ACCUMULATE);
-    REFUSED(GROUP, BACKWARD_APPLY, BAD_ARGUMENT, "ACCUMULATE", f.group.flags = NORMFUSE_ACCUMULATE);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "groups = C", f.group.flags = NORMFUSE_EVALUATE; absent(MEAN); absent(RSTD);
             add_running());
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "groups = C", f.group.flags = NORMFUSE_CUMULATIVE);
@@ -329,6 +332,7 @@ static void test_options(void)
              f.group.act_param = -INFINITY);
     ACCEPTED(GROUP, BACKWARD, f.group.flags = NORMFUSE_ACCUMULATE);
     ACCEPTED(BATCH, STATISTICS, f.batch.flags = NORMFUSE_ACCUMULATE);
+    ACCEPTED(BATCH, BACKWARD_APPLY, f.batch.flags = NORMFUSE_ACCUMULATE);
     ACCEPTED(BATCH, FORWARD, f.batch.flags = NORMFUSE_CUMULATIVE; f.batch.batches_seen = INT64_MAX; add_running());
     for (int activation = 0; activation <= NORMFUSE_RELU6; activation++)
         ACCEPTED(AFFINE, FORWARD, f.affine.activation = activation);
@@ -383,7 +387,17 @@ static void test_presence(void)
     REFUSED(BATCH, BACKWARD, BAD_ARGUMENT, "tensors.running_var", evaluate(); absent(RUNNING_VAR));
     REFUSED(BATCH, FORWARD, BAD_ARGUMENT, "tensors.mean", evaluate(); SHAPE(MEAN, NORMFUSE_F32, C));
     REFUSED(BATCH, FORWARD, BAD_ARGUMENT, "tensors.running_var", add_running(); absent(RUNNING_VAR));
-    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.u needs", absent(PRE_ADD));
+    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.u needs", absent(PRE_ADD); absent(PRE_BIAS));
+    REFUSED(GROUP, BACKWARD, BAD_ARGUMENT, "tensors.dpre_bias needs tensors.dx", absent(DX));
+    REFUSED(BATCH, APPLY, BAD_ARGUMENT, "tensors.dpre_bias", SHAPE(DPRE_BIAS, NORMFUSE_F32, C));
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.pre_bias", SHAPE(PRE_BIAS, NORMFUSE_F32, N, C, H));
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.pre_bias", SHAPE(PRE_BIAS, NORMFUSE_F32, C + 1));
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.pre_bias", SHAPE(PRE_BIAS, NORMFUSE_F32, N + 1, C));
+    REFUSED(GROUP, BACKWARD, BAD_SHAPE, "tensors.dpre_bias", SHAPE(DPRE_BIAS, NORMFUSE_F32, C, N));
+    ACCEPTED(GROUP, FORWARD, absent(PRE_ADD));
+    ACCEPTED(BATCH, FORWARD, SHAPE(PRE_BIAS, NORMFUSE_F64, N, C));
+    ACCEPTED(AFFINE, BACKWARD, SHAPE(PRE_BIAS, NORMFUSE_F16, N, C));
+    ACCEPTED(GROUP, BACKWARD, absent(PRE_BIAS); SHAPE(DPRE_BIAS, NORMFUSE_F64, N, C));
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.dy", SHAPE(DY, NORMFUSE_F32, N, C, H, W));
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.stats", SHAPE(STATS, NORMFUSE_F64, N, GROUPS, 3));
     REFUSED(GROUP, BACKWARD, BAD_ARGUMENT, "tensors.dy", absent(DY));
@@ -421,13 +435,13 @@ static void test_presence(void)
     ACCEPTED(GROUP, FORWARD, f.group.groups = C; add_running(); SHAPE(MEAN, NORMFUSE_F32, N, C);
              SHAPE(RSTD, NORMFUSE_F32, N, C));
     /* Every optional tensor left out, one at a time. */
-    static const enum slot forward[] = {PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD};
+    static const enum slot forward[] = {PRE_ADD, PRE_BIAS, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD};
     for (size_t i = 0; i < sizeof forward / sizeof *forward; i++)
-        ACCEPTED(GROUP, FORWARD, absent(forward[i]); if (forward[i] == PRE_ADD) absent(U));
-    static const enum slot backward[] = {PRE_ADD, POST_ADD, WEIGHT, BIAS,   SCALE,  SHIFT,    DU,
-                                         DX,      DWEIGHT,  DBIAS,  DSCALE, DSHIFT, DPOST_ADD};
+        ACCEPTED(GROUP, FORWARD, absent(forward[i]));
+    static const enum slot backward[] = {PRE_ADD, PRE_BIAS, POST_ADD, WEIGHT, BIAS,   SCALE,     SHIFT,
+                                         DU,      DX,       DWEIGHT,  DBIAS,  DSCALE, DSHIFT,    DPOST_ADD, DPRE_BIAS};
     for (size_t i = 0; i < sizeof backward / sizeof *backward; i++)
-        ACCEPTED(GROUP, BACKWARD, absent(backward[i]));
+        ACCEPTED(GROUP, BACKWARD, absent(backward[i]); if (backward[i] == DX) absent(DPRE_BIAS));
 }
 
 static void test_shapes(void)
@@ -915,7 +929,8 @@ static void expect_empty(int line)
                                : f.call == STATISTICS ? slot == STATS && !continues
                                : f.call == BACKWARD_SUMS
                                    ? slot == SUMS && !continues
-                                   : ((slot == DWEIGHT || slot == DBIAS) && !continues) || slot == DSCALE || slot == DSHIFT;
+                                   : ((slot == DWEIGHT || slot == DBIAS || slot == DPRE_BIAS) && !continues) || slot == DSCALE ||
+                                         slot == DSHIFT;
         if (is_output && *given != NULL)
             harness_check(holds((enum slot)slot, slot == RSTD ? 1 / sqrt(1e-5) : 0), __FILE__, line,
                           "operator %d, call %d, flags %u, output %d: %g", (int)f.operator, (int)f.call, flags, slot,
@@ -979,7 +994,7 @@ static void test_empty(void)
           "merged statistics of instance norm: %s", normfuse_last_error());
 }
 
-/* NORMFUSE_ACCUMULATE of a backward: dweight and dbias are added to, what else there is is written. */
+/* NORMFUSE_ACCUMULATE of a backward: dweight, dbias and dpre_bias are added to, what else there is is written. */
 static void test_accumulate(void)
 {
     for (int operator = GROUP; operator <= AFFINE; operator++)
@@ -993,10 +1008,12 @@ static void test_accumulate(void)
                     ((float *)(void *)arena[ones[i]])[j] = 1;
             for (int i = 0; i < N * C; i++)
                 ((float *)(void *)arena[DWEIGHT])[i] = ((float *)(void *)arena[DBIAS])[i] =
-                    ((float *)(void *)arena[DSHIFT])[i] = 12;
+                    ((float *)(void *)arena[DSHIFT])[i] = ((float *)(void *)arena[DPRE_BIAS])[i] = 12;
             const double before_it = accumulate ? 12 : 0;
             CHECK(call_it() == NORMFUSE_OK && holds(DWEIGHT, before_it + N * H * W) && holds(DBIAS, before_it + N * H * W),
                   "operator %d, accumulate %d: %s", operator, accumulate, normfuse_last_error());
+            if (operator == AFFINE) /* where dx is 1 */
+                CHECK(holds(DPRE_BIAS, before_it + N * H * W), "accumulate %d: dpre_bias", accumulate);
             if (operator == GROUP)
                 CHECK(holds(DSHIFT, H * W), "accumulate %d: dshift", accumulate);
         }

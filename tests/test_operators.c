@@ -254,7 +254,9 @@ static struct test_case random_case(void)
         line->evaluate = true; /* training is refused */
     options->seed = random_bits() >> 40;
     line->pre_add = one_in(4);
-    line->write_u = line->pre_add && one_in(2);
+    line->pre_bias = one_in(6);
+    line->sample_bias = !line->pre_bias && one_in(6);
+    line->write_u = problem_line_adds(line) && one_in(2);
     line->post_add = one_in(4);
     line->scale_shift = grouped && one_in(4);
     options->resum = line->backward && line->write_u && one_in(2);

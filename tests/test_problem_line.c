@@ -48,6 +48,8 @@ static const struct {
       "group_norm 3x8x5 groups=4 dir=bwd device=cuda +pre_add +u +post_add +scale" },
     { "instance_norm 3x8x5 +adagn", "instance_norm 3x8x5 +scale" },
     { "affine 3x8x5 +pre_add +u", "affine 3x8x5 +pre_add +u" },
+    { "affine 3x8x5 +pre_bias +u", "affine 3x8x5 +pre_bias +u" },
+    { "batch_norm 3x8x5 +pre_bias=sample +pre_add", "batch_norm 3x8x5 +pre_add +pre_bias=sample" },
 };
 
 /* Text that must be refused, and the words that the message must hold. */
@@ -99,7 +101,9 @@ static const struct {
     { "affine 2x8x3 +residual", "'+residual'", "must be one of +pre_add" },
     { "affine 2x8x3 +pre_add=1", "'+pre_add=1'", "must be one of +pre_add" },
     { "affine 2x8x3 +post_add +post_add", "'+post_add'", "given twice" },
-    { "affine 2x8x3 +u", "'+u'", "+pre_add is missing" },
+    { "affine 2x8x3 +u", "'+u'", "+pre_add or +pre_bias is missing" },
+    { "affine 2x8x3 +pre_bias=channel", "'+pre_bias=channel'", "+pre_bias=sample" },
+    { "affine 2x8x3 +pre_bias +pre_bias=sample", "'+pre_bias=sample'", "expected one of them" },
     { "batch_norm 2x8x3 +scale", "'+scale'", "not batch_norm" },
     { "affine 2x8x3 affine 2x8x3", "'affine'", "one problem only" },
 };

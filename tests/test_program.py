@@ -293,7 +293,7 @@ class Case:
             array = pack(raw, dtype)
             np.save(f"{name}.npy", array)
             self.values[name] = to_ncs(unpack(array, dtype), layout)
-        small = {"weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c)}
+        small = {"weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c), "pre_bias": (c,), "sample_bias": (n, c)}
         if op == "affine_sample":
             small.update(weight=(n, c), bias=(n, c))
         for name, shape in small.items():
@@ -398,21 +398,23 @@ def test_gradients_of_absent_parameters(folder):
     assert np.load("db.npy").dtype == np.float64
 
 
+@pytest.mark.parametrize("bias", ["pre_bias", "sample_bias"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm"])
-def test_everything_fused(folder, op, dtype, layout):
+def test_everything_fused(folder, op, dtype, layout, bias):
     case = Case(op, (4, 8, 5, 6), dtype, layout)
     v = case.values
     adagn = op != "batch_norm"
     words = ["groups=4"] if op == "group_norm" else []
-    words += ["act=silu", "-o", "y.npy", "--pre-add", "pre_add.npy", "--sum-out", "u.npy", "--post-add", "post_add.npy",
-              "--du", "du.npy", "--dpost-add", "dpost_add.npy", *PARAMETERS, *ALL_BACKWARD]
+    words += ["act=silu", "-o", "y.npy", "--pre-add", "pre_add.npy", "--pre-bias", f"{bias}.npy", "--sum-out", "u.npy",
+              "--post-add", "post_add.npy", "--du", "du.npy", "--dpost-add", "dpost_add.npy", "--dpre-bias", "dpre_bias.npy",
+              *PARAMETERS, *ALL_BACKWARD]
     if adagn:
         words += ["--scale", "scale.npy", "--shift", "shift.npy", "--dscale", "dscale.npy", "--dshift", "dshift.npy"]
     succeed(*case.words, *words)
-    # f32 sums of f32 values are exact in f64 before their one rounding; so are bf16 ones.
-    u = unpack(pack(v["x"] + v["pre_add"], dtype), dtype)
+    x, pre_add, pre_bias = (v[name].astype(np.float32) for name in ("x", "pre_add", bias))
+    u = unpack(pack((x + pre_bias.reshape(-1, 8, 1)) + pre_add, dtype), dtype)
     assert np.array_equal(case.load_big("u"), u)
     reference = make_reference(op, u, dtype, groups=4 if op == "group_norm" else 8, act="silu", weight=v["weight"],
                                bias=v["bias"], scale=v["scale"] if adagn else None,
@@ -423,6 +425,10 @@ def test_everything_fused(folder, op, dtype, layout):
         check(name, case.load_big(name), backward[name])
     for name in ("dweight", "dbias") + (("dscale", "dshift") if adagn else ()):
         check(name, case.load(name), backward[name])
+    dx, axes = case.load_big("dx"), (0, 2) if bias == "pre_bias" else 2
+    assert case.load("dpre_bias").shape == v[bias].shape
+    check("dpre_bias", case.load("dpre_bias"), (dx.sum(axes), compute_roundoff(dtype) * np.abs(dx).sum(axes) * 16 +
+                                                reference.stored(dx.sum(axes))))
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
@@ -747,7 +753,9 @@ def test_blocks_and_threads_give_the_same_bits(folder, op, layout):
         case = Case(op, sizes, dtype, layout)
         names = ["y", "dx", "dweight", "dbias", "dpost_add"]
         words = [*case.words, *PARAMETERS, *ALL_BACKWARD, "-o", "y.npy", "--post-add", "post_add.npy", "--dpost-add",
-                 "dpost_add.npy", "act=silu"]
+                 "dpost_add.npy", "act=silu", "--pre-bias", "sample_bias.npy" if op.endswith("sample") else "pre_bias.npy",
+                 "--dpre-bias", "dpre_bias.npy"]
+        names += ["dpre_bias"]
         if op == "group_norm":
             words += ["groups=2", "--scale", "scale.npy", "--dscale", "dscale.npy"]
             names += ["dscale"]
@@ -1119,6 +1127,7 @@ USAGE = [
     (["run", "affine", "x.npy", "-o", "y.npy", "--dx", "dx.npy"], "--backward"),
     (["run", "affine", "x.npy", "-o", "y.npy", "--backward", "dy.npy"], "no gradient"),
     (["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy", "--sum-out", "u.npy"], "--pre-add"),
+    (["run", "affine", "x.npy", "--backward", "dy.npy", "--dpre-bias", "d.npy"], "--dx"),
     (["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy", "--mean", "./y.npy"], "same file"),
     (["run", "affine", "x.npy", "-o"], "needs a value"),
     (["run", "affine", "x.npy", "--output="], "empty"),

@@ -47,9 +47,9 @@ _normfuse()
             ;;
         info) options="--json --help" words="" ;;
         run)
-            options="--output --weight --bias --pre-add --sum-out --post-add --scale --shift --mean --rstd
+            options="--output --weight --bias --pre-add --pre-bias --sum-out --post-add --scale --shift --mean --rstd
                 --running-mean --running-var --new-running-mean --new-running-var --backward --du --dx --dweight
-                --dbias --dscale --dshift --dpost-add --threads --block-bytes --sync --quiet --help"
+                --dbias --dscale --dshift --dpost-add --dpre-bias --threads --block-bytes --sync --quiet --help"
             words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype=
                 device="
             ;;

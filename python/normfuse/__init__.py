@@ -2,7 +2,7 @@
 """Normalization layers of neural networks over arrays: NumPy's, and those of PyTorch, CuPy, JAX and every other library
 that speaks DLPack or the array interfaces, on the CPU and on CUDA, without a copy.
 
-    u = x [+ pre_add]                                          rounded to x's dtype
+    u = x [+ pre_bias] [+ pre_add]                             rounded to x's dtype
     z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]
     y = act(z)
 
@@ -16,7 +16,7 @@ number of samples, C of channels. Arrays "like x" have its shape, dtype and devi
 be contiguous in either order of axes, or a slice of such memory along N or C. Other strides are refused, not copied.
 
 dtypes. x is float64, float32, float16 or bfloat16 (in NumPy: of the package ml_dtypes). Parameters (weight, bias, scale,
-shift, running statistics) are of any of these, whatever x is. Statistics are float64 for the mean, and for rstd =
+shift, pre_bias, running statistics) are of any of these, whatever x is. Statistics are float64 for the mean, and for rstd =
 1/sqrt(variance + eps) float32, or float64 for float64 x. Values have no units; activations are applied to z as it is.
 
 Activations. None or "identity", "relu", "leaky_relu" (act_param: slope, 0.01), "silu", "gelu", "gelu_tanh",
@@ -69,6 +69,7 @@ class Gradients(NamedTuple):
     dscale: Optional[Array]
     dshift: Optional[Array]
     dpost_add: Optional[Array]
+    dpre_bias: Optional[Array]
 
 
 # What arguments of normfuse.h are called here.
@@ -118,13 +119,15 @@ def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_
 
 
 def _take_gradients(call: _Call, parameters: Dict[str, Tuple[Wanted, bool, Tuple[int, ...]]], dx: Wanted,
-                    dpost_add: Wanted, has_post_add: bool) -> None:
+                    dpost_add: Wanted, has_post_add: bool, dpre_bias: Wanted) -> None:
     """parameters: the parameter's field -> (its gradient's argument, whether the parameter is given, its shape)."""
     for name, wanted, default in (("dx", dx, True), ("dpost_add", dpost_add, has_post_add)):
         if wanted is None:
             wanted = default
         if wanted is not False:
             call.take(name, None if wanted is True else wanted)
+    shape = call.shape_of("pre_bias")
+    parameters["pre_bias"] = (dpre_bias, bool(shape) and dx is not False, shape or (call.channels,))
     for name, (wanted, default, shape) in parameters.items():
         if wanted is None:
             wanted = default
@@ -137,10 +140,11 @@ def _take_gradients(call: _Call, parameters: Dict[str, Tuple[Wanted, bool, Tuple
 
 def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: Optional[Array] = None,
                eps: float = 1e-5, *, activation: Optional[str] = None, act_param: Optional[float] = None,
-               pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
-               scale: Optional[Array] = None, shift: Optional[Array] = None, return_statistics: bool = False,
-               layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None,
-               out_mean: Optional[Array] = None, out_rstd: Optional[Array] = None) -> Any:
+               pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None, return_sum: bool = False,
+               post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
+               return_statistics: bool = False, layout: str = "nchw", out: Optional[Array] = None,
+               out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
+               out_rstd: Optional[Array] = None) -> Any:
     """Group normalization (Wu and He 2018, arXiv:1803.08494) of x, with statistics over the C/num_groups channels of
     each group and all positions of one sample.
 
@@ -148,7 +152,9 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     num_groups      divides C
     weight, bias    [C]; None: 1 and 0
     eps             is added to the biased variance; any number, rstd = 1/sqrt(variance + eps) in IEEE arithmetic
-    pre_add         like x; added before the statistics. return_sum: also return u = x + pre_add
+    pre_add         like x; added before the statistics
+    pre_bias        [C] or [N, C]; likewise: a convolution's bias, an embedding. return_sum: also return u, the sum of x and
+                    these
     post_add        like x; added before the activation
     scale, shift    [N, C], for each sample: AdaGN (Dhariwal and Nichol 2021, arXiv:2105.05233); None: 0
     return_statistics   also return mean and rstd, [N, num_groups], which the backward needs
@@ -159,7 +165,7 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
     options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
     # No array is made for a number of groups that the library refuses.
     is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
@@ -167,34 +173,35 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
                         out_sum, out_mean, out_rstd)
 
 
-def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_groups: int,
-                        weight: Optional[Array] = None, bias: Optional[Array] = None, *,
-                        activation: Optional[str] = None, act_param: Optional[float] = None,
-                        pre_add: Optional[Array] = None, post_add: Optional[Array] = None, y: Optional[Array] = None,
+def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_groups: int, weight: Optional[Array] = None,
+                        bias: Optional[Array] = None, *, activation: Optional[str] = None,
+                        act_param: Optional[float] = None, pre_add: Optional[Array] = None,
+                        pre_bias: Optional[Array] = None, post_add: Optional[Array] = None, y: Optional[Array] = None,
                         scale: Optional[Array] = None, shift: Optional[Array] = None, du: Optional[Array] = None,
                         layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None,
-                        dscale: Wanted = None, dshift: Wanted = None, dpost_add: Wanted = None) -> Gradients:
+                        dscale: Wanted = None, dshift: Wanted = None, dpost_add: Wanted = None,
+                        dpre_bias: Wanted = None) -> Gradients:
     """The gradients of `group_norm`, given dy, that of its y, and the arguments and statistics of the forward.
 
     dy              like x
-    x               the forward's x, or the u that it returned, in whose place pre_add is then left out
+    x               the forward's x, or the u that it returned, in whose place pre_add and pre_bias are then left out
     mean, rstd      [N, num_groups], as the forward returned them
     y               like x: the forward's y in the place of post_add, which may have been overwritten then; for relu,
                     relu6 and leaky_relu with a slope above 0
     du              like x: the gradient of u where it was returned; it is added to dx
-    dx, dweight, dbias, dscale, dshift, dpost_add   each an array that the gradient is written to, True for a new
-                    one, False for none; None: a new one where its argument is given, dx always. dx is also the
-                    gradient of pre_add
+    dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias   each an array that the gradient is written to, True for
+                    a new one, False for none; None: a new one where its argument is given, dx always. dx is also the
+                    gradient of pre_add, and dpre_bias its sum: [C] where pre_bias is not given
 
     Returns Gradients; dx and dpost_add are like x, the others have the shape and dtype of their parameter."""
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(mean=mean, rstd=rstd, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
     channel, pair = (call.channels,), (call.samples, call.channels)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel),
                            "scale": (dscale, scale is not None, pair), "shift": (dshift, shift is not None, pair)},
-                    dx, dpost_add, post_add is not None or y is not None)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
     call.run("backward", GroupNormOptions(groups=groups, eps=1e-5, **_activation(activation, act_param)))
     return Gradients(*map(call.output, Gradients._fields))
 
@@ -202,13 +209,16 @@ def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_group
 # ---- group norm of an image in parts ---------------------------------------------------------------------------------
 
 
-def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = None, return_sum: bool = False,
-                     layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None) -> Any:
+def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+                     return_sum: bool = False, layout: str = "nchw", out: Optional[Array] = None,
+                     out_sum: Optional[Array] = None) -> Any:
     """The statistics of a part of an image, a tile or a strip: what `stats_merge` joins and `group_norm_apply` takes.
 
     x               [N, C, ...] (layout="nhwc": [N, ..., C]), the same part of N images; a part may have no position
     num_groups      divides C
-    pre_add         like x; added before the statistics. return_sum: also return u = x + pre_add
+    pre_add         like x; added before the statistics
+    pre_bias        [C] or [N, C]; likewise: a convolution's bias, an embedding. return_sum: also return u, the sum of x and
+                    these
     out             [N, num_groups, 3] of float64, where the statistics are written; out_sum as in `group_norm`
 
     Returns float64 [N, num_groups, 3]: the number of values of each group, their mean, and the sum of their squared
@@ -217,6 +227,7 @@ def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = No
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, {**_FORWARD_NAMES, "stats": "out"})
     call.give(pre_add=pre_add)
+    call.give_parameters(pre_bias=pre_bias)
     is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
     call.take_parameter("stats", out, (call.samples, groups if is_possible else 0, 3), "float64")
     if return_sum or out_sum is not None:
@@ -265,9 +276,10 @@ def stats_merge(stats: Union[Array, Sequence[Array]], *, out: Optional[Array] = 
 def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[Array] = None,
                      bias: Optional[Array] = None, eps: float = 1e-5, *, activation: Optional[str] = None,
                      act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                     post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
-                     return_statistics: bool = False, layout: str = "nchw", out: Optional[Array] = None,
-                     out_mean: Optional[Array] = None, out_rstd: Optional[Array] = None) -> Any:
+                     pre_bias: Optional[Array] = None, post_add: Optional[Array] = None, scale: Optional[Array] = None,
+                     shift: Optional[Array] = None, return_statistics: bool = False, layout: str = "nchw",
+                     out: Optional[Array] = None, out_mean: Optional[Array] = None,
+                     out_rstd: Optional[Array] = None) -> Any:
     """`group_norm` of a part of an image with the statistics of the whole.
 
     x               [N, C, ...] (layout="nhwc": [N, ..., C]), a part
@@ -278,7 +290,7 @@ def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[A
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(stats=stats, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(stats=stats, pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
     options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
     is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
     return _run_forward(call, options, (call.samples, groups if is_possible else 0), False, return_statistics, out, None,
@@ -291,11 +303,11 @@ def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[A
 def instance_norm(x: Array, running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                   weight: Optional[Array] = None, bias: Optional[Array] = None, use_input_stats: bool = True,
                   momentum: Optional[float] = 0.1, eps: float = 1e-5, *, activation: Optional[str] = None,
-                  act_param: Optional[float] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
-                  post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
-                  return_statistics: bool = False, batches_seen: int = 0, layout: str = "nchw",
-                  out: Optional[Array] = None, out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
-                  out_rstd: Optional[Array] = None) -> Any:
+                  act_param: Optional[float] = None, pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+                  return_sum: bool = False, post_add: Optional[Array] = None, scale: Optional[Array] = None,
+                  shift: Optional[Array] = None, return_statistics: bool = False, batches_seen: int = 0,
+                  layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None,
+                  out_mean: Optional[Array] = None, out_rstd: Optional[Array] = None) -> Any:
     """Instance normalization (Ulyanov et al. 2016, arXiv:1607.08022) of x: group norm with statistics over all
     positions of one channel of one sample.
 
@@ -308,7 +320,7 @@ def instance_norm(x: Array, running_mean: Optional[Array] = None, running_var: O
     The other arguments, and what is returned, are as in `group_norm`."""
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
     if use_input_stats:
         call.update(running_mean=running_mean, running_var=running_var)
     else:
@@ -325,23 +337,24 @@ def instance_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Opt
                            running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                            use_input_stats: bool = True, eps: float = 1e-5, activation: Optional[str] = None,
                            act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                           post_add: Optional[Array] = None, y: Optional[Array] = None, scale: Optional[Array] = None,
-                           shift: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
-                           dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None, dscale: Wanted = None,
-                           dshift: Wanted = None, dpost_add: Wanted = None) -> Gradients:
+                           pre_bias: Optional[Array] = None, post_add: Optional[Array] = None,
+                           y: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
+                           du: Optional[Array] = None, layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None,
+                           dbias: Wanted = None, dscale: Wanted = None, dshift: Wanted = None, dpost_add: Wanted = None,
+                           dpre_bias: Wanted = None) -> Gradients:
     """The gradients of `instance_norm`. With use_input_stats mean and rstd are [N, C], as the forward returned them;
     without, they are None, and running_mean, running_var and eps are the forward's.
 
     The other arguments, and what is returned, are as in `group_norm_backward`."""
     call = _Call("group_norm", x, layout, _BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(mean=mean, rstd=rstd, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
     if not use_input_stats:
         call.give_parameters(running_mean=running_mean, running_var=running_var)
     channel, pair = (call.channels,), (call.samples, call.channels)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel),
                            "scale": (dscale, scale is not None, pair), "shift": (dshift, shift is not None, pair)},
-                    dx, dpost_add, post_add is not None or y is not None)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
     fields = _activation(activation, act_param)
     _with_running(fields, not use_input_stats, 0.0, 0)
     call.run("backward", GroupNormOptions(groups=call.channels, eps=eps, **fields))
@@ -352,9 +365,9 @@ def instance_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Opt
 
 
 def batch_norm(x: Array, running_mean: Optional[Array], running_var: Optional[Array], weight: Optional[Array] = None,
-               bias: Optional[Array] = None, training: bool = False, momentum: Optional[float] = 0.1,
-               eps: float = 1e-5, *, activation: Optional[str] = None, act_param: Optional[float] = None,
-               pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
+               bias: Optional[Array] = None, training: bool = False, momentum: Optional[float] = 0.1, eps: float = 1e-5,
+               *, activation: Optional[str] = None, act_param: Optional[float] = None, pre_add: Optional[Array] = None,
+               pre_bias: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
                return_statistics: bool = False, batches_seen: int = 0, layout: str = "nchw",
                out: Optional[Array] = None, out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
                out_rstd: Optional[Array] = None) -> Any:
@@ -374,7 +387,7 @@ def batch_norm(x: Array, running_mean: Optional[Array], running_var: Optional[Ar
     Raises ValueError when training on one value for each channel."""
     call = _Call("batch_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(weight=weight, bias=bias)
+    call.give_parameters(pre_bias=pre_bias, weight=weight, bias=bias)
     if training:
         call.update(running_mean=running_mean, running_var=running_var)
     else:
@@ -390,21 +403,21 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
                         running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                         training: bool = True, eps: float = 1e-5, activation: Optional[str] = None,
                         act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                        post_add: Optional[Array] = None, y: Optional[Array] = None, du: Optional[Array] = None,
-                        layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None,
-                        dpost_add: Wanted = None) -> Gradients:
+                        pre_bias: Optional[Array] = None, post_add: Optional[Array] = None, y: Optional[Array] = None,
+                        du: Optional[Array] = None, layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None,
+                        dbias: Wanted = None, dpost_add: Wanted = None, dpre_bias: Wanted = None) -> Gradients:
     """The gradients of `batch_norm`. Of a training forward, which is the default, mean and rstd are [C], as it returned
     them; with training=False they are None, and running_mean, running_var and eps are the forward's.
 
     The other arguments, and what is returned, are as in `group_norm_backward`."""
     call = _Call("batch_norm", x, layout, _BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(mean=mean, rstd=rstd, weight=weight, bias=bias)
+    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, weight=weight, bias=bias)
     if not training:
         call.give_parameters(running_mean=running_mean, running_var=running_var)
     channel = (call.channels,)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel)},
-                    dx, dpost_add, post_add is not None or y is not None)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
     fields = _activation(activation, act_param)
     _with_running(fields, not training, 0.0, 0)
     call.run("backward", BatchNormOptions(eps=eps, **fields))
@@ -415,10 +428,10 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
 
 
 def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,
-                   activation: Optional[str] = None, act_param: Optional[float] = None,
-                   pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
+                   activation: Optional[str] = None, act_param: Optional[float] = None, pre_add: Optional[Array] = None,
+                   pre_bias: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
                    layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None) -> Any:
-    """act(scale * u + bias [+ post_add]) with u = x [+ pre_add]: no statistics.
+    """act(scale * u + bias [+ post_add]) with u = x [+ pre_bias] [+ pre_add]: no statistics.
 
     x               [N, C, ...] (layout="nhwc": [N, ..., C])
     scale, bias     [C] for all samples or [N, C] for each, both alike; None: 1 and 0
@@ -427,17 +440,17 @@ def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array
     Returns y, like x, or the tuple (y, u) if u was requested."""
     call = _Call("affine", x, layout, _AFFINE_FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(weight=scale, bias=bias)
+    call.give_parameters(pre_bias=pre_bias, weight=scale, bias=bias)
     options = AffineOptions(**_activation(activation, act_param))
     return _run_forward(call, options, (), return_sum, False, out, out_sum, None, None)
 
 
 def channel_affine_backward(dy: Array, x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,
                             activation: Optional[str] = None, act_param: Optional[float] = None,
-                            pre_add: Optional[Array] = None, post_add: Optional[Array] = None,
-                            y: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
-                            dx: Wanted = None, dscale: Wanted = None, dbias: Wanted = None,
-                            dpost_add: Wanted = None) -> Gradients:
+                            pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+                            post_add: Optional[Array] = None, y: Optional[Array] = None, du: Optional[Array] = None,
+                            layout: str = "nchw", dx: Wanted = None, dscale: Wanted = None, dbias: Wanted = None,
+                            dpost_add: Wanted = None, dpre_bias: Wanted = None) -> Gradients:
     """The gradients of `channel_affine`, given dy, that of its y, and its arguments: dscale = sum of dz * u, dbias = sum
     of dz, where dz = dy * act'(z), over what shares the parameter.
 
@@ -445,10 +458,10 @@ def channel_affine_backward(dy: Array, x: Array, scale: Optional[Array] = None, 
     where requested, are [C], and an array that is given for one decides between [C] and [N, C]."""
     call = _Call("affine", x, layout, _AFFINE_BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(weight=scale, bias=bias)
+    call.give_parameters(pre_bias=pre_bias, weight=scale, bias=bias)
     shape = call.shape_of("weight") or call.shape_of("bias") or (call.channels,)
     _take_gradients(call, {"weight": (dscale, scale is not None, shape), "bias": (dbias, bias is not None, shape)},
-                    dx, dpost_add, post_add is not None or y is not None)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
     call.run("backward", AffineOptions(**_activation(activation, act_param)))
     return Gradients(call.output("dx"), None, call.output("dbias"), call.output("dweight"), None,
-                     call.output("dpost_add"))
+                     call.output("dpost_add"), call.output("dpre_bias"))

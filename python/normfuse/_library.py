@@ -69,7 +69,7 @@ class Tensor(ctypes.Structure):
 
 TENSOR_FIELDS = ("x", "pre_add", "post_add", "weight", "bias", "scale", "shift", "y", "u", "mean", "rstd",
                  "running_mean", "running_var", "dy", "du", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add",
-                 "stats", "sums")
+                 "stats", "sums", "pre_bias", "dpre_bias")
 
 
 class Sized(ctypes.Structure):

@@ -36,6 +36,7 @@ class Problem:
     scale: Optional[numpy.ndarray] = None   # [N, C]
     shift: Optional[numpy.ndarray] = None
     pre_add: Optional[numpy.ndarray] = None
+    pre_bias: Optional[numpy.ndarray] = None  # [C] or [N, C]
     post_add: Optional[numpy.ndarray] = None
     running_mean: Optional[numpy.ndarray] = None  # [C]; evaluate: what x is normalized with
     running_var: Optional[numpy.ndarray] = None
@@ -54,11 +55,13 @@ class Problem:
         self.is_half = self.dtype in ("float16", "bfloat16")
         self.has_statistics = self.kind != "affine" and not self.evaluate
         self.u = self.x
+        addends = [] if self.pre_bias is None else [self.pairs(self.pre_bias, 0)[:, :, None]]
         if self.pre_add is not None:
-            self.u = self.x + self.pre_add
-            if not self.is_double:
-                single = self.x.astype("f4") + self.pre_add.astype("f4")
-                self.u = rounded(single, self.dtype)
+            addends.append(self.pre_add)
+        for addend in addends:
+            self.u = self.u + addend if self.is_double else self.u.astype("f4") + addend.astype("f4")
+        if addends and not self.is_double:
+            self.u = rounded(self.u, self.dtype)
 
     # Statistics are [N, groups] or [C]; these bring them to [N, C], and sum [N, C] over what shares statistics.
 

@@ -93,7 +93,8 @@ class Case:
 
         self.values = {"x": big(mean), "dy": big(), "weight": parameter(1, per_sample), "bias": parameter(0, per_sample)}
         if extras:
-            self.values.update(pre_add=big(), post_add=big(), du=big())
+            self.values.update(pre_add=big(), post_add=big(), du=big(),
+                               pre_bias=parameter(0, operator.startswith(("instance", "affine_per"))))
             if operator in ("group_norm", "instance_norm", "instance_norm_eval"):
                 self.values.update(scale=parameter(0, True), shift=parameter(0, True))
         if operator.startswith(("batch_norm", "instance_norm")):
@@ -120,7 +121,7 @@ class Case:
         return {name: self.array(name) for name in names if name in self.values}
 
     def forward(self, **words):
-        words = {**self.words, **self.given("pre_add", "post_add", "bias"), **words}
+        words = {**self.words, **self.given("pre_add", "pre_bias", "post_add", "bias"), **words}
         x = words.pop("x", None)
         x = self.array("x") if x is None else x
         if self.operator.startswith("affine"):
@@ -144,7 +145,7 @@ class Case:
         return outputs["mean"][0], outputs["rstd"][0].astype(dtype)
 
     def backward(self, **words):
-        words = {**self.words, **self.given("pre_add", "post_add", "du", "bias"), **words}
+        words = {**self.words, **self.given("pre_add", "pre_bias", "post_add", "du", "bias"), **words}
         x, dy = words.pop("x", None), words.pop("dy", None)
         x, dy = self.array("x") if x is None else x, self.array("dy") if dy is None else dy
         if self.operator.startswith("affine"):
@@ -171,6 +172,10 @@ class Case:
         flat = self.problem.x.shape
         want = reference.backward(self.problem, self.values["dy"].reshape(flat), mean, rstd,
                                   None if du is None else du.reshape(flat))
+        if gradients.dpre_bias is not None:  # of dx as it was written; sums of 128 values, joined in double
+            dx = dense(gradients.dx, self.layout).reshape(flat)
+            axes, unit = (0, 2) if gradients.dpre_bias.ndim == 1 else 2, 2.0**-53 if self.dtype == "float64" else 2.0**-24
+            want["dpre_bias"] = dx.sum(axes), 136 * unit * abs(dx).sum(axes)
         checked = 0
         for name, got in gradients._asdict().items():
             if got is None:
@@ -219,9 +224,10 @@ def test_everything_at_once(operator, dtype):
             compare("rstd", results[3], *want["rstd"], str(results[3].dtype))
         gradients = case.backward()
         has_scale = "scale" in case.values
-        assert case.check_backward(gradients) == (6 if has_scale else 4)
+        assert case.check_backward(gradients) == (7 if has_scale else 5)
         # The sum in x's place gives the same bits.
-        again = case.backward(x=results[1], pre_add=None)
+        bias = gradients.dpre_bias
+        again = case.backward(x=results[1], pre_add=None, pre_bias=None, dpre_bias=numpy.zeros_like(bias))
         for one, other in zip(gradients, again):
             assert one is other is None or one.tobytes() == other.tobytes()
 
@@ -442,7 +448,7 @@ def read_only(like=X):
     (lambda: normfuse.group_norm(X, 2, V.astype("i4")), TypeError, "weight has dtype int32"),
     (lambda: normfuse.group_norm(X, 2, pre_add=X.astype("f8")), TypeError, "pre_add must have the dtype of x"),
     (lambda: normfuse.group_norm(X, 2, post_add=X[:1]), ValueError, "post_add has 1 elements along axis 0"),
-    (lambda: normfuse.group_norm(X, 2, return_sum=True), ValueError, "out_sum needs pre_add"),
+    (lambda: normfuse.group_norm(X, 2, return_sum=True), ValueError, "out_sum needs pre_add or pre_bias"),
     (lambda: normfuse.group_norm(X, 2, out=read_only()), ValueError, "out is written to"),
     (lambda: normfuse.group_norm(X, 2, out=X[::-1]), ValueError, "out, an output, overlaps x"),
     (lambda: normfuse.group_norm(X, 2, out=numpy.broadcast_to(X[:1], X.shape)), ValueError, "out is written to"),

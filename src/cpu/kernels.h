@@ -52,7 +52,8 @@ struct normfuse_pass {
     PASS(dot2_columns)                                                                                               \
     PASS(affine2_runs)    /* y = p*dy' + (q*(x - k) + r) [+ du]; q NULL: y = p*dy' [+ du]; writes dpost_add */          \
     PASS(affine2_columns)                                                                                            \
-    PASS(add)             /* y = x + dy, rounded */
+    PASS(add_runs)        /* y = x [+ b] [+ dy], rounded; b is indexed likewise */                                      \
+    PASS(add_columns)
 
 typedef void (*normfuse_pass_function)(const struct normfuse_pass *);
 

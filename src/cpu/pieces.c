@@ -92,33 +92,6 @@ static void scatter(const struct plan *plan, const struct normfuse_view *v, cons
             copy_row(plan, v, t, r, stage + (size_t)(r * t->width) * plan->type_bytes, false);
 }
 
-/* The tile of u: x, or x + pre_add, rounded; `first` is the part of the call that writes u out. */
-static const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
-{
-    const struct normfuse_problem *p = plan->p;
-    if (!plan->add)
-        return input(plan, &p->x, t, w->stage[0], stride);
-    if (p->u.data && !first)
-        return input(plan, &p->u, t, w->stage[0], stride);
-    struct normfuse_pass s = {.rows = (size_t)t->rows, .n = (size_t)t->width};
-    s.x = input(plan, &p->x, t, w->stage[0], &s.x_stride);
-    s.dy = input(plan, &p->pre_add, t, w->stage[4], &s.dy_stride);
-    if (p->u.data)
-        s.y = output(plan, &p->u, t, w->stage[0], &s.y_stride);
-    else {
-        s.y = w->stage[0];
-        s.y_stride = t->width;
-    }
-    if (s.x_stride == t->width && s.dy_stride == t->width && s.y_stride == t->width) { /* short rows cost most of a vector each */
-        s.n *= s.rows;
-        s.rows = 1;
-    }
-    plan->pass->add(&s);
-    scatter(plan, &p->u, t, w->stage[0]);
-    *stride = s.y_stride;
-    return s.y;
-}
-
 /* Runs a pass on a tile under columns, widened: whole wide rows, then what is left of one. */
 static void run_columns(const struct plan *plan, normfuse_pass_function pass, struct normfuse_pass s)
 {
@@ -192,6 +165,111 @@ static void run_tile(const struct plan *plan, normfuse_pass_function pass, const
     }
 }
 
+/* pre_bias of `count` channels of a sample, from channel c on, in the compute type. */
+static const void *bias_of_channels(const struct plan *plan, struct worker *w, int64_t n, int64_t c, int64_t count)
+{
+    const struct normfuse_parameter *const bias = &plan->p->pre_bias;
+    const char *const from = bias->data + (n * bias->batch + c * bias->channel) * (ptrdiff_t)normfuse_type_bytes(bias->type);
+    if (reads_bias_in_place(plan))
+        return from;
+    if (bias->channel == 1 && bias->type == plan->p->type)
+        plan->pass->load(from, w->pre_bias, (size_t)count, false, 0);
+    else
+        for (int64_t i = 0; i < count; i++)
+            put_real(plan, w->pre_bias, i, get_parameter(bias, n, c + i, 0));
+    return w->pre_bias;
+}
+
+/* Rows [from, from + rows) of a tile. */
+static struct normfuse_pass rows_of_pass(const struct plan *plan, const struct normfuse_pass *tile, int64_t from, int64_t rows)
+{
+    struct normfuse_pass s = *tile;
+    const ptrdiff_t bytes = from * (ptrdiff_t)plan->type_bytes;
+    s.x = (const char *)s.x + bytes * s.x_stride;
+    s.dy = s.dy ? (const char *)s.dy + bytes * s.dy_stride : NULL;
+    s.y = (char *)s.y + bytes * s.y_stride;
+    s.rows = (size_t)rows;
+    return s;
+}
+
+/* y = x + pre_bias [+ dy] where a row is a channel, or one channel's samples are rows. */
+static void add_bias_runs(const struct plan *plan, struct worker *w, const struct tile *t, const struct normfuse_pass *tile)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool by_sample = plan->batch && !t->across;
+    for (int64_t r = 0, rows; r < t->rows; r += rows) {
+        rows = smaller(t->rows - r, BIAS_ROWS);
+        struct normfuse_pass s = rows_of_pass(plan, tile, r, rows);
+        s.coefficient_step = !by_sample || p->pre_bias.batch;
+        if (by_sample && p->pre_bias.batch) {
+            for (int64_t i = 0; i < rows; i++)
+                put_real(plan, w->pre_bias, i, get_parameter(&p->pre_bias, t->n + r + i, t->c, 0));
+            s.b = w->pre_bias;
+        } else {
+            s.b = bias_of_channels(plan, w, t->n, by_sample ? t->c : t->c + r, by_sample ? 1 : rows);
+        }
+        plan->pass->add_runs(&s);
+    }
+}
+
+/* The same where a row has all channels of a set. */
+static void add_bias_columns(const struct plan *plan, struct worker *w, const struct tile *t, const struct normfuse_pass *tile)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t channels = t->width / plan->spread;
+    for (int64_t r = 0, rows; r < t->rows; r += rows) {
+        const int64_t flat = t->s + r;
+        rows = p->pre_bias.batch ? smaller(t->rows - r, p->s - flat % p->s) : t->rows - r;
+        struct normfuse_pass s = rows_of_pass(plan, tile, r, rows);
+        s.b = bias_of_channels(plan, w, t->n + flat / p->s, t->c, channels);
+        if (plan->spread == 1) {
+            if (s.b == w->pre_bias)
+                widen_entries(plan, w->pre_bias, channels);
+            run_tile(plan, plan->pass->add_columns, &s);
+            continue;
+        }
+        s.coefficient_step = 1;
+        for (int64_t i = 0; i < rows; i++) { /* the channels of a sample are runs */
+            struct normfuse_pass sample = rows_of_pass(plan, &s, i, channels);
+            sample.n = (size_t)plan->spread;
+            sample.x_stride = sample.dy_stride = sample.y_stride = plan->spread;
+            plan->pass->add_runs(&sample);
+        }
+    }
+}
+
+/* The tile of u: x, or x [+ pre_bias] [+ pre_add], rounded; `first` is the part of the call that writes u out. */
+static const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!plan->add)
+        return input(plan, &p->x, t, w->stage[0], stride);
+    if (p->u.data && !first)
+        return input(plan, &p->u, t, w->stage[0], stride);
+    struct normfuse_pass s = {.rows = (size_t)t->rows, .n = (size_t)t->width};
+    s.x = input(plan, &p->x, t, w->stage[0], &s.x_stride);
+    if (p->pre_add.data)
+        s.dy = input(plan, &p->pre_add, t, w->stage[4], &s.dy_stride);
+    if (p->u.data)
+        s.y = output(plan, &p->u, t, w->stage[0], &s.y_stride);
+    else {
+        s.y = w->stage[0];
+        s.y_stride = t->width;
+    }
+    if (p->pre_bias.data) {
+        (p->columns ? add_bias_columns : add_bias_runs)(plan, w, t, &s);
+    } else {
+        if (s.x_stride == t->width && s.dy_stride == t->width && s.y_stride == t->width) { /* short rows cost most of a vector each */
+            s.n *= s.rows;
+            s.rows = 1;
+        }
+        plan->pass->add_runs(&s);
+    }
+    scatter(plan, &p->u, t, w->stage[0]);
+    *stride = s.y_stride;
+    return s.y;
+}
+
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 /* The tile at (segment, offset) of a set: under runs `rows` segments of `width` values, under columns `rows` rows. */
@@ -244,7 +322,7 @@ static struct moments join(struct moments a, struct moments b)
                             a.m2 + b.m2 + delta * delta * (a.count * b.count / count)};
 }
 
-/* One value of u as the passes see it. */
+/* One value of u as the passes see it, of tensors that are not f64. */
 static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
 {
     const struct normfuse_problem *p = plan->p;
@@ -253,7 +331,11 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
         return normfuse_load(element(plan, &p->x, &at), p->type);
     if (p->u.data) /* written by now; u may be x or pre_add */
         return normfuse_load(element(plan, &p->u, &at), p->type);
-    const float u = (float)normfuse_load(element(plan, &p->x, &at), p->type) + (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
+    float u = (float)normfuse_load(element(plan, &p->x, &at), p->type);
+    if (p->pre_bias.data)
+        u += (float)get_parameter(&p->pre_bias, n, c, 0);
+    if (p->pre_add.data)
+        u += (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
     char rounded[8];
     normfuse_store(rounded, p->type, (double)u);
     return normfuse_load(rounded, p->type);

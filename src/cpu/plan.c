@@ -92,7 +92,7 @@ int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
     if (columns)
         return larger(samples_of_piece(c, s, 1), samples_of_block(c, s, 2));
     cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
-    if (s > 1 && s <= SPREAD_RUN)
+    if ((s > 1 && s <= SPREAD_RUN) || (s == 1 && c == 1))
         segments = larger(segments, samples_of_piece(c, s, s)); /* both are powers of two */
     return larger(segments, samples_of_block(c, s, 2));
 }
@@ -124,7 +124,7 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
                            (p->s <= SPREAD_RUN || samples_of_block(p->c, p->s, 4) > 1);
     plan->batch = p->sets == NORMFUSE_SETS_BATCH || is_shared;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
-    plan->add = p->pre_add.data != NULL;
+    plan->add = p->pre_add.data != NULL || p->pre_bias.data != NULL;
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
     plan->set_values = p->set_values;
     if (plan->backward) {
@@ -150,6 +150,9 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     /* Groups of [N, C] are runs of adjacent values: sums of a column have one value each. */
     if (problem->s == 1 && problem->sets == NORMFUSE_SETS_GROUP && problem->x.channel == 1)
         plan->seen.columns = false;
+    /* Values of one channel, one a sample: a column of them. */
+    if (problem->s == 1 && problem->c == 1 && problem->sets == NORMFUSE_SETS_NONE)
+        plan->seen.columns = true;
     const int64_t spread = spreading(problem);
     if (spread > 1) {
         plan->seen.columns = true;
@@ -217,7 +220,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
 
     if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
         plan->staged = true;
-    if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 &&
+    if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 && !p->pre_bias.data &&
         p->n >= larger(SPREAD_SAMPLES, p->s / SPREAD_SHARE) && plan->coefficients > 1 &&
         p->s * (int64_t)plan->type_bytes < SHORT_RUN_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
         plan->coefficients * p->s <= SPREAD_ROW && plan->parts == 1) {
@@ -304,6 +307,11 @@ static void *take(struct arena *arena, int64_t count, size_t bytes)
     return arena->base ? arena->base + at : NULL;
 }
 
+static bool is_copied(const struct plan *plan, const struct normfuse_view *view)
+{
+    return view->data && !direct(plan, view);
+}
+
 static void lay_out_team(const struct plan *plan, struct team *team, struct arena *arena)
 {
     for (int i = 0; i < 2; i++) {
@@ -373,8 +381,16 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
         }
         /* bundles go through a copy of u where that is not written out */
         const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle > 1 ? plan->set_channels * p->s : 0);
+        const bool copied[] = {plan->add || is_copied(plan, &p->x) || is_copied(plan, &p->u),
+                               is_copied(plan, &p->dy),
+                               is_copied(plan, &p->post_add),
+                               is_copied(plan, &p->du),
+                               is_copied(plan, &p->pre_add) || is_copied(plan, &p->y) || is_copied(plan, &p->dx),
+                               is_copied(plan, &p->dpost_add)};
         for (int j = 0; j < 6; j++)
-            worker->stage[j] = take(&arena, plan->staged ? stage : 0, plan->type_bytes);
+            worker->stage[j] = take(&arena, plan->staged && copied[j] ? stage : 0, plan->type_bytes);
+        if (p->pre_bias.data)
+            worker->pre_bias = take(&arena, !p->columns ? BIAS_ROWS : reads_bias_in_place(plan) ? 0 : width / plan->spread, plan->real_bytes);
     }
     if (!plan->teams_of_one) {
         if (plan->reduce)

@@ -33,6 +33,7 @@ enum {
     PARTIAL_BYTES = 131072,   /* unless they are few */
     BLOCK_ROWS = 128,         /* likewise, of a block of samples, at least: 1/16 */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
+    BIAS_ROWS = 256,          /* runs whose pre_bias is read at once */
     MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
@@ -100,6 +101,7 @@ struct worker {
     void *shift, *sum, *square; /* compute type: per column, or per run */
     double *mean, *m2;      /* columns: the piece so far */
     double *sum64, *square64; /* columns: a chunk's sums per channel */
+    void *pre_bias;         /* compute type: of a tile, per column, or per run */
     char *stage[6];         /* tiles of x or u, pre_add or dy, post_add, du, y, dpost_add */
     struct small_worker small;
 };
@@ -120,7 +122,7 @@ struct plan {
     const struct normfuse_small_set_functions *small;
     bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
     bool batch, none, wide_type;             /* sets are channels; there are no sets; compute type is double */
-    bool add;                                /* u = x + pre_add */
+    bool add;                                /* u = x [+ pre_bias] [+ pre_add], with one of them */
     bool constant;                           /* every set has the same coefficients */
     bool updates_running;
     bool sums_samples; /* into sample_sums */
@@ -236,6 +238,13 @@ static inline double weight_of(const struct plan *plan, int64_t n, int64_t c)
 static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
 {
     return plan->p->bias.batch || !plan->bias ? get_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
+}
+
+/* pre_bias of adjacent channels is an array of the compute type as it stands. */
+static inline bool reads_bias_in_place(const struct plan *plan)
+{
+    const struct normfuse_parameter *const bias = &plan->p->pre_bias;
+    return bias->channel == 1 && bias->type == (plan->wide_type ? NORMFUSE_F64 : NORMFUSE_F32) && plan->widen == 1;
 }
 
 /* ---- sets and pieces --------------------------------------------------------------------------------------------- */

@@ -112,13 +112,40 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     }
 }
 
+/* Onto the rows of u. */
+static void add_bias(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+{
+    const struct normfuse_parameter *const bias = &plan->p->pre_bias;
+    const int64_t width = t->sets * plan->small_run, all = values_of(plan, t), c = t->first * plan->group_channels;
+    const bool adjacent = plan->small_repeat == 1 && bias->channel == 1 && (bias->type == NORMFUSE_F64) == plan->wide_type;
+    for (int64_t at = 0; at < all; at += width) {
+        const int64_t n = t->n + at / width / plan->small_rows;
+        if (adjacent) {
+            const char *from = bias->data + (n * bias->batch + c) * (ptrdiff_t)normfuse_type_bytes(bias->type);
+            plan->table->of[bias->type]->load(from, (char *)w->u + (size_t)at * plan->real_bytes, (size_t)width, true, 0);
+            continue;
+        }
+        for (int64_t i = 0; i < width; i += plan->small_repeat) {
+            const double value = get_parameter(bias, n, c + i / plan->small_repeat, 0);
+            for (int64_t j = at + i; j < at + i + plan->small_repeat; j++)
+                if (plan->wide_type)
+                    ((double *)w->u)[j] += value;
+                else
+                    ((float *)w->u)[j] += (float)value;
+        }
+    }
+}
+
 static void load_u(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
     load(plan, w, &p->x, t, w->u, false);
     if (!plan->add)
         return;
-    load(plan, w, &p->pre_add, t, w->u, true);
+    if (p->pre_bias.data)
+        add_bias(plan, w, t);
+    if (p->pre_add.data)
+        load(plan, w, &p->pre_add, t, w->u, true);
     plan->pass->store(w->u, w->stage, (size_t)values_of(plan, t), false);
     plan->pass->load(w->stage, w->u, (size_t)values_of(plan, t), false, 0);
     if (p->u.data)

@@ -54,6 +54,8 @@ enum {
     DPOST_ADD,
     STATS,
     SUMS,
+    PRE_BIAS,
+    DPRE_BIAS,
     SLOTS
 };
 enum { GROUP, BATCH, AFFINE };
@@ -70,11 +72,13 @@ enum {
 };
 
 #define BIT(slot) (UINT32_C(1) << (slot))
-#define FORWARD_INPUTS (BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
+#define PRE (BIT(PRE_ADD) | BIT(PRE_BIAS))
+#define FORWARD_INPUTS (BIT(X) | PRE | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
 #define SAVED (BIT(MEAN) | BIT(RSTD))
 #define RUNNING (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
 #define BACKWARD_INPUTS (FORWARD_INPUTS | SAVED | BIT(Y) | BIT(DY) | BIT(DU))
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
+#define INPUT_GRADIENTS (BIT(DX) | BIT(DPRE_BIAS))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
 
 /* What a call takes, and which of these it writes (running statistics: when training). */
@@ -82,12 +86,13 @@ static const struct {
     uint32_t takes, writes;
 } calls[] = {
     [FORWARD] = {FORWARD_INPUTS | BIT(Y) | BIT(U) | SAVED | RUNNING, BIT(Y) | BIT(U) | SAVED | RUNNING},
-    [BACKWARD] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD),
-                  PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD)},
-    [STATS_OF] = {BIT(X) | BIT(PRE_ADD) | BIT(U) | BIT(STATS), BIT(U) | BIT(STATS)},
+    [BACKWARD] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(DPOST_ADD),
+                  PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(DPOST_ADD)},
+    [STATS_OF] = {BIT(X) | PRE | BIT(U) | BIT(STATS), BIT(U) | BIT(STATS)},
     [APPLY] = {FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS), BIT(Y) | SAVED | RUNNING},
     [BACKWARD_SUMS] = {BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(SUMS), BIT(DPOST_ADD) | BIT(SUMS)},
-    [BACKWARD_APPLY] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | BIT(DX) | BIT(SUMS), PARAMETER_GRADIENTS | BIT(DX)},
+    [BACKWARD_APPLY] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(SUMS),
+                        PARAMETER_GRADIENTS | INPUT_GRADIENTS},
 };
 
 /* The inputs that an output may be. */
@@ -732,7 +737,7 @@ static void check_parts(const struct call *call, const struct copies *whole, con
         stop("no quantum of samples", -1);
     uint32_t sliced = 0;
     for (int slot = 0; slot < SLOTS; slot++)
-        if (is_big(slot) || (copies.tensors[slot].ndim == 2 && !in_two))
+        if (is_big(slot) || (copies.tensors[slot].ndim == 2 && (!in_two || slot >= PRE_BIAS)))
             sliced |= BIT(slot);
     struct call part = *call;
     if (in_two) {
@@ -743,7 +748,7 @@ static void check_parts(const struct call *call, const struct copies *whole, con
     }
     /* Instance norm's running statistics are means over all samples. */
     const uint32_t which = copies.present & (in_two ? calls[part.call].takes : ~(outputs & RUNNING));
-    const uint32_t added = in_two ? 0 : copies.present & ~sliced & (BIT(DWEIGHT) | BIT(DBIAS));
+    const uint32_t added = in_two ? 0 : copies.present & ~sliced & (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DPRE_BIAS));
     const int64_t step = quantum * (1 + quanta);
     for (int64_t first = 0; first < problem->n; first += step) {
         run_samples(&part, &copies, which, sliced, first, step < problem->n - first ? step : problem->n - first);
@@ -838,7 +843,7 @@ static void draw_tensors(struct call *call)
     for (int slot = 0; slot < SLOTS; slot++) {
         bool is_given = mask >> slot & 1;
         const bool is_running = slot == RUNNING_MEAN || slot == RUNNING_VAR;
-        const bool is_needed = slot == X || slot == DY || slot >= STATS || (evaluates && is_running) ||
+        const bool is_needed = slot == X || slot == DY || slot == STATS || slot == SUMS || (evaluates && is_running) ||
                                (call->call != FORWARD && call->call != APPLY && (slot == Y || slot == MEAN || slot == RSTD));
         if (!is_needed)
             is_given &= take(4) != 3;
@@ -859,7 +864,7 @@ static void draw_tensors(struct call *call)
                 ? make_tensor(slot, 3, (int64_t[]){n, slot == STATS ? groups : c, slot == STATS ? 3 : 2}, 1, false)
                 : make_tensor(slot, 2, (int64_t[]){c, slot == STATS ? 3 : 2}, 1, false);
         else if (slot == SCALE || slot == SHIFT || slot == DSCALE || slot == DSHIFT ||
-                 (call->operator == AFFINE && per_sample))
+                 (call->operator == AFFINE && per_sample && slot < PRE_BIAS) || (slot >= PRE_BIAS && take(2)))
             make_tensor(slot, 2, (int64_t[]){n, c}, (int)take(4), false);
         else
             make_tensor(slot, 1, &c, (int)take(4), false);

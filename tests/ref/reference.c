@@ -108,11 +108,11 @@ double reference_round(double value, normfuse_type type)
     return reference_load(&element, type);
 }
 
-double reference_add(double x, double pre_add, normfuse_type type)
+double reference_add(double x, double pre_bias, double pre_add, normfuse_type type)
 {
     if (type == NORMFUSE_F64)
-        return x + pre_add;
-    return reference_round((double)((float)x + (float)pre_add), type);
+        return x + pre_bias + pre_add;
+    return reference_round((double)((float)x + (float)pre_bias + (float)pre_add), type);
 }
 
 void reference_load_strided(double *values, const void *data, normfuse_type type, int64_t count, ptrdiff_t stride)
