@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * problem.c - checks the options and tensors of a call and says them as runs or columns (problem.h). Small calls pay
+ * problem.c - checks the options and tensors of a call and says them as rows or columns (problem.h). Small calls pay
  * for every check on each call, so nothing is formatted unless a call is refused and nothing loops over what is absent.
  */
 #include "problem.h"

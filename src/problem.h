@@ -3,7 +3,7 @@
  * problem.h - tensors and options, checked, as one of two pictures of memory. api.c fills it, a backend runs it; a
  * backend knows nothing of operator names.
  *
- *   runs      positions of a channel are adjacent (NCHW): a set of values that share statistics is R runs
+ *   rows      positions of a channel are adjacent (NCHW): a set of values that share statistics is R rows
  *   columns   channels of a position are adjacent (NHWC): a set is D adjacent columns over rows
  */
 #ifndef NORMFUSE_PROBLEM_H
@@ -50,7 +50,7 @@ struct normfuse_problem {
     enum normfuse_sets sets;
     int32_t phases;
     int32_t type; /* of the big tensors */
-    bool columns; /* the picture, chosen by x: views whose position (runs) or channel (columns) stride is 1 are walked in
+    bool columns; /* the picture, chosen by x: views whose position (rows) or channel (columns) stride is 1 are walked in
                      place, others through a transposing copy of a tile */
     bool accumulate;
     bool has_running_momentum; /* running statistics are to be updated */

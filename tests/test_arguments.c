@@ -859,17 +859,17 @@ static void test_pictures(void)
     CHECK(problem_of_fixture().momentum == 0.25, "cumulative average");
     strides(X, 1, N, 1, 1);
     p = problem_of_fixture();
-    CHECK(!p.columns && is_view(&p.x, X, 1, N, 1) && is_view(&p.y, Y, C, 1, 1), "transposed [N, C]: runs of 1");
+    CHECK(!p.columns && is_view(&p.x, X, 1, N, 1) && is_view(&p.y, Y, C, 1, 1), "transposed [N, C]: rows of 1");
 
     fresh_of(GROUP, FORWARD, NORMFUSE_F32, N, 1, H, W, 1);
     p = problem_of_fixture();
-    CHECK(!p.columns && is_view(&p.x, X, S, 0, 1), "one channel: runs");
+    CHECK(!p.columns && is_view(&p.x, X, S, 0, 1), "one channel: rows");
     strides(X, 8 * S, 1, 8 * W, 8);
     p = problem_of_fixture();
     CHECK(p.columns && is_view(&p.x, X, 8 * S, 1, 8) && is_view(&p.y, Y, S, 1, 1), "one channel of eight: columns");
     fresh_of(GROUP, FORWARD, NORMFUSE_F32, 1, 1, 1, 1, 1);
     p = problem_of_fixture();
-    CHECK(!p.columns && is_view(&p.x, X, 0, 0, 1), "one value: runs");
+    CHECK(!p.columns && is_view(&p.x, X, 0, 0, 1), "one value: rows");
 
     fresh(BATCH, BACKWARD);
     evaluate();

@@ -112,7 +112,7 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
     const bool adds = strncmp(pass_names[pass], "add", 3) == 0; /* two or all of its three addends */
     const bool from_y = extras == 2 && strncmp(pass_names[pass], "affine_", 7) != 0;
     /* rows of two sets, where there may be */
-    const size_t sets = strcmp(pass_names[pass], "moments_runs") == 0 && shape.rows % 2 == 0 ? 2 : 1;
+    const size_t sets = strcmp(pass_names[pass], "moments_rows") == 0 && shape.rows % 2 == 0 ? 2 : 1;
     struct inputs in;
     struct guarded *inputs[] = {&in.x, &in.dy, &in.post_add, &in.du};
     for (int i = 0; i < 4; i++) {
@@ -333,7 +333,7 @@ static void compare_conversions(const struct normfuse_table *table)
             from[i] = (uint16_t)i;
         for (int side = 0; side < 2; side++) {
             const struct normfuse_pass s = {.x = from, .y = to[side], .rows = 1, .n = COUNT, .k = &zero, .a = &one, .b = &zero};
-            (side ? table : &normfuse_table_scalar)->of[type]->affine_runs(&s);
+            (side ? table : &normfuse_table_scalar)->of[type]->affine_rows(&s);
         }
         CHECK(memcmp(to[0], to[1], sizeof to[0]) == 0, "%s %s: every value converted alike", table->isa, type_names[type]);
         int wrong = 0;
@@ -432,7 +432,7 @@ static void check_activations(void)
         const float one = 1, zero = 0;
         const struct normfuse_pass s = {.x = z, .y = y, .rows = 1, .n = COUNT, .k = &zero, .a = &one, .b = &zero,
                                         .activation = bounds[b].activation, .act_param = 0.25};
-        normfuse_table_chosen()->of[NORMFUSE_F32]->affine_runs(&s);
+        normfuse_table_chosen()->of[NORMFUSE_F32]->affine_rows(&s);
         double worst = 0;
         float at = 0;
         for (int i = 0; i < COUNT; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * kernels.h - the passes over memory, and the table that each instruction set exports. A pass sees one block of memory:
- * `rows` rows of n adjacent values. Under runs a row is (a part of) a channel and has one coefficient; under columns a
+ * `rows` rows of n adjacent values. Under rows a row is (a part of) a channel and has one coefficient; under columns a
  * row is a position and each of its n columns has one.
  *
  * Coefficients and sums are of the compute type: float, or double for f64 tensors. Passes never touch memory past
@@ -29,10 +29,10 @@ struct normfuse_pass {
     /* dy' in the compute type, whose rows are kept_stride apart, or NULL: dot2 writes it, affine2 reads it in the place of dy and z */
     void *kept;
     ptrdiff_t kept_stride;
-    /* dot2 under runs: sums are per row (true) or one over all rows (false) */
+    /* dot2 under rows: sums are per row (true) or one over all rows (false) */
     bool sum_per_row;
-    void *sum, *square; /* added to under columns, overwritten under runs */
-    /* moments under runs: so many sets, each with a k, a sum and a square of its own; rows of the next one are set_stride on */
+    void *sum, *square; /* added to under columns, overwritten under rows */
+    /* moments under rows: so many sets, each with a k, a sum and a square of its own; rows of the next one are set_stride on */
     size_t sets;
     ptrdiff_t set_stride;
     int32_t activation;
@@ -43,14 +43,14 @@ struct normfuse_pass {
 
 /* PASS(name, what it does) */
 #define NORMFUSE_FOR_EACH_PASS(PASS)                                                                                  \
-    PASS(moments_runs)    /* sum = sum of x - k, square = sum of (x - k)^2, over all rows of a set */                \
+    PASS(moments_rows)    /* sum = sum of x - k, square = sum of (x - k)^2, over all rows of a set */                \
     PASS(moments_columns) /* the same per column */                                                                  \
-    PASS(affine_runs)     /* y = act(z) */                                                                           \
+    PASS(affine_rows)     /* y = act(z) */                                                                           \
     PASS(affine_columns)                                                                                             \
-    PASS(dot2_runs)       /* sum = sum of dy', square = sum of dy'*(x - k); dy' = dy*act'(z); where not NULL writes     \
+    PASS(dot2_rows)       /* sum = sum of dy', square = sum of dy'*(x - k); dy' = dy*act'(z); where not NULL writes     \
                              dpost_add = dy' and y = p*dy' [+ du] */                                                 \
     PASS(dot2_columns)                                                                                               \
-    PASS(affine2_runs)    /* y = p*dy' + (q*(x - k) + r) [+ du]; q NULL: y = p*dy' [+ du]; writes dpost_add */          \
+    PASS(affine2_rows)    /* y = p*dy' + (q*(x - k) + r) [+ du]; q NULL: y = p*dy' [+ du]; writes dpost_add */          \
     PASS(affine2_columns)                                                                                            \
     PASS(add_runs)        /* y = x [+ b] [+ dy], rounded; b is indexed likewise */                                      \
     PASS(add_columns)

@@ -6,7 +6,7 @@
  *   OP(name)      vf_name or vd_name, from the vec_<isa>.h included before
  *   ISA           suffix of the symbols
  *
- * Sums under runs keep 2*W lanes: value i of a row belongs to lane i % (2*W), so every instruction set adds in the same
+ * Sums under rows keep 2*W lanes: value i of a row belongs to lane i % (2*W), so every instruction set adds in the same
  * order. Moments take as many rows of at most W values for one as fit the lanes. 64 lanes were tried too: AVX2 then has to
  * walk the data twice, and nothing gains (docs/decisions/0001).
  *
@@ -104,7 +104,7 @@ BODY void FN(moments_of_set)(const struct normfuse_pass *s, size_t j)
     ((R *)s->square)[j] = OP(hsum)(OP(add)(square0, square1));
 }
 
-static void FN(moments_runs)(const struct normfuse_pass *arguments)
+static void FN(moments_rows)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     for (size_t j = 0; j < s->sets; j++)
@@ -218,7 +218,7 @@ BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, bo
 
 /* ---- affine, affine2 ---- */
 
-/* Of a row under runs; under columns each step has its own. */
+/* Of a row under rows; under columns each step has its own. */
 struct FN(coefficients) {
     V k, a, b, p, q, rest;
 };
@@ -562,7 +562,7 @@ static __attribute__((noinline)) void FN(short_rows)(const struct normfuse_pass 
     }
 }
 
-static void FN(affine_runs)(const struct normfuse_pass *s)
+static void FN(affine_rows)(const struct normfuse_pass *s)
 {
     if (FN(is_repeated)(s))
         FN(short_rows)(s, FN(affine_columns));
@@ -570,7 +570,7 @@ static void FN(affine_runs)(const struct normfuse_pass *s)
         FN(elementwise)(s, AFFINE, false);
 }
 
-static void FN(affine2_runs)(const struct normfuse_pass *s)
+static void FN(affine2_rows)(const struct normfuse_pass *s)
 {
     if (FN(is_repeated)(s))
         FN(short_rows)(s, FN(affine2_columns));
@@ -600,7 +600,7 @@ BODY void FN(keep)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, 
     }
 }
 
-/* Sums of a run: value i of a row belongs to lane i % (2*W). */
+/* Sums of a row: value i of a row belongs to lane i % (2*W). */
 struct FN(sums) {
     V sum[2], square[2];
 };
@@ -737,7 +737,7 @@ static __attribute__((noinline)) void FN(dot2_short_rows)(const struct normfuse_
     }
 }
 
-static void FN(dot2_runs)(const struct normfuse_pass *s)
+static void FN(dot2_rows)(const struct normfuse_pass *s)
 {
     if (s->sum_per_row && s->n < 2 * W && FN(is_repeated)(s))
         FN(dot2_short_rows)(s);

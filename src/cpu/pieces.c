@@ -229,7 +229,7 @@ static void add_bias_columns(const struct plan *plan, struct worker *w, const st
             continue;
         }
         s.coefficient_step = 1;
-        for (int64_t i = 0; i < rows; i++) { /* the channels of a sample are runs */
+        for (int64_t i = 0; i < rows; i++) { /* the channels of a sample are rows */
             struct normfuse_pass sample = rows_of_pass(plan, &s, i, channels);
             sample.n = (size_t)plan->spread;
             sample.x_stride = sample.dy_stride = sample.y_stride = plan->spread;
@@ -272,7 +272,7 @@ static const void *input_u(const struct plan *plan, struct worker *w, const stru
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
-/* The tile at (segment, offset) of a set: under runs `rows` segments of `width` values, under columns `rows` rows. */
+/* The tile at (segment, offset) of a set: under rows `rows` segments of `width` values, under columns `rows` rows. */
 static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment, int64_t offset, int64_t rows, int64_t width)
 {
     struct tile t = {.rows = rows, .width = width};
@@ -397,7 +397,7 @@ static struct moments moments_of_chunk(const struct plan *plan, const struct wor
 
 /* Adds the moments of one chunk each of `count` adjacent channels or groups onto all[]; t is the first one's chunk. last[]
  * are the moments of the chunks before, then of these. */
-static void chunk_runs(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, struct moments *last,
+static void chunk_of_rows(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, struct moments *last,
                        struct moments *all)
 {
     const struct normfuse_problem *p = plan->p;
@@ -412,20 +412,20 @@ static void chunk_runs(const struct plan *plan, struct worker *w, const struct t
         s.n = (size_t)smaller(t->width, SHIFT_VALUES);
         sampled = (double)(s.rows * s.n);
         memset(w->shift, 0, (size_t)count * plan->real_bytes);
-        plan->pass->moments_runs(&s);
+        plan->pass->moments_rows(&s);
     }
     for (int64_t j = 0; j < count; j++)
         set_shift(plan, w, j, first ? get_real(plan, w->sum, j) / sampled : last[j].mean);
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
-    plan->pass->moments_runs(&s);
+    plan->pass->moments_rows(&s);
     for (int64_t j = 0; j < count; j++) {
         last[j] = moments_of_chunk(plan, w, t, t->c + j * plan->group_channels, t->width, j);
         all[j] = join(all[j], last[j]);
     }
 }
 
-/* Values of a run that are summed at once: the run cut evenly into chunks. */
+/* Values of a row that are summed at once: the row cut evenly into chunks. */
 static int64_t chunk_width(int64_t length)
 {
     if (length <= CHUNK_VALUES)
@@ -433,7 +433,7 @@ static int64_t chunk_width(int64_t length)
     return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
 }
 
-static void moments_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set), at_once = plan->add ? 1 : channels; /* a sum u is a tile of its own */
@@ -448,7 +448,7 @@ static void moments_of_piece_runs(const struct plan *plan, struct worker *w, str
                     struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
                                             smaller(width, piece.length - at));
                     t.c += j * plan->group_channels;
-                    chunk_runs(plan, w, &t, at_once, last + j, all + j);
+                    chunk_of_rows(plan, w, &t, at_once, last + j, all + j);
                 }
     }
     double *partial = slot->partials + index * 2 * plan->entries;
@@ -640,7 +640,7 @@ static void keep_tile(const struct plan *plan, const struct worker *w, int64_t s
     if (!plan->kept_values)
         return;
     const int64_t n = plan->batch ? t->n : 0, first = p->columns ? t->c : group_of(plan, set) * plan->group_channels;
-    const int64_t sample = plan->set_channels * plan->spread * p->s; /* values of one, where channels are runs as where they are columns */
+    const int64_t sample = plan->set_channels * plan->spread * p->s; /* values of one, where channels are rows as where they are columns */
     const int64_t row = p->columns ? sample / p->s : plan->batch && !t->across ? plan->set_channels * p->s : p->s;
     const int64_t at = p->columns ? (n * p->s + t->s) * row : (n * plan->set_channels + t->c - first) * p->s + t->s;
     s->kept = (char *)(plan->teams_of_one ? w->own.kept : plan->shared.kept) + (size_t)at * plan->real_bytes;
@@ -666,7 +666,7 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
     }
     if (p->dpost_add.data && (gives_dx || !plan->apply))
         s.dpost_add = output(plan, &p->dpost_add, t, w->stage[5], &s.dpost_add_stride);
-    run_tile(plan, p->columns ? plan->pass->dot2_columns : plan->pass->dot2_runs, &s);
+    run_tile(plan, p->columns ? plan->pass->dot2_columns : plan->pass->dot2_rows, &s);
     if (s.y)
         scatter(plan, &p->dx, t, w->stage[4]);
     if (s.dpost_add)
@@ -691,7 +691,7 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct s
         s.dpost_add = output(plan, &p->dpost_add, t, w->stage[5], &s.dpost_add_stride);
     s.ahead_x = ahead_of(plan, &p->x, t, next);
     s.ahead_dy = ahead_of(plan, &p->dy, t, next);
-    run_tile(plan, p->columns || t->across_values ? plan->pass->affine2_columns : plan->pass->affine2_runs, &s);
+    run_tile(plan, p->columns || t->across_values ? plan->pass->affine2_columns : plan->pass->affine2_rows, &s);
     scatter(plan, &p->dx, t, w->stage[4]);
     scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
@@ -706,7 +706,7 @@ static void add_reals(const struct plan *plan, const void *from, double *restric
             to[i] += (double)((const float *)from)[i];
 }
 
-static void sums_of_piece_runs(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set), part = plan->parts > 1 ? index % plan->parts : 0;
@@ -764,9 +764,9 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
 void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
 {
     if (plan->backward)
-        (plan->p->columns ? sums_of_piece_columns : sums_of_piece_runs)(plan, w, slot, set, index);
+        (plan->p->columns ? sums_of_piece_columns : sums_of_piece_rows)(plan, w, slot, set, index);
     else
-        (plan->p->columns ? moments_of_piece_columns : moments_of_piece_runs)(plan, w, slot, set, index);
+        (plan->p->columns ? moments_of_piece_columns : moments_of_piece_rows)(plan, w, slot, set, index);
 }
 
 /* ---- apply ------------------------------------------------------------------------------------------------------- */
@@ -781,7 +781,7 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct sl
     s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
     s.stream = plan->stream && direct(plan, &p->y);
     s.ahead_x = ahead_of(plan, &p->x, t, next);
-    run_tile(plan, p->columns || t->across_values ? plan->pass->affine_columns : plan->pass->affine_runs, &s);
+    run_tile(plan, p->columns || t->across_values ? plan->pass->affine_columns : plan->pass->affine_rows, &s);
     scatter(plan, &p->y, t, w->stage[4]);
 }
 
@@ -813,7 +813,7 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
         apply_tile(plan, w, slot, set, &t, 0, next);
         return;
     }
-    if (plan->batch && plan->bundle > 1) { /* a bundle's runs are short: whole */
+    if (plan->batch && plan->bundle > 1) { /* a bundle's rows are short: whole */
         for (int64_t r = 0; r < piece.segments; r++) {
             struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
             t.across = true;

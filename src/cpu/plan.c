@@ -52,11 +52,11 @@ static int64_t samples_of_block(int64_t c, int64_t s, size_t type_bytes)
     return block;
 }
 
-/* Columns that a channel has: each of the few values of its runs, where sets are channels, or nothing. */
+/* Columns that a channel has: each of the few values of its rows, where sets are channels, or nothing. */
 static int64_t spreading(const struct normfuse_problem *p)
 {
     const bool shared = !p->weight.batch && !p->bias.batch && !p->dweight.batch && !p->dbias.batch;
-    const int64_t most = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_RUN;
+    const int64_t most = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
     return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= most ? p->s : 1;
 }
 
@@ -92,14 +92,14 @@ int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
     if (columns)
         return larger(samples_of_piece(c, s, 1), samples_of_block(c, s, 2));
     cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
-    if ((s > 1 && s <= SPREAD_RUN) || (s == 1 && c == 1))
+    if ((s > 1 && s <= SPREAD_WIDTH) || (s == 1 && c == 1))
         segments = larger(segments, samples_of_piece(c, s, s)); /* both are powers of two */
     return larger(segments, samples_of_block(c, s, 2));
 }
 
 static bool same_view(const struct normfuse_view *a, const struct normfuse_view *b) { return a->data == b->data; }
 
-/* Under runs: the adjacent channels of batch norm, or groups of one sample, that are taken as one set. */
+/* Under rows: the adjacent channels of batch norm, or groups of one sample, that are taken as one set. */
 static int64_t bundle_of(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
@@ -121,7 +121,7 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
     /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
     const bool is_shared = plan->constant && !p->dweight.batch && !p->dbias.batch && (p->columns || plan->spread > 1) &&
-                           (p->s <= SPREAD_RUN || samples_of_block(p->c, p->s, 4) > 1);
+                           (p->s <= SPREAD_WIDTH || samples_of_block(p->c, p->s, 4) > 1);
     plan->batch = p->sets == NORMFUSE_SETS_BATCH || is_shared;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL || p->pre_bias.data != NULL;
@@ -147,7 +147,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
 {
     const struct normfuse_machine *machine = normfuse_machine_known();
     plan->seen = *problem;
-    /* Groups of [N, C] are runs of adjacent values: sums of a column have one value each. */
+    /* Groups of [N, C] are rows of adjacent values: sums of a column have one value each. */
     if (problem->s == 1 && problem->sets == NORMFUSE_SETS_GROUP && problem->x.channel == 1)
         plan->seen.columns = false;
     /* Values of one channel, one a sample: a column of them. */
@@ -222,7 +222,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->staged = true;
     if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 && !p->pre_bias.data &&
         p->n >= larger(SPREAD_SAMPLES, p->s / SPREAD_SHARE) && plan->coefficients > 1 &&
-        p->s * (int64_t)plan->type_bytes < SHORT_RUN_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
+        p->s * (int64_t)plan->type_bytes < SHORT_ROW_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
         plan->coefficients * p->s <= SPREAD_ROW && plan->parts == 1) {
         bool adjacent = true; /* tiles of all samples, which no stage holds */
         for (size_t i = 0; i < sizeof views / sizeof *views; i++)
@@ -242,7 +242,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
                           same_view(out, &p->post_add) || same_view(out, &p->du);
     /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
     const int64_t row_bytes = (plan->small_sets ? 0 : p->columns ? plan->widen * p->c * spread : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
-    const bool shares_lines = row_bytes % ALIGNMENT != 0 && row_bytes < (p->columns ? 4096 : SHORT_RUN_BYTES);
+    const bool shares_lines = row_bytes % ALIGNMENT != 0 && row_bytes < (p->columns ? 4096 : SHORT_ROW_BYTES);
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
 
@@ -330,7 +330,7 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
 static void lay_out_small_worker(const struct plan *plan, struct small_worker *w, struct arena *arena)
 {
     const int64_t room = 16; /* a vector is read and written behind each array */
-    const int64_t columns = plan->small_at_once * plan->small_run, sets = plan->small_at_once * plan->small_samples;
+    const int64_t columns = plan->small_at_once * plan->small_width, sets = plan->small_at_once * plan->small_samples;
     const int64_t values = columns * plan->small_rows * plan->small_samples;
     void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
     for (int i = 0; i < (plan->backward ? 4 : 2); i++)

@@ -22,38 +22,38 @@
 #include "scalar.h"
 
 enum {
-    CHUNK_VALUES = 4096,      /* longest f32 sum under runs: 128 additions a lane */
+    CHUNK_VALUES = 4096,      /* longest f32 sum under rows: 128 additions a lane */
     CHUNK_ROWS = 128,         /* longest f32 sum under columns */
     SHIFT_VALUES = 64,        /* a piece's first shift is the mean of so many values, */
     SHIFT_ROWS = 8,           /* or rows */
-    PIECE_VALUES = 32768,     /* one piece under runs: small enough that a sample feeds all cores */
+    PIECE_VALUES = 32768,     /* one piece under rows: small enough that a sample feeds all cores */
     COLUMN_PIECE_VALUES = 65536, /* under columns, where each piece costs a join of all channels */
     BATCH_PIECE_VALUES = 131072, /* under columns without groups */
     PIECE_ROWS = 256,         /* of 16-bit values, half as many of others: partial sums, 16 bytes a channel, are 1/32 of what was read, */
     PARTIAL_BYTES = 131072,   /* unless they are few */
     BLOCK_ROWS = 128,         /* likewise, of a block of samples, at least: 1/16 */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
-    BIAS_ROWS = 256,          /* runs whose pre_bias is read at once */
+    BIAS_ROWS = 256,          /* rows whose pre_bias is read at once */
     MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
     MOST_BUNDLED = 16,
-    SPREAD_RUN = 64,          /* values of a run that are columns where sets are channels, or nothing; */
+    SPREAD_WIDTH = 64,        /* values of a row that are columns where sets are channels, or nothing; */
     SPREAD_MOMENTS = 16,      /* where these have moments */
-    SPREAD_ROW = 4096,        /* values of a row of runs that is applied as one */
-    SPREAD_SAMPLES = 4,       /* of a batch, at least, and one for each SPREAD_SHARE values of a run: */
+    SPREAD_ROW = 4096,        /* values of adjacent rows that are applied as one */
+    SPREAD_SAMPLES = 4,       /* of a batch, at least, and one for each SPREAD_SHARE values of a row: */
     SPREAD_SHARE = 12,        /* with fewer, repeating coefficients takes longer than it gains */
     SET_COLUMNS = 2048,       /* that channels, or groups, are taken as one set, where there are twice as many, */
     FEW_SET_COLUMNS = 512,    /* or channels of */
     FEW_SET_ROWS = 256,       /* so few rows */
-    SHORT_RUN_BYTES = 1024,
+    SHORT_ROW_BYTES = 1024,
     BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
     TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
     SMALL_SET_VALUES = 8192,  /* most values of a set that is taken with others, */
     SMALL_SET_CHANNEL_VALUES = 16384, /* of [N, C], */
     SMALL_SET_TILE = 2048,    /* values that are in the L1 cache at once where sets are smaller */
-    SMALL_SET_RUN = 31,       /* runs: most values of a channel, */
-    SMALL_SET_LONG_RUN = 64,  /* or so many where a set has at most */
+    SMALL_SET_WIDTH = 31,     /* rows: most values of a channel, */
+    SMALL_SET_LONG_WIDTH = 64, /* or so many where a set has at most */
     SMALL_SET_FEW = 256,      /* values; columns: */
     SMALL_SET_ROWS = 16,      /* most rows, */
     SMALL_SET_SAMPLE = 8192,  /* values of a sample that are taken at once, */
@@ -98,19 +98,19 @@ struct small_worker {
 /* What one thread needs for itself. */
 struct worker {
     struct team own;        /* where each thread is a team */
-    void *shift, *sum, *square; /* compute type: per column, or per run */
+    void *shift, *sum, *square; /* compute type: per column, or per row */
     double *mean, *m2;      /* columns: the piece so far */
     double *sum64, *square64; /* columns: a chunk's sums per channel */
-    void *pre_bias;         /* compute type: of a tile, per column, or per run */
+    void *pre_bias;         /* compute type: of a tile, per column, or per row */
     char *stage[6];         /* tiles of x or u, pre_add or dy, post_add, du, y, dpost_add */
     struct small_worker small;
 };
 
 struct tile {
     int64_t n, c, s;    /* where it starts */
-    bool across_values; /* under runs: a row is all values of a set's channels in one sample */
-    bool across;        /* batch norm under runs: rows are the channels of one sample, not one channel's samples */
-    int64_t rows, width; /* rows: runs, or positions; width: values of a run, or channels */
+    bool across_values; /* under rows: a row is all values of a set's channels in one sample */
+    bool across;        /* batch norm under rows: rows are the channels of one sample, not one channel's samples */
+    int64_t rows, width; /* rows: channels, or positions; width: positions, or channels */
 };
 
 struct plan {
@@ -134,23 +134,23 @@ struct plan {
     size_t type_bytes, real_bytes;
 
     int64_t sets, groups, group_channels;
-    int64_t segments, length;  /* of a set: runs and their values, or samples and their rows */
+    int64_t segments, length;  /* of a set: rows and their values, or samples and theirs */
     int64_t parts, part, segments_per_piece, pieces;
     int64_t widen;             /* rows taken as one */
-    int64_t bundle;            /* under runs: adjacent channels of batch norm, or groups of one chunk each, that are one set here: memory
+    int64_t bundle;            /* under rows: adjacent channels of batch norm, or groups of one chunk each, that are one set here: memory
                                   is walked in long stretches, and small ones share the calls of passes */
     int64_t set_channels;      /* most channels of a set, of one sample */
     int64_t sample_sets;       /* sets that one sample has, where sets are not channels */
     int64_t entries;           /* statistics of a set */
-    int64_t spread;            /* under columns: short runs of channels that share nothing with others; a sample is a row, and each value of a
-                                  channel a column, whose sums and coefficients are the channel's. Under runs, that share cache lines: so
+    int64_t spread;            /* under columns: short rows of channels that share nothing with others; a sample is a row, and each value of a
+                                  channel a column, whose sums and coefficients are the channel's. Under rows, that share cache lines: so
                                   is it applied (61x1031x13x13 bf16: 6.6 copy floors to 1.95). 1: not */
     int64_t chunk_rows;
     int64_t coefficients;      /* entries of each array of struct coefficients */
     int64_t coefficient_step;
     int64_t partial_doubles;
     int64_t block_samples, blocks;
-    int64_t small_rows, small_run;     /* of a small set: rows, values of each */
+    int64_t small_rows, small_width;   /* of a small set: rows, values of each */
     int64_t small_repeat;              /* values of a row that one channel has */
     int64_t small_at_once;             /* sets of one sample, and */
     int64_t small_samples;             /* samples, that are taken at once */
@@ -288,7 +288,7 @@ static inline int64_t group_of(const struct plan *plan, int64_t set)
     return (plan->batch ? set : set % plan->sample_sets) * plan->bundle;
 }
 
-/* Channels of batch norm, or groups, that a set under runs holds. */
+/* Channels of batch norm, or groups, that a set under rows holds. */
 static inline int64_t bundled(const struct plan *plan, int64_t set)
 {
     return plan->bundle == 1 ? 1 : smaller(plan->bundle, plan->groups - group_of(plan, set));

@@ -36,7 +36,7 @@ void normfuse_read_parameters(const struct plan *plan)
 
 /* ---- per set: coefficients before, results after ----------------------------------------------------------------- */
 
-/* One set under runs, one channel or group under columns: which statistics it has. */
+/* One set under rows, one channel or group under columns: which statistics it has. */
 struct statistics {
     double mean, rstd;
 };

@@ -27,13 +27,13 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
     if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
         return false;
-    if (p->s > (p->columns ? SMALL_SET_ROWS : values <= SMALL_SET_FEW ? SMALL_SET_LONG_RUN : SMALL_SET_RUN))
+    if (p->s > (p->columns ? SMALL_SET_ROWS : values <= SMALL_SET_FEW ? SMALL_SET_LONG_WIDTH : SMALL_SET_WIDTH))
         return false;
     plan->staged = plan->add;
     for (size_t i = 0; i < count; i++)
         plan->staged |= views[i]->data && !is_adjacent(plan, views[i]);
     plan->small_rows = p->columns ? p->s : 1;
-    plan->small_run = p->columns ? d : values;
+    plan->small_width = p->columns ? d : values;
     plan->small_repeat = p->columns ? 1 : p->s;
     plan->small_at_once = larger(1, smaller(plan->groups, (p->columns ? SMALL_SET_SAMPLE : SMALL_SET_TILE) / values));
     if (plan->small_rows > 1 && plan->small_at_once < plan->groups) { /* whole cache lines of a row */
@@ -50,13 +50,13 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
 
 static int64_t values_of(const struct plan *plan, const struct small_tile *t)
 {
-    return t->samples * plan->small_rows * t->sets * plan->small_run;
+    return t->samples * plan->small_rows * t->sets * plan->small_width;
 }
 
 /* How many values of a tile follow one another in a tensor: a row, a sample's rows, or all. */
 static int64_t adjacent_values(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t)
 {
-    int64_t values = t->sets * plan->small_run;
+    int64_t values = t->sets * plan->small_width;
     if (plan->small_rows > 1) {
         if (v->position != values)
             return values;
@@ -89,13 +89,13 @@ static void load(const struct plan *plan, const struct small_worker *w, const st
                  bool onto)
 {
     const bool staged = !is_adjacent(plan, v);
-    const int64_t row = t->sets * plan->small_run, run = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
+    const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
     const ptrdiff_t ahead = staged ? 0 : t->samples * v->batch * (ptrdiff_t)plan->type_bytes; /* the samples after these */
-    for (int64_t i = 0; i < all; i += run) {
+    for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
         if (staged)
             copy_row(plan, v, t, at, w->stage, true);
-        plan->pass->load(staged ? w->stage : at, (char *)to + (size_t)i * plan->real_bytes, (size_t)run, onto, ahead);
+        plan->pass->load(staged ? w->stage : at, (char *)to + (size_t)i * plan->real_bytes, (size_t)stretch, onto, ahead);
     }
 }
 
@@ -103,10 +103,10 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
                   const void *from, bool stream)
 {
     const bool staged = !is_adjacent(plan, v);
-    const int64_t row = t->sets * plan->small_run, run = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
-    for (int64_t i = 0; i < all; i += run) {
+    const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
+    for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
-        plan->pass->store((const char *)from + (size_t)i * plan->real_bytes, staged ? w->stage : at, (size_t)run, stream && !staged);
+        plan->pass->store((const char *)from + (size_t)i * plan->real_bytes, staged ? w->stage : at, (size_t)stretch, stream && !staged);
         if (staged)
             copy_row(plan, v, t, at, w->stage, false);
     }
@@ -116,7 +116,7 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
 static void add_bias(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
 {
     const struct normfuse_parameter *const bias = &plan->p->pre_bias;
-    const int64_t width = t->sets * plan->small_run, all = values_of(plan, t), c = t->first * plan->group_channels;
+    const int64_t width = t->sets * plan->small_width, all = values_of(plan, t), c = t->first * plan->group_channels;
     const bool adjacent = plan->small_repeat == 1 && bias->channel == 1 && (bias->type == NORMFUSE_F64) == plan->wide_type;
     for (int64_t at = 0; at < all; at += width) {
         const int64_t n = t->n + at / width / plan->small_rows;
@@ -222,7 +222,7 @@ static void put_gradients(const struct plan *plan, const struct small_worker *w,
 static struct normfuse_small_sets sets_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
 {
     return (struct normfuse_small_sets){
-        .samples = (size_t)t->samples, .rows = (size_t)plan->small_rows, .sets = (size_t)t->sets, .n = (size_t)plan->small_run,
+        .samples = (size_t)t->samples, .rows = (size_t)plan->small_rows, .sets = (size_t)t->sets, .n = (size_t)plan->small_width,
         .u = w->u, .weight = w->weight, .bias = w->bias, .shift = w->shift, .sum = w->sum, .square = w->square,
         .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset,
         .columns = {w->columns[0], w->columns[1], w->columns[2]}};
@@ -231,7 +231,7 @@ static struct normfuse_small_sets sets_of(const struct plan *plan, const struct 
 /* The i-th set's moments in double: the slow way for values that f32 cannot square. */
 static struct moments moments_wide(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i)
 {
-    const int64_t n = plan->small_run, pitch = t->sets * n;
+    const int64_t n = plan->small_width, pitch = t->sets * n;
     const float *u = (const float *)w->u + i / t->sets * plan->small_rows * pitch + i % t->sets * n;
     struct moments m = {(double)(plan->small_rows * n), 0, 0};
     for (int sweep = 0; sweep < 2; sweep++) {
@@ -253,7 +253,7 @@ static struct moments moments_of(const struct plan *plan, const struct small_wor
     if (!plan->wide_type && out_of_range(k, sum, square))
         return moments_wide(plan, w, t, i);
     const double m2 = square - sum * sum * inverse;
-    return (struct moments){(double)(plan->small_rows * plan->small_run), k + sum * inverse, m2 < 0 ? 0 : m2};
+    return (struct moments){(double)(plan->small_rows * plan->small_width), k + sum * inverse, m2 < 0 ? 0 : m2};
 }
 
 /* What elements of sets are normalized with: (u - shift)*rstd + rest, the shift being the mean in the compute type. */
@@ -291,7 +291,7 @@ static void put_row(const struct normfuse_parameter *q, int64_t n, int64_t g, co
 static void finish_sets(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
-    const double count = (double)(plan->small_rows * plan->small_run), inverse = 1 / count, eps = p->eps;
+    const double count = (double)(plan->small_rows * plan->small_width), inverse = 1 / count, eps = p->eps;
     const int64_t sets = t->samples * t->sets;
     double *restrict mean = w->mean, *restrict m2 = w->m2, *restrict rstd = w->wide_rstd;
     for (int64_t i = 0; i < sets; i++) {
@@ -377,7 +377,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
 /* Samples [n, end) of a block: f32 sums of channels are those of at most CHUNK_ROWS rows, whose number depends on shapes alone. */
 static void walk_block(const struct plan *plan, struct small_worker *w, struct small_tile t, int64_t end)
 {
-    const int64_t columns = t.sets * plan->small_run, chunk = larger(1, CHUNK_ROWS / plan->small_rows);
+    const int64_t columns = t.sets * plan->small_width, chunk = larger(1, CHUNK_ROWS / plan->small_rows);
     const struct small_tile block = t;
     if (plan->backward) {
         memset(w->bias_so_far, 0, (size_t)columns * 8);

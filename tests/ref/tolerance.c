@@ -61,8 +61,8 @@ static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool column
     arithmetic.shift_values = columns ? SHIFT_ROWS : SHIFT_VALUES;
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
-    double run = (double)positions;
-    double per_channel = (double)rows * run, count = per_channel * (double)channels;
+    double width = (double)positions;
+    double per_channel = (double)rows * width, count = per_channel * (double)channels;
     if (columns) {
         arithmetic.additions = fmin(CHUNK_ROWS, per_channel);
         arithmetic.shift_additions = SHIFT_ROWS;
@@ -75,10 +75,10 @@ static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool column
         arithmetic.shift_additions = SHIFT_ROWS;
         arithmetic.shift_ratio = rows <= SHIFT_ROWS ? 1 : fmin((double)rows, CHUNK_ROWS) / SHIFT_ROWS;
         arithmetic.shift_values = 0;
-        arithmetic.joins = 16 + (double)rows / 16 + run;
+        arithmetic.joins = 16 + (double)rows / 16 + width;
     } else {
-        /* Runs shorter than the lanes fill only some of them. */
-        double per_lane = run < LANES ? CHUNK_VALUES / fmax(run, 1) : CHUNK_VALUES / LANES + CHUNK_VALUES / run;
+        /* Rows shorter than the lanes fill only some of them. */
+        double per_lane = width < LANES ? CHUNK_VALUES / fmax(width, 1) : CHUNK_VALUES / LANES + CHUNK_VALUES / width;
         arithmetic.additions = fmin(per_lane, count) + TREE;
         arithmetic.shift_additions = SHIFT_VALUES + TREE;
         arithmetic.shift_ratio = count <= SHIFT_VALUES ? 1 : fmin(count, CHUNK_VALUES) / SHIFT_VALUES;
@@ -94,18 +94,18 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
                                                       int64_t positions)
 {
     enum {
-        PACK_BYTES = 16,
-        RUN_PACKS = 48,          /* of a thread, where it has all of its values at once */
+        VECTOR_BYTES = 16,
+        ROW_VECTORS = 48,          /* of a thread, where it has all of its values at once */
         PASS_JOINS = 15,         /* of a thread's tiles, one after the other */
         SMALL_SET = 1536,        /* values: one tile and one block */
-        GRADIENT_PACKS = 22,     /* RUN_PACKS of the backward */
-        RUN_THREADS = 512,       /* of a block */
+        GRADIENT_VECTORS = 22,     /* ROW_VECTORS of the backward */
+        ROW_THREADS = 512,       /* of a block */
         JOIN = 7,                /* a product, five levels of a tree, a quotient */
         APPEND = 4,              /* that one step of Chan's formula adds */
         COLUMN_ROWS = 128,       /* of a channel, one after the other in a thread */
         COLUMN_THREADS = 16,     /* of a channel, one after the other in a lane */
         COLUMN_CHANNELS = 16,    /* of a group, likewise; where it is wider than 512 more */
-        MOST_PROCESSORS = 192    /* whose grid shares a set: two blocks each for runs, four for columns */
+        MOST_MULTIPROCESSORS = 192    /* whose grid shares a set: two blocks each for rows, four for columns */
     };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .on_cuda = true,
                                                .drift = (double)INFINITY };
@@ -117,20 +117,20 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
         arithmetic.thread_additions = thread;
         arithmetic.joined = fmin(COLUMN_THREADS, per_channel) + 2 * JOIN + 4 +
                             fmin(fmax(COLUMN_CHANNELS, ceil((double)channels / 32)), (double)channels);
-        arithmetic.joined_last = fmin(per_channel, 4 * MOST_PROCESSORS / lanes) + JOIN;
+        arithmetic.joined_last = fmin(per_channel, 4 * MOST_MULTIPROCESSORS / lanes) + JOIN;
         backward = arithmetic.thread_additions + arithmetic.joined;
     } else {
         double lanes = 1;
         while (lanes < 32 && lanes * pack < (double)positions)
             lanes *= 2;
-        double parts = fmin(2 * MOST_PROCESSORS, count);
-        thread = fmin(RUN_PACKS * pack, count);
+        double parts = fmin(2 * MOST_MULTIPROCESSORS, count);
+        thread = fmin(ROW_VECTORS * pack, count);
         /* two sums in turn, then one */
-        arithmetic.thread_additions = fmin(RUN_PACKS * pack / 2, count) + 1;
+        arithmetic.thread_additions = fmin(ROW_VECTORS * pack / 2, count) + 1;
         arithmetic.joined = 3 + 2 * JOIN;
         if (count > SMALL_SET)
             arithmetic.joined += fmax(APPEND * PASS_JOINS, JOIN + APPEND * ceil(parts / 32));
-        backward = fmin(GRADIENT_PACKS * pack + fmax(GRADIENT_PACKS + 5, RUN_THREADS / lanes), count) + 10;
+        backward = fmin(GRADIENT_VECTORS * pack + fmax(GRADIENT_VECTORS + 5, ROW_THREADS / lanes), count) + 10;
     }
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
@@ -150,10 +150,10 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
 /* numerics.md, "small sets". */
 void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions)
 {
-    enum { MOST_VALUES = 8192, MOST_CHANNELS = 16384, MOST_RUN = 31, MOST_LONG_RUN = 64, FEW = 256, MOST_ROWS = 16, CHUNK = 4096, LANES = 32, TREE = 5 };
+    enum { MOST_VALUES = 8192, MOST_CHANNELS = 16384, MOST_WIDTH = 31, MOST_LONG_WIDTH = 64, FEW = 256, MOST_ROWS = 16, CHUNK = 4096, LANES = 32, TREE = 5 };
     const bool by_columns = columns && positions > 1;
-    const int64_t run = channels * positions <= FEW ? MOST_LONG_RUN : MOST_RUN;
-    if (channels * positions > (positions == 1 ? MOST_CHANNELS : MOST_VALUES) || positions > (by_columns ? MOST_ROWS : run))
+    const int64_t width = channels * positions <= FEW ? MOST_LONG_WIDTH : MOST_WIDTH;
+    if (channels * positions > (positions == 1 ? MOST_CHANNELS : MOST_VALUES) || positions > (by_columns ? MOST_ROWS : width))
         return;
     const double lanes = arithmetic->is_double ? LANES / 2 : LANES;
     const double additions = by_columns ? (double)positions + ceil((double)channels / lanes) : ceil(fmin((double)(channels * positions), CHUNK) / lanes);

@@ -34,7 +34,7 @@ struct tolerance_arithmetic {
     bool small_sets;              /* gradients of parameters are sums of rows of several samples */
 };
 
-/* device: NORMFUSE_CPU or NORMFUSE_CUDA. A set of rows runs (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
+/* device: NORMFUSE_CPU or NORMFUSE_CUDA. A norm group of `rows` rows (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
  * channel or one position, and may be seen either way. */
 struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
                                                  int64_t rows, int64_t channels, int64_t positions);
