@@ -6,7 +6,7 @@
  *   FROM, TO     8 doubles from and to an array of R
  * The arrays are padded to whole vectors: entries past the last column may be read and written. */
 
-/* One sum per column of an array whose rows of `columns` entries were summed apart (plan.c: widened rows). */
+/* One sum per column of an array whose rows of `columns` entries were summed apart (plan.c: folded rows). */
 static inline __attribute__((always_inline)) vd REAL(folded)(const R *in, size_t columns, size_t rows)
 {
     vd sum = FROM(in);

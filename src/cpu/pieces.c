@@ -92,19 +92,19 @@ static void scatter(const struct plan *plan, const struct normfuse_view *v, cons
             copy_row(plan, v, t, r, stage + (size_t)(r * t->width) * plan->type_bytes, false);
 }
 
-/* Runs a pass on a tile under columns, widened: whole wide rows, then what is left of one. */
+/* Runs a pass on a tile under columns, folded: whole folded rows, then what is left of one. */
 static void run_columns(const struct plan *plan, normfuse_pass_function pass, struct normfuse_pass s)
 {
-    const size_t widen = (size_t)plan->widen, width = s.n, rest = s.rows % widen, b = plan->type_bytes;
-    if (widen == 1) {
+    const size_t folded = (size_t)plan->folded, width = s.n, rest = s.rows % folded, b = plan->type_bytes;
+    if (folded == 1) {
         pass(&s);
         return;
     }
     ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride, &s.post_add_stride, &s.du_stride, &s.y_stride, &s.dpost_add_stride, &s.kept_stride};
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
-        *strides[i] *= (ptrdiff_t)widen;
-    s.rows /= widen;
-    s.n = width * widen;
+        *strides[i] *= (ptrdiff_t)folded;
+    s.rows /= folded;
+    s.n = width * folded;
     if (s.rows)
         pass(&s);
     if (rest) {
@@ -224,7 +224,7 @@ static void add_bias_columns(const struct plan *plan, struct worker *w, const st
         s.b = bias_of_channels(plan, w, t->n + flat / p->s, t->c, channels);
         if (plan->spread == 1) {
             if (s.b == w->pre_bias)
-                widen_entries(plan, w->pre_bias, channels);
+                repeat_folded(plan, w->pre_bias, channels);
             run_tile(plan, plan->pass->add_columns, &s);
             continue;
         }
@@ -373,7 +373,7 @@ static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 {
     if (!plan->staged)
         return otherwise;
-    return larger(plan->widen, STAGE_VALUES / larger(1, plan->set_channels * plan->spread) / plan->widen * plan->widen);
+    return larger(plan->folded, STAGE_VALUES / larger(1, plan->set_channels * plan->spread) / plan->folded * plan->folded);
 }
 
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
@@ -481,7 +481,7 @@ static void fold(const struct plan *plan, const void *array, int64_t channels, d
 {
     for (int64_t c = 0; c < channels; c++)
         out[c] = 0;
-    for (int64_t from = 0; from < channels * plan->widen; from += channels) {
+    for (int64_t from = 0; from < channels * plan->folded; from += channels) {
         if (plan->wide_type) {
             const double *in = (const double *)array + from;
             for (int64_t c = 0; c < channels; c++)
@@ -497,7 +497,7 @@ static void fold(const struct plan *plan, const void *array, int64_t channels, d
 /* The shifts for the next sums: the means, or 0 where there is none. */
 static void set_shifts(const struct plan *plan, struct worker *w, const double *means, int64_t channels)
 {
-    for (int64_t to = 0; to < channels * plan->widen; to += channels) {
+    for (int64_t to = 0; to < channels * plan->folded; to += channels) {
         if (plan->wide_type) {
             double *out = (double *)w->shift + to;
             for (int64_t c = 0; c < channels; c++)
@@ -515,8 +515,8 @@ static void set_shifts(const struct plan *plan, struct worker *w, const double *
 static void join_columns(const struct plan *plan, struct worker *w, const struct tile *t, double before, int64_t rows)
 {
     const int64_t channels = t->width;
-    if (plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (size_t)plan->widen, (double)rows, before)) {
-        widen_entries(plan, w->shift, channels);
+    if (plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (size_t)plan->folded, (double)rows, before)) {
+        repeat_folded(plan, w->shift, channels);
         return;
     }
     const double n = (double)rows, inverse = 1 / n, weight = n / (before + n), cross = before * weight;
@@ -565,7 +565,7 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
     double *partial = slot->partials + index * 2 * plan->entries;
-    const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->widen);
+    const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->folded);
     memset(w->shift, 0, (size_t)plan->coefficients * plan->real_bytes);
     clear_sums(plan, w);
     if (rows == 0) {
@@ -746,8 +746,8 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(most, chunk - q), channels);
             sums_of_tile(plan, w, slot, set, &t, 0);
         }
-        plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->widen);
-        plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->widen);
+        plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->folded);
+        plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->folded);
     }
     double *sums = slot->partials + index * 2 * plan->entries, *products = sums + plan->entries;
     for (int64_t c = 0; c < channels; c += plan->spread) {

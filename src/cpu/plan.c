@@ -8,20 +8,20 @@
 #include "cpu/threads.h"
 
 /* Rows taken as one so that a row of few channels fills vectors and whole cache lines. */
-static int64_t widening(int64_t c)
+static int64_t rows_folded(int64_t c)
 {
     if (c < 1)
         return 1;
     int64_t w = 1;
-    while ((w * c) % 32 != 0 || w * c < WIDE_COLUMNS) /* 32: a cache line of 16-bit values */
+    while ((w * c) % 32 != 0 || w * c < FOLDED_COLUMNS) /* 32: a cache line of 16-bit values */
         w *= 2;
-    return c < WIDE_COLUMNS || w * c <= MOST_WIDE_COLUMNS ? w : 1;
+    return c < FOLDED_COLUMNS || w * c <= MOST_FOLDED_COLUMNS ? w : 1;
 }
 
-static int64_t rows_of_chunk(int64_t c, int64_t widen)
+static int64_t rows_of_chunk(int64_t c, int64_t folded)
 {
     const int64_t rows = 2 * BLOCK_VALUES / larger(c, 1) / 4 * 4;
-    return widen * larger(16, smaller(CHUNK_ROWS, rows));
+    return folded * larger(16, smaller(CHUNK_ROWS, rows));
 }
 
 /* Cuts segments of `length` into pieces of about `target`, aligned where one is cut inside. */
@@ -82,7 +82,7 @@ static int64_t rows_of_batch_piece(int64_t columns, size_t type_bytes)
 static int64_t samples_of_piece(int64_t c, int64_t s, int64_t spread)
 {
     int64_t parts, part, segments, pieces;
-    cut(1, s / spread, rows_of_batch_piece(c * spread, 2), widening(c * spread) * 4, &parts, &part, &segments, &pieces);
+    cut(1, s / spread, rows_of_batch_piece(c * spread, 2), rows_folded(c * spread) * 4, &parts, &part, &segments, &pieces);
     return segments;
 }
 
@@ -165,9 +165,9 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->small = &plan->table->small_sets[p->type == NORMFUSE_F64];
     plan->set_channels = plan->batch || plan->none ? channels_of_set(p->c, spread, plan->batch ? p->n * p->s : p->s) : channels_of_groups(p->c, plan->group_channels);
-    plan->widen = p->columns ? widening(plan->set_channels * spread) : 1;
+    plan->folded = p->columns ? rows_folded(plan->set_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
-        plan->widen = smaller(plan->widen, power_of_two_below(larger(1, p->s)));
+        plan->folded = smaller(plan->folded, power_of_two_below(larger(1, p->s)));
     const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         if (views[i]->data && !direct(plan, views[i]))
@@ -186,14 +186,14 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->segments = plan->batch ? p->n : 1;
         plan->length = p->s;
         /* not by the columns of a set, whose number depends on a batch's rows */
-        plan->chunk_rows = rows_of_chunk(smaller(p->c * spread, SET_COLUMNS), plan->widen);
-        plan->coefficients = columns * plan->widen;
+        plan->chunk_rows = rows_of_chunk(smaller(p->c * spread, SET_COLUMNS), plan->folded);
+        plan->coefficients = columns * plan->folded;
         int64_t rows = divide_up(COLUMN_PIECE_VALUES, larger(columns, 1));
         if (plan->batch)
             rows = rows_of_batch_piece(p->c * spread, plan->type_bytes);
         else if (16 * columns * (p->s / rows) > PARTIAL_BYTES)
             rows = larger(rows, PIECE_ROWS);
-        cut(plan->segments, plan->length, rows, plan->widen * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
+        cut(plan->segments, plan->length, rows, plan->folded * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
         plan->bundle = 1;
         plan->entries = plan->batch || plan->backward || plan->none ? plan->set_channels : plan->set_channels / plan->group_channels;
         plan->partial_doubles = 2 * plan->entries * plan->pieces;
@@ -241,7 +241,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
                           same_view(out, &p->post_add) || same_view(out, &p->du);
     /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
-    const int64_t row_bytes = (plan->small_sets ? 0 : p->columns ? plan->widen * p->c * spread : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
+    const int64_t row_bytes = (plan->small_sets ? 0 : p->columns ? plan->folded * p->c * spread : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
     const bool shares_lines = row_bytes % ALIGNMENT != 0 && row_bytes < (p->columns ? 4096 : SHORT_ROW_BYTES);
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
@@ -355,7 +355,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
 {
     struct arena arena = {base, 0, false};
     const struct normfuse_problem *p = plan->p;
-    const int64_t columns = p->columns ? plan->set_channels * plan->spread : 0, width = columns * plan->widen;
+    const int64_t columns = p->columns ? plan->set_channels * plan->spread : 0, width = columns * plan->folded;
     plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
     plan->bias = take(&arena, p->bias.batch ? 0 : p->c, 8);
     plan->sample_sums = take(&arena, plan->sums_samples ? plan->blocks * p->c * 2 : 0, 8);

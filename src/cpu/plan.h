@@ -34,8 +34,8 @@ enum {
     BLOCK_ROWS = 128,         /* likewise, of a block of samples, at least: 1/16 */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     BIAS_ROWS = 256,          /* rows whose pre_bias is read at once */
-    MOST_WIDE_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
-    WIDE_COLUMNS = 128,       /* columns that a row of few channels is widened to, by taking several rows as one */
+    MOST_FOLDED_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
+    FOLDED_COLUMNS = 128,     /* columns that several rows of few channels are folded into */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
     MOST_BUNDLED = 16,
     SPREAD_WIDTH = 64,        /* values of a row that are columns where sets are channels, or nothing; */
@@ -136,7 +136,7 @@ struct plan {
     int64_t sets, groups, group_channels;
     int64_t segments, length;  /* of a set: rows and their values, or samples and theirs */
     int64_t parts, part, segments_per_piece, pieces;
-    int64_t widen;             /* rows taken as one */
+    int64_t folded;            /* rows taken as one */
     int64_t bundle;            /* under rows: adjacent channels of batch norm, or groups of one chunk each, that are one set here: memory
                                   is walked in long stretches, and small ones share the calls of passes */
     int64_t set_channels;      /* most channels of a set, of one sample */
@@ -190,14 +190,14 @@ static inline bool direct(const struct plan *plan, const struct normfuse_view *v
         return v->position == 1 || p->s == 1;
     if (plan->spread > 1)
         return v->position == 1 && (v->channel == plan->spread || p->c == 1) &&
-               (plan->widen == 1 || p->n == 1 || v->batch == p->c * plan->spread);
+               (plan->folded == 1 || p->n == 1 || v->batch == p->c * plan->spread);
     if (v->channel != 1 && p->c != 1)
         return false;
-    if (plan->widen > 1 && p->s > 1 && v->position != p->c)
+    if (plan->folded > 1 && p->s > 1 && v->position != p->c)
         return false;
     if (plan->batch && p->n > 1 && v->batch != (p->s > 1 ? v->position * p->s : v->batch))
         return false;
-    if (plan->batch && plan->widen > 1 && p->n > 1 && v->batch != p->s * p->c)
+    if (plan->batch && plan->folded > 1 && p->n > 1 && v->batch != p->s * p->c)
         return false;
     return true;
 }
@@ -244,7 +244,7 @@ static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
 static inline bool reads_bias_in_place(const struct plan *plan)
 {
     const struct normfuse_parameter *const bias = &plan->p->pre_bias;
-    return bias->channel == 1 && bias->type == (plan->wide_type ? NORMFUSE_F64 : NORMFUSE_F32) && plan->widen == 1;
+    return bias->channel == 1 && bias->type == (plan->wide_type ? NORMFUSE_F64 : NORMFUSE_F32) && plan->folded == 1;
 }
 
 /* ---- sets and pieces --------------------------------------------------------------------------------------------- */
@@ -306,10 +306,10 @@ static inline int64_t channels_of(const struct plan *plan, int64_t set)
 static inline int64_t columns_of(const struct plan *plan, int64_t set) { return channels_of(plan, set) * plan->spread; }
 
 /* Repeats the columns' entries for rows that are taken as one. */
-static inline void widen_entries(const struct plan *plan, void *array, int64_t columns)
+static inline void repeat_folded(const struct plan *plan, void *array, int64_t columns)
 {
     const size_t bytes = (size_t)columns * plan->real_bytes;
-    for (int64_t i = 1; i < plan->widen; i++)
+    for (int64_t i = 1; i < plan->folded; i++)
         memcpy((char *)array + (size_t)i * bytes, array, bytes);
 }
 

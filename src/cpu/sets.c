@@ -103,7 +103,7 @@ static void repeat_entries(const struct plan *plan, void *array, int64_t count)
             for (int64_t i = 0; i < spread; i++)
                 out[i] = v;
         }
-    widen_entries(plan, array, count * spread);
+    repeat_folded(plan, array, count * spread);
 }
 
 static struct moments given_stats(const struct plan *plan, int64_t n, int64_t g)
