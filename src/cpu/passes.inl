@@ -122,14 +122,14 @@ BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size
 }
 
 /* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows. */
-BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, const bool wide)
+BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, const bool is_long)
 {
     const size_t block = TOGETHER * s->n, ahead = block > 4096 / sizeof(T) ? block : 4096 / sizeof(T);
     const T *x = ROW(const T *, x, r);
     size_t c = 0;
     for (; c + LINE <= s->n; c += LINE) {
         for (size_t j = 0; j < TOGETHER; j++) /* addresses of no value are only asked for, not read */
-            __builtin_prefetch(wide ? ROW(const T *, x, r + TOGETHER + j) + c : x + c * TOGETHER + j * LINE + ahead, 0, 3);
+            __builtin_prefetch(is_long ? ROW(const T *, x, r + TOGETHER + j) + c : x + c * TOGETHER + j * LINE + ahead, 0, 3);
         for (size_t i = c; i < c + LINE; i += W) {
             R *sums = (R *)s->sum + i, *squares = (R *)s->square + i;
             const V k = FN(coefficient)(s->k, i, W);
@@ -157,8 +157,8 @@ static void FN(moments_columns)(const struct normfuse_pass *arguments)
     /* Reading 16-bit values is cheap enough for the stores of the sums to matter. Rows that follow one another are asked
      * for in the order of memory, wide ones as they are read (docs/decisions/0003, 0010). */
     if (sizeof(T) == 2) {
-        const bool wide = s->n * sizeof(T) >= 3072;
-        if (wide)
+        const bool is_long = s->n * sizeof(T) >= 3072;
+        if (is_long)
             for (; r + TOGETHER <= s->rows; r += TOGETHER)
                 FN(moments_of_rows)(s, r, true);
         else if (s->x_stride == (ptrdiff_t)s->n)

@@ -342,7 +342,7 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
 }
 
 /* The moments of rows x width values from channel, or column of the tile, c on in double: the slow way for values that f32 cannot square. */
-static struct moments moments_wide(const struct plan *plan, const struct tile *t, int64_t c, int64_t rows, int64_t width)
+static struct moments moments_in_double(const struct plan *plan, const struct tile *t, int64_t c, int64_t rows, int64_t width)
 {
     const struct normfuse_problem *p = plan->p;
     struct moments m = {(double)rows * (double)width, 0, 0};
@@ -389,8 +389,8 @@ static struct moments moments_of_chunk(const struct plan *plan, const struct wor
                                        int64_t j)
 {
     const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
-    if (!plan->wide_type && out_of_range(k, sum, square))
-        return moments_wide(plan, t, c, t->rows, width);
+    if (!plan->is_double && out_of_range(k, sum, square))
+        return moments_in_double(plan, t, c, t->rows, width);
     const double values = (double)(t->rows * width), m2 = square - sum * sum / values;
     return (struct moments){values, k + sum / values, m2 < 0 ? 0 : m2};
 }
@@ -482,7 +482,7 @@ static void fold(const struct plan *plan, const void *array, int64_t channels, d
     for (int64_t c = 0; c < channels; c++)
         out[c] = 0;
     for (int64_t from = 0; from < channels * plan->folded; from += channels) {
-        if (plan->wide_type) {
+        if (plan->is_double) {
             const double *in = (const double *)array + from;
             for (int64_t c = 0; c < channels; c++)
                 out[c] += in[c];
@@ -498,7 +498,7 @@ static void fold(const struct plan *plan, const void *array, int64_t channels, d
 static void set_shifts(const struct plan *plan, struct worker *w, const double *means, int64_t channels)
 {
     for (int64_t to = 0; to < channels * plan->folded; to += channels) {
-        if (plan->wide_type) {
+        if (plan->is_double) {
             double *out = (double *)w->shift + to;
             for (int64_t c = 0; c < channels; c++)
                 out[c] = means[c] - means[c] == 0 ? means[c] : 0;
@@ -526,7 +526,7 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     fold(plan, w->square, channels, square);
     for (int64_t c = 0; c < channels; c++)
         bad |= out_of_range(get_real(plan, w->shift, c), sum[c], square[c]);
-    if (plan->wide_type) {
+    if (plan->is_double) {
         const double *k = w->shift;
         for (int64_t c = 0; c < channels; c++) {
             const double m = square[c] - sum[c] * sum[c] * inverse;
@@ -536,12 +536,12 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     } else {
         const float *k = w->shift;
         for (int64_t c = 0; c < channels; c++) {
-            const bool wide = bad && out_of_range((double)k[c], sum[c], square[c]);
+            const bool overflows = bad && out_of_range((double)k[c], sum[c], square[c]);
             const double m = square[c] - sum[c] * sum[c] * inverse;
             square[c] = m < 0 ? 0 : m;
             sum[c] = (double)k[c] + sum[c] * inverse;
-            if (wide) {
-                const struct moments exact = moments_wide(plan, t, c, rows, 1);
+            if (overflows) {
+                const struct moments exact = moments_in_double(plan, t, c, rows, 1);
                 sum[c] = exact.mean;
                 square[c] = exact.m2;
             }
@@ -698,7 +698,7 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct s
 
 static void add_reals(const struct plan *plan, const void *from, double *restrict to, int64_t count)
 {
-    if (plan->wide_type)
+    if (plan->is_double)
         for (int64_t i = 0; i < count; i++)
             to[i] += ((const double *)from)[i];
     else

@@ -115,8 +115,8 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->p = p;
     plan->spread = spread;
     plan->type_bytes = normfuse_type_bytes(p->type);
-    plan->wide_type = p->type == NORMFUSE_F64;
-    plan->real_bytes = plan->wide_type ? 8 : 4;
+    plan->is_double = p->type == NORMFUSE_F64;
+    plan->real_bytes = plan->is_double ? 8 : 4;
     plan->none = p->sets == NORMFUSE_SETS_NONE;
     plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
     /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
@@ -348,7 +348,7 @@ static void lay_out_small_worker(const struct plan *plan, struct small_worker *w
         *of_sets[i] = take(arena, sets + room, plan->real_bytes);
     w->mean = take(arena, sets, 8);
     w->m2 = take(arena, sets, 8);
-    w->wide_rstd = take(arena, sets, 8);
+    w->double_rstd = take(arena, sets, 8);
 }
 
 size_t normfuse_plan_lay_out(struct plan *plan, char *base)

@@ -91,7 +91,7 @@ struct small_worker {
     double *bias_so_far, *weight_so_far; /* sum_bias and sum_weight of the block's chunks before */
     void *columns[3];                    /* sets of several rows: per value of a row, for a while */
     void *shift, *sum, *square, *rstd, *rest, *slope, *offset;
-    double *mean, *m2, *wide_rstd;
+    double *mean, *m2, *double_rstd;
     char *stage; /* of the tensors' type: u while it is rounded */
 };
 
@@ -121,7 +121,7 @@ struct plan {
     const struct normfuse_column_functions *column;
     const struct normfuse_small_set_functions *small;
     bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
-    bool batch, none, wide_type;             /* sets are channels; there are no sets; compute type is double */
+    bool batch, none, is_double;             /* sets are channels; there are no sets; compute type is double */
     bool add;                                /* u = x [+ pre_bias] [+ pre_add], with one of them */
     bool constant;                           /* every set has the same coefficients */
     bool updates_running;
@@ -206,12 +206,12 @@ static inline bool direct(const struct plan *plan, const struct normfuse_view *v
 
 static inline double get_real(const struct plan *plan, const void *array, int64_t i)
 {
-    return plan->wide_type ? ((const double *)array)[i] : (double)((const float *)array)[i];
+    return plan->is_double ? ((const double *)array)[i] : (double)((const float *)array)[i];
 }
 
 static inline void put_real(const struct plan *plan, void *array, int64_t i, double v)
 {
-    if (plan->wide_type)
+    if (plan->is_double)
         ((double *)array)[i] = v;
     else
         ((float *)array)[i] = (float)v;
@@ -244,7 +244,7 @@ static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
 static inline bool reads_bias_in_place(const struct plan *plan)
 {
     const struct normfuse_parameter *const bias = &plan->p->pre_bias;
-    return bias->channel == 1 && bias->type == (plan->wide_type ? NORMFUSE_F64 : NORMFUSE_F32) && plan->folded == 1;
+    return bias->channel == 1 && bias->type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32) && plan->folded == 1;
 }
 
 /* ---- sets and pieces --------------------------------------------------------------------------------------------- */

@@ -61,8 +61,8 @@ static void put_forward(const struct plan *plan, struct coefficients *co, int64_
                         struct statistics st)
 {
     const struct normfuse_problem *p = plan->p;
-    const double k = plan->wide_type ? st.mean : (double)(float)st.mean, rest = k - st.mean;
-    if (!plan->wide_type && !p->scale.data && !p->shift.data && !p->weight.batch && !p->bias.batch) {
+    const double k = plan->is_double ? st.mean : (double)(float)st.mean, rest = k - st.mean;
+    if (!plan->is_double && !p->scale.data && !p->shift.data && !p->weight.batch && !p->bias.batch) {
         const double *restrict weight = plan->weight + c, *restrict bias = plan->bias + c;
         float *restrict out_k = (float *)co->k + i, *restrict out_a = (float *)co->a + i, *restrict out_b = (float *)co->b + i;
         for (int64_t j = 0; j < count; j++) {
@@ -94,7 +94,7 @@ static void repeat_entries(const struct plan *plan, void *array, int64_t count)
 {
     const int64_t spread = plan->spread;
     for (int64_t c = count - 1; spread > 1 && c >= 0; c--)
-        if (plan->wide_type) {
+        if (plan->is_double) {
             double *out = (double *)array + c * spread, v = ((double *)array)[c];
             for (int64_t i = 0; i < spread; i++)
                 out[i] = v;
@@ -179,7 +179,7 @@ void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *su
 /* Entries [i, i + count) of an array of the compute type. */
 static void fill_real(const struct plan *plan, void *array, int64_t i, int64_t count, double v)
 {
-    if (plan->wide_type)
+    if (plan->is_double)
         for (int64_t j = i; j < i + count; j++)
             ((double *)array)[j] = v;
     else
@@ -196,7 +196,7 @@ static void backward_coefficients(const struct plan *plan, struct coefficients *
     const bool plain = !p->scale.data && !p->weight.batch;
     for (int64_t j = 0; j < e.groups; j++) {
         const struct statistics st = known(plan, e.n, e.first + j * e.d);
-        const double k = plan->wide_type ? st.mean : (double)(float)st.mean;
+        const double k = plan->is_double ? st.mean : (double)(float)st.mean;
         const double *all_of = sums + j * e.d, *centred_of = sums + e.count + j * e.d, *weight = plan->weight + e.first + j * e.d;
         double all[4] = {0}, centred[4] = {0}; /* value i in sum i % 4: sums that do not wait for one another */
         int64_t i = 0;
@@ -320,7 +320,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
 
     memset(all, 0, (size_t)(2 * e.count) * 8);
     /* Sums that go on from an earlier call's, where nothing but pieces is added to them. */
-    const bool continues = p->accumulate && plan->batch && (plan->none || (plan->wide_type && give_sums));
+    const bool continues = p->accumulate && plan->batch && (plan->none || (plan->is_double && give_sums));
     for (int64_t i = 0; continues && i < e.count; i++) {
         all[i] = give_sums ? given[2 * i] : get_parameter(&p->dbias, 0, e.first + i, 0);
         centred[i] = give_sums ? given[2 * i + 1] : get_parameter(&p->dweight, 0, e.first + i, 0);
@@ -330,7 +330,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
     if (is_scaled) {
         for (int64_t i = 0; i < e.count; i++) {
             const struct statistics st = known(plan, 0, e.first + i);
-            const double rest = (plan->wide_type ? st.mean : (double)(float)st.mean) - st.mean;
+            const double rest = (plan->is_double ? st.mean : (double)(float)st.mean) - st.mean;
             for (int64_t index = 0; index < plan->pieces; index++) {
                 const double *partial = slot->partials + index * 2 * plan->entries;
                 all[i] += partial[i];
@@ -360,7 +360,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
     const bool plain = weights && !p->scale.data && !p->dscale.data && !p->dshift.data;
     for (int64_t j = 0; j < e.groups; j++) {
         const struct statistics st = is_scaled ? (struct statistics){0, 1} : known(plan, e.n, e.first + j * e.d);
-        const double k = plan->wide_type ? st.mean : (double)(float)st.mean, rest = k - st.mean;
+        const double k = plan->is_double ? st.mean : (double)(float)st.mean, rest = k - st.mean;
         double *restrict sum = all + j * e.d, *restrict product = centred + j * e.d;
         for (int64_t i = 0; i < e.d; i++)
             product[i] += rest * sum[i]; /* the passes subtracted k, the mean in f32 */

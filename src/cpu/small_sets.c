@@ -117,7 +117,7 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
 {
     const struct normfuse_parameter *const bias = &plan->p->pre_bias;
     const int64_t width = t->sets * plan->small_width, all = values_of(plan, t), c = t->first * plan->group_channels;
-    const bool adjacent = plan->small_repeat == 1 && bias->channel == 1 && (bias->type == NORMFUSE_F64) == plan->wide_type;
+    const bool adjacent = plan->small_repeat == 1 && bias->channel == 1 && (bias->type == NORMFUSE_F64) == plan->is_double;
     for (int64_t at = 0; at < all; at += width) {
         const int64_t n = t->n + at / width / plan->small_rows;
         if (adjacent) {
@@ -128,7 +128,7 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
         for (int64_t i = 0; i < width; i += plan->small_repeat) {
             const double value = get_parameter(bias, n, c + i / plan->small_repeat, 0);
             for (int64_t j = at + i; j < at + i + plan->small_repeat; j++)
-                if (plan->wide_type)
+                if (plan->is_double)
                     ((double *)w->u)[j] += value;
                 else
                     ((float *)w->u)[j] += (float)value;
@@ -165,7 +165,7 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, con
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
-    if (!plan->wide_type && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data) {
+    if (!plan->is_double && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data) {
         float *weight = w->weight, *bias = w->bias;
         for (int64_t c = 0; c < count; c++)
             for (int64_t i = 0; i < repeat; i++) {
@@ -229,7 +229,7 @@ static struct normfuse_small_sets sets_of(const struct plan *plan, const struct 
 }
 
 /* The i-th set's moments in double: the slow way for values that f32 cannot square. */
-static struct moments moments_wide(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i)
+static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i)
 {
     const int64_t n = plan->small_width, pitch = t->sets * n;
     const float *u = (const float *)w->u + i / t->sets * plan->small_rows * pitch + i % t->sets * n;
@@ -250,8 +250,8 @@ static struct moments moments_wide(const struct plan *plan, const struct small_w
 static struct moments moments_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i, double inverse)
 {
     const double k = get_real(plan, w->shift, i), sum = get_real(plan, w->sum, i), square = get_real(plan, w->square, i);
-    if (!plan->wide_type && out_of_range(k, sum, square))
-        return moments_wide(plan, w, t, i);
+    if (!plan->is_double && out_of_range(k, sum, square))
+        return moments_in_double(plan, w, t, i);
     const double m2 = square - sum * sum * inverse;
     return (struct moments){(double)(plan->small_rows * plan->small_width), k + sum * inverse, m2 < 0 ? 0 : m2};
 }
@@ -259,8 +259,8 @@ static struct moments moments_of(const struct plan *plan, const struct small_wor
 /* What elements of sets are normalized with: (u - shift)*rstd + rest, the shift being the mean in the compute type. */
 static void put_statistics(const struct plan *plan, struct small_worker *w, int64_t sets)
 {
-    const double *restrict mean = w->mean, *restrict rstd = w->wide_rstd;
-    if (plan->wide_type) {
+    const double *restrict mean = w->mean, *restrict rstd = w->double_rstd;
+    if (plan->is_double) {
         memcpy(w->shift, mean, (size_t)sets * 8);
         memcpy(w->rstd, rstd, (size_t)sets * 8);
         memset(w->rest, 0, (size_t)sets * 8);
@@ -293,7 +293,7 @@ static void finish_sets(const struct plan *plan, struct small_worker *w, const s
     const struct normfuse_problem *p = plan->p;
     const double count = (double)(plan->small_rows * plan->small_width), inverse = 1 / count, eps = p->eps;
     const int64_t sets = t->samples * t->sets;
-    double *restrict mean = w->mean, *restrict m2 = w->m2, *restrict rstd = w->wide_rstd;
+    double *restrict mean = w->mean, *restrict m2 = w->m2, *restrict rstd = w->double_rstd;
     for (int64_t i = 0; i < sets; i++) {
         const struct moments m = moments_of(plan, w, t, i, inverse);
         mean[i] = m.mean;
@@ -339,7 +339,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     for (int64_t n = 0, i = 0; n < t->samples; n++)
         for (int64_t j = 0; j < t->sets; j++, i++) {
             w->mean[i] = get_parameter(&p->mean, t->n + n, t->first + j, 0);
-            w->wide_rstd[i] = get_parameter(&p->rstd, t->n + n, t->first + j, 1);
+            w->double_rstd[i] = get_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
     put_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
@@ -357,7 +357,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     plan->small->sums(&s);
     if (plan->apply) {
         for (int64_t i = 0; i < t->samples * t->sets; i++) {
-            const double factor = -w->wide_rstd[i] / (double)plan->set_values;
+            const double factor = -w->double_rstd[i] / (double)plan->set_values;
             put_real(plan, w->slope, i, factor * get_real(plan, w->square, i));
             put_real(plan, w->offset, i, factor * get_real(plan, w->sum, i));
         }

@@ -85,7 +85,7 @@ BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, 
 /* ---- several rows ---- */
 
 /* The sum of x or of x*weight over the columns of a set: value i in lane i % (2*W). */
-static __attribute__((noinline)) double REAL(sum_of_wide)(const R *x, const R *weight, size_t n)
+static __attribute__((noinline)) double REAL(sum_of_vectors)(const R *x, const R *weight, size_t n)
 {
     V sum[2] = {OP(set1)(0), OP(set1)(0)};
     for (size_t i = 0; i < n; i += W) {
@@ -100,7 +100,7 @@ BODY double REAL(sum_of_columns)(const R *x, const R *weight, size_t n)
 {
     double sum[4] = {0, 0, 0, 0};
     if (n >= W)
-        return REAL(sum_of_wide)(x, weight, n);
+        return REAL(sum_of_vectors)(x, weight, n);
     size_t i = 0;
     for (; i + 4 <= n; i += 4)
         for (size_t j = 0; j < 4; j++)
@@ -146,11 +146,11 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
         const R mean = (R)(REAL(sum_of_columns)(sums + j * s->n, NULL, s->n) * inverse);
         shift[j] = mean - mean == 0 ? mean : 0;
     }
-    const bool wide = !REAL(share_vectors)(s);
-    const R *k = wide ? NULL : REAL(of_columns)(s, s->shift, sample, s->columns[2]);
-    for (size_t j = 0; j < (wide ? s->sets : 1); j++)
-        for (size_t c = j * s->n; c < (wide ? (j + 1) * s->n : columns); c += W) {
-            const V about = wide ? OP(set1)(shift[j]) : LOAD_R(k + c);
+    const bool by_set = !REAL(share_vectors)(s);
+    const R *k = by_set ? NULL : REAL(of_columns)(s, s->shift, sample, s->columns[2]);
+    for (size_t j = 0; j < (by_set ? s->sets : 1); j++)
+        for (size_t c = j * s->n; c < (by_set ? (j + 1) * s->n : columns); c += W) {
+            const V about = by_set ? OP(set1)(shift[j]) : LOAD_R(k + c);
             V all = OP(set1)(0), products = all;
             for (size_t r = 0; r < s->rows; r++) {
                 const V d = OP(sub)(LOAD_R(u + r * columns + c), about);
