@@ -118,8 +118,8 @@ static struct statistics from_moments(const struct plan *plan, struct moments m)
     return (struct statistics){m.mean, rstd};
 }
 
-/* Which statistics channel c of sample n is normalized with, where they are known beforehand. */
-static struct statistics known(const struct plan *plan, int64_t n, int64_t c)
+/* Which statistics channel c of sample n is normalized with, where they are given. */
+static struct statistics given_statistics(const struct plan *plan, int64_t n, int64_t c)
 {
     if (plan->none)
         return running(plan, c);
@@ -159,7 +159,7 @@ void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *su
         return;
     const struct extent e = extent_of(plan, set);
     for (int64_t j = 0; j < e.groups; j++)
-        put_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, known(plan, e.n, e.first + j * e.d));
+        put_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
     if (plan->backward)
         memcpy(slot->c.p, slot->c.a, (size_t)e.count * plan->real_bytes);
     void *arrays[] = {slot->c.k, slot->c.a, slot->c.b, slot->c.p};
@@ -195,7 +195,7 @@ static void backward_coefficients(const struct plan *plan, struct coefficients *
     const double m = (double)plan->set_values;
     const bool plain = !p->scale.data && !p->weight.batch;
     for (int64_t j = 0; j < e.groups; j++) {
-        const struct statistics st = known(plan, e.n, e.first + j * e.d);
+        const struct statistics st = given_statistics(plan, e.n, e.first + j * e.d);
         const double k = plan->is_double ? st.mean : (double)(float)st.mean;
         const double *all_of = sums + j * e.d, *centred_of = sums + e.count + j * e.d, *weight = plan->weight + e.first + j * e.d;
         double all[4] = {0}, centred[4] = {0}; /* value i in sum i % 4: sums that do not wait for one another */
@@ -329,7 +329,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
     const bool is_scaled = plan->batch && plan->none && p->evaluate;
     if (is_scaled) {
         for (int64_t i = 0; i < e.count; i++) {
-            const struct statistics st = known(plan, 0, e.first + i);
+            const struct statistics st = given_statistics(plan, 0, e.first + i);
             const double rest = (plan->is_double ? st.mean : (double)(float)st.mean) - st.mean;
             for (int64_t index = 0; index < plan->pieces; index++) {
                 const double *partial = slot->partials + index * 2 * plan->entries;
@@ -359,7 +359,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
     double *block_sums = weights ? plan->sample_sums + 2 * (e.n / plan->block_samples * p->c) : NULL;
     const bool plain = weights && !p->scale.data && !p->dscale.data && !p->dshift.data;
     for (int64_t j = 0; j < e.groups; j++) {
-        const struct statistics st = is_scaled ? (struct statistics){0, 1} : known(plan, e.n, e.first + j * e.d);
+        const struct statistics st = is_scaled ? (struct statistics){0, 1} : given_statistics(plan, e.n, e.first + j * e.d);
         const double k = plan->is_double ? st.mean : (double)(float)st.mean, rest = k - st.mean;
         double *restrict sum = all + j * e.d, *restrict product = centred + j * e.d;
         for (int64_t i = 0; i < e.d; i++)
@@ -457,7 +457,7 @@ void normfuse_put_given_gradients(const struct plan *plan)
         double dweight = p->accumulate ? get_parameter(&p->dweight, 0, c, 0) : nothing;
         double dbias = p->accumulate ? get_parameter(&p->dbias, 0, c, 0) : nothing;
         for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++) {
-            const struct statistics st = known(plan, n, c);
+            const struct statistics st = given_statistics(plan, n, c);
             const double *sums = p->sums + 2 * (plan->batch ? c : n * p->c + c);
             const double gain = 1 + get_parameter(&p->scale, n, c, 0);
             dbias += gain * sums[0];
