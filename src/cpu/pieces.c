@@ -176,7 +176,7 @@ static const void *bias_of_channels(const struct plan *plan, struct worker *w, i
         plan->pass->load(from, w->pre_bias, (size_t)count, false, 0);
     else
         for (int64_t i = 0; i < count; i++)
-            put_real(plan, w->pre_bias, i, get_parameter(bias, n, c + i, 0));
+            store_real(plan, w->pre_bias, i, load_parameter(bias, n, c + i, 0));
     return w->pre_bias;
 }
 
@@ -203,7 +203,7 @@ static void add_bias_runs(const struct plan *plan, struct worker *w, const struc
         s.coefficient_step = !by_sample || p->pre_bias.batch;
         if (by_sample && p->pre_bias.batch) {
             for (int64_t i = 0; i < rows; i++)
-                put_real(plan, w->pre_bias, i, get_parameter(&p->pre_bias, t->n + r + i, t->c, 0));
+                store_real(plan, w->pre_bias, i, load_parameter(&p->pre_bias, t->n + r + i, t->c, 0));
             s.b = w->pre_bias;
         } else {
             s.b = bias_of_channels(plan, w, t->n, by_sample ? t->c : t->c + r, by_sample ? 1 : rows);
@@ -333,7 +333,7 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
         return normfuse_load(element(plan, &p->u, &at), p->type);
     float u = (float)normfuse_load(element(plan, &p->x, &at), p->type);
     if (p->pre_bias.data)
-        u += (float)get_parameter(&p->pre_bias, n, c, 0);
+        u += (float)load_parameter(&p->pre_bias, n, c, 0);
     if (p->pre_add.data)
         u += (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
     char rounded[8];
@@ -381,14 +381,14 @@ static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 /* k of the j-th of several sets; 0 where a mean is none. */
 static void set_shift(const struct plan *plan, struct worker *w, int64_t j, double k)
 {
-    put_real(plan, w->shift, j, isfinite(k) ? k : 0);
+    store_real(plan, w->shift, j, isfinite(k) ? k : 0);
 }
 
 /* The moments of t's rows of `width` values from channel, or column of the tile, c on, whose sums are the j-th. */
 static struct moments moments_of_chunk(const struct plan *plan, const struct worker *w, const struct tile *t, int64_t c, int64_t width,
                                        int64_t j)
 {
-    const double k = get_real(plan, w->shift, j), sum = get_real(plan, w->sum, j), square = get_real(plan, w->square, j);
+    const double k = load_real(plan, w->shift, j), sum = load_real(plan, w->sum, j), square = load_real(plan, w->square, j);
     if (!plan->is_double && out_of_range(k, sum, square))
         return moments_in_double(plan, t, c, t->rows, width);
     const double values = (double)(t->rows * width), m2 = square - sum * sum / values;
@@ -415,7 +415,7 @@ static void chunk_of_rows(const struct plan *plan, struct worker *w, const struc
         plan->pass->moments_rows(&s);
     }
     for (int64_t j = 0; j < count; j++)
-        set_shift(plan, w, j, first ? get_real(plan, w->sum, j) / sampled : last[j].mean);
+        set_shift(plan, w, j, first ? load_real(plan, w->sum, j) / sampled : last[j].mean);
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
     plan->pass->moments_rows(&s);
@@ -525,7 +525,7 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     fold(plan, w->sum, channels, sum);
     fold(plan, w->square, channels, square);
     for (int64_t c = 0; c < channels; c++)
-        bad |= out_of_range(get_real(plan, w->shift, c), sum[c], square[c]);
+        bad |= out_of_range(load_real(plan, w->shift, c), sum[c], square[c]);
     if (plan->is_double) {
         const double *k = w->shift;
         for (int64_t c = 0; c < channels; c++) {

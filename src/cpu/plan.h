@@ -204,12 +204,12 @@ static inline bool direct(const struct plan *plan, const struct normfuse_view *v
 
 /* ---- values of the compute type ------------------------------------------------------------------------------------ */
 
-static inline double get_real(const struct plan *plan, const void *array, int64_t i)
+static inline double load_real(const struct plan *plan, const void *array, int64_t i)
 {
     return plan->is_double ? ((const double *)array)[i] : (double)((const float *)array)[i];
 }
 
-static inline void put_real(const struct plan *plan, void *array, int64_t i, double v)
+static inline void store_real(const struct plan *plan, void *array, int64_t i, double v)
 {
     if (plan->is_double)
         ((double *)array)[i] = v;
@@ -219,12 +219,12 @@ static inline void put_real(const struct plan *plan, void *array, int64_t i, dou
 
 /* ---- parameters -------------------------------------------------------------------------------------------------- */
 
-static inline double get_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double absent)
+static inline double load_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double absent)
 {
     return q->data ? normfuse_load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type) : absent;
 }
 
-static inline void put_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double v)
+static inline void store_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double v)
 {
     if (q->data)
         normfuse_store(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type, v);
@@ -232,12 +232,12 @@ static inline void put_parameter(const struct normfuse_parameter *q, int64_t n, 
 
 static inline double weight_of(const struct plan *plan, int64_t n, int64_t c)
 {
-    return plan->p->weight.batch || !plan->weight ? get_parameter(&plan->p->weight, n, c, 1) : plan->weight[c];
+    return plan->p->weight.batch || !plan->weight ? load_parameter(&plan->p->weight, n, c, 1) : plan->weight[c];
 }
 
 static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
 {
-    return plan->p->bias.batch || !plan->bias ? get_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
+    return plan->p->bias.batch || !plan->bias ? load_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
 }
 
 /* pre_bias of adjacent channels is an array of the compute type as it stands. */

@@ -9,7 +9,7 @@
 
 static void add_parameter(const struct normfuse_problem *p, const struct normfuse_parameter *q, int64_t c, double v)
 {
-    put_parameter(q, 0, c, p->accumulate ? get_parameter(q, 0, c, 0) + v : v);
+    store_parameter(q, 0, c, p->accumulate ? load_parameter(q, 0, c, 0) + v : v);
 }
 
 /* A parameter per channel as doubles. */
@@ -17,7 +17,7 @@ static void to_double(const struct normfuse_parameter *q, double *out, int64_t c
 {
     if (!q->data || q->type != NORMFUSE_F32 || q->channel != 1) {
         for (int64_t c = 0; c < count; c++)
-            out[c] = get_parameter(q, 0, c, absent);
+            out[c] = load_parameter(q, 0, c, absent);
         return;
     }
     const float *in = (const float *)(const void *)q->data;
@@ -44,7 +44,7 @@ struct statistics {
 static struct statistics saved(const struct plan *plan, int64_t n, int64_t g)
 {
     const struct normfuse_problem *p = plan->p;
-    return (struct statistics){get_parameter(&p->mean, n, g, 0), get_parameter(&p->rstd, n, g, 1)};
+    return (struct statistics){load_parameter(&p->mean, n, g, 0), load_parameter(&p->rstd, n, g, 1)};
 }
 
 static struct statistics running(const struct plan *plan, int64_t c)
@@ -52,12 +52,12 @@ static struct statistics running(const struct plan *plan, int64_t c)
     const struct normfuse_problem *p = plan->p;
     if (!p->evaluate)
         return (struct statistics){0, 1}; /* affine */
-    return (struct statistics){get_parameter(&p->running_mean, 0, c, 0), 1 / sqrt(get_parameter(&p->running_var, 0, c, 1) + p->eps)};
+    return (struct statistics){load_parameter(&p->running_mean, 0, c, 0), 1 / sqrt(load_parameter(&p->running_var, 0, c, 1) + p->eps)};
 }
 
 /* k, a, b of channels [c, c + count) of sample n, which share statistics: z = (x - k)*a + b. They are entries
  * [i, i + count). */
-static void put_forward(const struct plan *plan, struct coefficients *co, int64_t i, int64_t n, int64_t c, int64_t count,
+static void store_forward(const struct plan *plan, struct coefficients *co, int64_t i, int64_t n, int64_t c, int64_t count,
                         struct statistics st)
 {
     const struct normfuse_problem *p = plan->p;
@@ -77,15 +77,15 @@ static void put_forward(const struct plan *plan, struct coefficients *co, int64_
         const double gain = st.rstd * weight_of(plan, n, c + j);
         double a = gain, b = bias_of(plan, n, c + j) + rest * gain;
         if (p->scale.data) {
-            const double scale = 1 + get_parameter(&p->scale, n, c + j, 0);
+            const double scale = 1 + load_parameter(&p->scale, n, c + j, 0);
             a *= scale;
             b *= scale;
         }
         if (p->shift.data)
-            b += get_parameter(&p->shift, n, c + j, 0);
-        put_real(plan, co->k, i + j, k);
-        put_real(plan, co->a, i + j, a);
-        put_real(plan, co->b, i + j, b);
+            b += load_parameter(&p->shift, n, c + j, 0);
+        store_real(plan, co->k, i + j, k);
+        store_real(plan, co->a, i + j, a);
+        store_real(plan, co->b, i + j, b);
     }
 }
 
@@ -159,7 +159,7 @@ void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *su
         return;
     const struct extent e = extent_of(plan, set);
     for (int64_t j = 0; j < e.groups; j++)
-        put_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
+        store_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
     if (plan->backward)
         memcpy(slot->c.p, slot->c.a, (size_t)e.count * plan->real_bytes);
     void *arrays[] = {slot->c.k, slot->c.a, slot->c.b, slot->c.p};
@@ -207,7 +207,7 @@ static void backward_coefficients(const struct plan *plan, struct coefficients *
             }
         for (; i < e.d; i++) {
             const int64_t c = e.first + j * e.d + i;
-            const double gain = plain ? weight[i] : weight_of(plan, e.n, c) * (1 + get_parameter(&p->scale, e.n, c, 0));
+            const double gain = plain ? weight[i] : weight_of(plan, e.n, c) * (1 + load_parameter(&p->scale, e.n, c, 0));
             all[i % 4] += gain * all_of[i];
             centred[i % 4] += gain * centred_of[i];
         }
@@ -225,23 +225,23 @@ static void backward_coefficients(const struct plan *plan, struct coefficients *
 static void update_running(const struct normfuse_problem *p, int64_t c, double mean, double unbiased)
 {
     const double momentum = p->momentum;
-    put_parameter(&p->running_mean, 0, c, (1 - momentum) * get_parameter(&p->running_mean, 0, c, 0) + momentum * mean);
-    put_parameter(&p->running_var, 0, c, (1 - momentum) * get_parameter(&p->running_var, 0, c, 1) + momentum * unbiased);
+    store_parameter(&p->running_mean, 0, c, (1 - momentum) * load_parameter(&p->running_mean, 0, c, 0) + momentum * mean);
+    store_parameter(&p->running_var, 0, c, (1 - momentum) * load_parameter(&p->running_var, 0, c, 1) + momentum * unbiased);
 }
 
 /* Writes what a set's (or group's) moments give to the caller. Sample sums: instance norm's running statistics. */
-static void put_statistics(const struct plan *plan, int64_t n, int64_t g, struct moments m, struct statistics st, bool give_stats)
+static void store_statistics(const struct plan *plan, int64_t n, int64_t g, struct moments m, struct statistics st, bool writes_stats)
 {
     const struct normfuse_problem *p = plan->p;
-    if (give_stats) {
+    if (writes_stats) {
         double *t = p->stats + 3 * (plan->batch ? g : n * plan->groups + g);
         t[0] = m.count;
         t[1] = m.mean;
         t[2] = m.m2;
         return;
     }
-    put_parameter(&p->mean, n, g, st.mean);
-    put_parameter(&p->rstd, n, g, st.rstd);
+    store_parameter(&p->mean, n, g, st.mean);
+    store_parameter(&p->rstd, n, g, st.rstd);
     if (plan->updates_running && m.count > 0) {
         const double unbiased = m.m2 / (m.count - 1);
         if (plan->batch) {
@@ -286,10 +286,10 @@ static void finish_forward(const struct plan *plan, struct team *team, struct sl
 {
     const struct normfuse_problem *p = plan->p;
     const struct extent e = extent_of(plan, set);
-    const bool give_stats = p->stats && !(p->phases & NORMFUSE_PHASE_APPLY);
+    const bool writes_stats = p->stats && !(p->phases & NORMFUSE_PHASE_APPLY);
     double *mean = team->sums, *m2 = team->sums + e.groups, count = 0;
     memset(mean, 0, (size_t)(2 * e.groups) * 8);
-    if (give_stats && p->accumulate)
+    if (writes_stats && p->accumulate)
         for (int64_t j = 0; j < e.groups; j++) {
             const struct moments m = given_stats(plan, e.n, e.g + j);
             count = m.count;
@@ -300,9 +300,9 @@ static void finish_forward(const struct plan *plan, struct team *team, struct sl
     for (int64_t j = 0; j < e.groups; j++) {
         const struct moments m = {count, mean[j], m2[j]};
         const struct statistics st = from_moments(plan, m);
-        put_statistics(plan, e.n, e.g + j, m, st, give_stats);
+        store_statistics(plan, e.n, e.g + j, m, st, writes_stats);
         if (plan->apply)
-            put_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, st);
+            store_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, st);
     }
     void *arrays[] = {slot->c.k, slot->c.a, slot->c.b};
     for (int j = 0; plan->apply && j < 3; j++)
@@ -315,15 +315,15 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
     const struct normfuse_problem *p = plan->p;
     const struct extent e = extent_of(plan, set);
     double *all = team->sums, *centred = team->sums + e.count;
-    const bool give_sums = p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
-    double *given = give_sums ? p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first) : NULL;
+    const bool writes_sums = p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
+    double *given = writes_sums ? p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first) : NULL;
 
     memset(all, 0, (size_t)(2 * e.count) * 8);
     /* Sums that go on from an earlier call's, where nothing but pieces is added to them. */
-    const bool continues = p->accumulate && plan->batch && (plan->none || (plan->is_double && give_sums));
+    const bool continues = p->accumulate && plan->batch && (plan->none || (plan->is_double && writes_sums));
     for (int64_t i = 0; continues && i < e.count; i++) {
-        all[i] = give_sums ? given[2 * i] : get_parameter(&p->dbias, 0, e.first + i, 0);
-        centred[i] = give_sums ? given[2 * i + 1] : get_parameter(&p->dweight, 0, e.first + i, 0);
+        all[i] = writes_sums ? given[2 * i] : load_parameter(&p->dbias, 0, e.first + i, 0);
+        centred[i] = writes_sums ? given[2 * i + 1] : load_parameter(&p->dweight, 0, e.first + i, 0);
     }
     /* An evaluation's sums are scaled piece by piece: so are they where they go on from an earlier call's. */
     const bool is_scaled = plan->batch && plan->none && p->evaluate;
@@ -374,30 +374,30 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         }
         for (int64_t i = j * e.d; i < (j + 1) * e.d; i++) {
             const int64_t c = e.first + i;
-            if (give_sums) {
+            if (writes_sums) {
                 given[2 * i] = p->accumulate && !continues ? given[2 * i] + all[i] : all[i];
                 given[2 * i + 1] = p->accumulate && !continues ? given[2 * i + 1] + centred[i] : centred[i];
                 continue;
             }
             const double dweight = st.rstd * centred[i];
             if (plan->batch && continues) {
-                put_parameter(&p->dweight, 0, c, dweight);
-                put_parameter(&p->dbias, 0, c, all[i]);
+                store_parameter(&p->dweight, 0, c, dweight);
+                store_parameter(&p->dbias, 0, c, all[i]);
             } else if (plan->batch) {
                 add_parameter(p, &p->dweight, c, dweight);
                 add_parameter(p, &p->dbias, c, all[i]);
             } else if (weights) {
-                const double gain = 1 + get_parameter(&p->scale, e.n, c, 0);
+                const double gain = 1 + load_parameter(&p->scale, e.n, c, 0);
                 block_sums[c] += gain * all[i];
                 block_sums[p->c + c] += gain * dweight;
             } else {
-                put_parameter(&p->dweight, e.n, c, dweight);
-                put_parameter(&p->dbias, e.n, c, all[i]);
+                store_parameter(&p->dweight, e.n, c, dweight);
+                store_parameter(&p->dbias, e.n, c, all[i]);
             }
             if (p->dscale.data)
-                put_parameter(&p->dscale, e.n, c, weight_of(plan, e.n, c) * dweight + bias_of(plan, e.n, c) * all[i]);
+                store_parameter(&p->dscale, e.n, c, weight_of(plan, e.n, c) * dweight + bias_of(plan, e.n, c) * all[i]);
             if (p->dshift.data)
-                put_parameter(&p->dshift, e.n, c, all[i]);
+                store_parameter(&p->dshift, e.n, c, all[i]);
         }
     }
     if (plan->dependent)
@@ -422,16 +422,16 @@ void normfuse_finish_samples(const struct plan *plan)
     for (int64_t c = 0; c < p->c; c++) {
         double first = 0, second = 0;
         if (gradients && p->accumulate) {
-            first = get_parameter(&p->dbias, 0, c, 0);
-            second = get_parameter(&p->dweight, 0, c, 0);
+            first = load_parameter(&p->dbias, 0, c, 0);
+            second = load_parameter(&p->dweight, 0, c, 0);
         }
         for (int64_t b = 0; b < plan->blocks; b++) {
             first += plan->sample_sums[2 * b * p->c + c];
             second += plan->sample_sums[(2 * b + 1) * p->c + c];
         }
         if (gradients) {
-            put_parameter(&p->dbias, 0, c, first);
-            put_parameter(&p->dweight, 0, c, second);
+            store_parameter(&p->dbias, 0, c, first);
+            store_parameter(&p->dweight, 0, c, second);
         } else if (p->n > 0) {
             update_running(p, c, first / (double)p->n, second / (double)p->n);
         }
@@ -444,7 +444,7 @@ void normfuse_put_given_statistics(const struct plan *plan)
     for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++)
         for (int64_t g = 0; g < plan->groups; g++) {
             const struct moments m = given_stats(plan, n, g);
-            put_statistics(plan, n, g, m, from_moments(plan, m), false);
+            store_statistics(plan, n, g, m, from_moments(plan, m), false);
         }
 }
 
@@ -454,19 +454,19 @@ void normfuse_put_given_gradients(const struct plan *plan)
     for (int64_t c = 0; c < p->c; c++) {
         /* A single addend keeps the sign of its zero, as it does in one call. */
         const double nothing = plan->batch ? -0.0 : 0.0;
-        double dweight = p->accumulate ? get_parameter(&p->dweight, 0, c, 0) : nothing;
-        double dbias = p->accumulate ? get_parameter(&p->dbias, 0, c, 0) : nothing;
+        double dweight = p->accumulate ? load_parameter(&p->dweight, 0, c, 0) : nothing;
+        double dbias = p->accumulate ? load_parameter(&p->dbias, 0, c, 0) : nothing;
         for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++) {
             const struct statistics st = given_statistics(plan, n, c);
             const double *sums = p->sums + 2 * (plan->batch ? c : n * p->c + c);
-            const double gain = 1 + get_parameter(&p->scale, n, c, 0);
+            const double gain = 1 + load_parameter(&p->scale, n, c, 0);
             dbias += gain * sums[0];
             dweight += gain * st.rstd * sums[1];
-            put_parameter(&p->dscale, n, c, weight_of(plan, n, c) * st.rstd * sums[1] + bias_of(plan, n, c) * sums[0]);
-            put_parameter(&p->dshift, n, c, sums[0]);
+            store_parameter(&p->dscale, n, c, weight_of(plan, n, c) * st.rstd * sums[1] + bias_of(plan, n, c) * sums[0]);
+            store_parameter(&p->dshift, n, c, sums[0]);
         }
-        put_parameter(&p->dweight, 0, c, dweight);
-        put_parameter(&p->dbias, 0, c, dbias);
+        store_parameter(&p->dweight, 0, c, dweight);
+        store_parameter(&p->dbias, 0, c, dbias);
     }
 }
 
@@ -484,8 +484,8 @@ static void put_empty_statistics(const struct plan *plan)
         for (int64_t n = 0; n < samples; n++) {
             const struct moments m = given ? given_stats(plan, n, g) : (struct moments){0, 0, 0};
             const struct statistics st = from_moments(plan, m);
-            put_parameter(&p->mean, n, g, st.mean);
-            put_parameter(&p->rstd, n, g, st.rstd);
+            store_parameter(&p->mean, n, g, st.mean);
+            store_parameter(&p->rstd, n, g, st.rstd);
             if (m.count > 0) {
                 any = true;
                 mean += m.mean;
@@ -503,7 +503,7 @@ static void put_zeros(const struct plan *plan, const struct normfuse_parameter *
         return;
     for (int64_t n = 0; n < (per_sample ? plan->p->n : 1); n++)
         for (int64_t c = 0; c < plan->p->c; c++)
-            put_parameter(q, n, c, 0);
+            store_parameter(q, n, c, 0);
 }
 
 void normfuse_put_empty(const struct plan *plan)

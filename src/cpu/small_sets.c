@@ -126,7 +126,7 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
             continue;
         }
         for (int64_t i = 0; i < width; i += plan->small_repeat) {
-            const double value = get_parameter(bias, n, c + i / plan->small_repeat, 0);
+            const double value = load_parameter(bias, n, c + i / plan->small_repeat, 0);
             for (int64_t j = at + i; j < at + i + plan->small_repeat; j++)
                 if (plan->is_double)
                     ((double *)w->u)[j] += value;
@@ -175,12 +175,12 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, con
         return;
     }
     for (int64_t c = 0; c < count; c++) {
-        const double gain = 1 + get_parameter(&p->scale, t->n, c0 + c, 0);
+        const double gain = 1 + load_parameter(&p->scale, t->n, c0 + c, 0);
         const double weight = weight_of(plan, t->n, c0 + c) * gain;
-        const double bias = bias_of(plan, t->n, c0 + c) * gain + get_parameter(&p->shift, t->n, c0 + c, 0);
+        const double bias = bias_of(plan, t->n, c0 + c) * gain + load_parameter(&p->shift, t->n, c0 + c, 0);
         for (int64_t i = c * repeat; i < (c + 1) * repeat; i++) {
-            put_real(plan, w->weight, i, weight);
-            put_real(plan, w->bias, i, bias);
+            store_real(plan, w->weight, i, weight);
+            store_real(plan, w->bias, i, bias);
         }
     }
 }
@@ -194,7 +194,7 @@ static double sum_of_channel(const double *sums, int64_t c, int64_t repeat)
 }
 
 /* Gradients of parameters over a block of samples, or over the one sample t->n. */
-static void put_gradients(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+static void store_gradients(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
@@ -203,17 +203,17 @@ static void put_gradients(const struct plan *plan, const struct small_worker *w,
         const double all = sum_of_channel(w->bias_so_far, c - c0, plan->small_repeat);
         const double centred = sum_of_channel(w->weight_so_far, c - c0, plan->small_repeat);
         if (dbias) {
-            const double gain = 1 + get_parameter(&p->scale, t->n, c, 0);
+            const double gain = 1 + load_parameter(&p->scale, t->n, c, 0);
             dbias[c] += gain * all;
             dweight[c] += gain * centred;
         } else {
-            put_parameter(&p->dweight, t->n, c, centred);
-            put_parameter(&p->dbias, t->n, c, all);
+            store_parameter(&p->dweight, t->n, c, centred);
+            store_parameter(&p->dbias, t->n, c, all);
         }
         if (p->dscale.data)
-            put_parameter(&p->dscale, t->n, c, weight_of(plan, t->n, c) * centred + bias_of(plan, t->n, c) * all);
+            store_parameter(&p->dscale, t->n, c, weight_of(plan, t->n, c) * centred + bias_of(plan, t->n, c) * all);
         if (p->dshift.data)
-            put_parameter(&p->dshift, t->n, c, all);
+            store_parameter(&p->dshift, t->n, c, all);
     }
 }
 
@@ -249,7 +249,7 @@ static struct moments moments_in_double(const struct plan *plan, const struct sm
 /* Mean and M2 of the i-th set; inverse: 1 over its values. */
 static struct moments moments_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i, double inverse)
 {
-    const double k = get_real(plan, w->shift, i), sum = get_real(plan, w->sum, i), square = get_real(plan, w->square, i);
+    const double k = load_real(plan, w->shift, i), sum = load_real(plan, w->sum, i), square = load_real(plan, w->square, i);
     if (!plan->is_double && out_of_range(k, sum, square))
         return moments_in_double(plan, w, t, i);
     const double m2 = square - sum * sum * inverse;
@@ -257,7 +257,7 @@ static struct moments moments_of(const struct plan *plan, const struct small_wor
 }
 
 /* What elements of sets are normalized with: (u - shift)*rstd + rest, the shift being the mean in the compute type. */
-static void put_statistics(const struct plan *plan, struct small_worker *w, int64_t sets)
+static void store_statistics(const struct plan *plan, struct small_worker *w, int64_t sets)
 {
     const double *restrict mean = w->mean, *restrict rstd = w->double_rstd;
     if (plan->is_double) {
@@ -275,7 +275,7 @@ static void put_statistics(const struct plan *plan, struct small_worker *w, int6
 }
 
 /* Rows of a parameter per set: `count` values from (n, g) on. */
-static void put_row(const struct normfuse_parameter *q, int64_t n, int64_t g, const double *values, int64_t count)
+static void store_row(const struct normfuse_parameter *q, int64_t n, int64_t g, const double *values, int64_t count)
 {
     if (q->data && q->type == NORMFUSE_F32 && q->channel == 1) {
         float *to = (float *)(void *)q->data + n * q->batch + g;
@@ -284,7 +284,7 @@ static void put_row(const struct normfuse_parameter *q, int64_t n, int64_t g, co
         return;
     }
     for (int64_t j = 0; q->data && j < count; j++)
-        put_parameter(q, n, g + j, values[j]);
+        store_parameter(q, n, g + j, values[j]);
 }
 
 /* Mean, M2 and rstd of all sets of a tile, and what the caller wants of them. */
@@ -301,10 +301,10 @@ static void finish_sets(const struct plan *plan, struct small_worker *w, const s
     }
     for (int64_t i = 0; i < sets; i++) /* by vectors */
         rstd[i] = 1 / sqrt(m2[i] * inverse + eps);
-    put_statistics(plan, w, sets);
+    store_statistics(plan, w, sets);
     for (int64_t n = 0, i = 0; n < t->samples; n++, i += t->sets) {
-        put_row(&p->mean, t->n + n, t->first, mean + i, t->sets);
-        put_row(&p->rstd, t->n + n, t->first, rstd + i, t->sets);
+        store_row(&p->mean, t->n + n, t->first, mean + i, t->sets);
+        store_row(&p->rstd, t->n + n, t->first, rstd + i, t->sets);
         double *sum = plan->updates_running ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) + t->first : NULL;
         for (int64_t j = 0; sum && j < t->sets; j++) {
             sum[j] += mean[i + j];
@@ -338,10 +338,10 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     load(plan, w, &p->dy, t, w->gradient, false);
     for (int64_t n = 0, i = 0; n < t->samples; n++)
         for (int64_t j = 0; j < t->sets; j++, i++) {
-            w->mean[i] = get_parameter(&p->mean, t->n + n, t->first + j, 0);
-            w->double_rstd[i] = get_parameter(&p->rstd, t->n + n, t->first + j, 1);
+            w->mean[i] = load_parameter(&p->mean, t->n + n, t->first + j, 0);
+            w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
-    put_statistics(plan, w, t->samples * t->sets);
+    store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
     s.z = needs_z && !p->from_y ? w->z : NULL;
@@ -358,8 +358,8 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     if (plan->apply) {
         for (int64_t i = 0; i < t->samples * t->sets; i++) {
             const double factor = -w->double_rstd[i] / (double)plan->set_values;
-            put_real(plan, w->slope, i, factor * get_real(plan, w->square, i));
-            put_real(plan, w->offset, i, factor * get_real(plan, w->sum, i));
+            store_real(plan, w->slope, i, factor * load_real(plan, w->square, i));
+            store_real(plan, w->offset, i, factor * load_real(plan, w->sum, i));
         }
         s.dx = w->u;
         plan->small->dx(&s);
@@ -398,7 +398,7 @@ static void walk_block(const struct plan *plan, struct small_worker *w, struct s
         }
     }
     if (plan->backward)
-        put_gradients(plan, w, &block);
+        store_gradients(plan, w, &block);
 }
 
 void normfuse_small_sets_walk(const struct plan *plan, struct worker *worker, int64_t begin, int64_t end, int64_t first, int64_t last)
