@@ -16,7 +16,7 @@
 enum { WORD_BYTES = 256 };
 
 /* More words than every key once, the operator and the sizes. */
-enum { MOST_WORDS = 32 };
+enum { MAX_WORDS = 32 };
 
 static const char *const operator_names[] = { "group_norm", "instance_norm", "batch_norm", "affine" };
 static const char *const type_names[] = { "f64", "f32", "f16", "bf16" };
@@ -274,7 +274,7 @@ static bool is_space(char c)
 /* The words of one problem, cut out of arguments. */
 struct split_words {
     int count;
-    char word[MOST_WORDS][WORD_BYTES];
+    char word[MAX_WORDS][WORD_BYTES];
 };
 
 /* Cuts words[0..count) at spaces, up to the next operator's name at the start of an argument. Returns the arguments
@@ -293,7 +293,7 @@ static size_t split_problem(char *const *words, size_t count, struct split_words
             size_t bytes = 0;
             while (text[bytes] && !is_space(text[bytes]))
                 bytes++;
-            if (bytes >= WORD_BYTES || split->count == MOST_WORDS) {
+            if (bytes >= WORD_BYTES || split->count == MAX_WORDS) {
                 complain(error, error_bytes, bytes >= WORD_BYTES ? "'%.40s...': the word is too long"
                                                                  : "'%.40s': too many words for one problem",
                          text);

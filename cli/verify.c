@@ -24,7 +24,7 @@ enum {
     UNTOUCHED = 0xA5, /* what surrounds tensors */
     UNWRITTEN = 0xFF, /* what outputs hold before the call: a NaN in every type */
     SHARDS = 3,
-    MOST_REFERENCE_THREADS = 16
+    MAX_REFERENCE_THREADS = 16
 };
 
 static const double double_unit = 0x1p-53;
@@ -297,7 +297,7 @@ static bool make_small(struct work *work, enum tensor_name name, normfuse_type t
 static int thread_count(const struct work *work)
 {
     int threads = work->options->reference_threads ? work->options->reference_threads : 2;
-    return threads > MOST_REFERENCE_THREADS ? MOST_REFERENCE_THREADS : threads;
+    return threads > MAX_REFERENCE_THREADS ? MAX_REFERENCE_THREADS : threads;
 }
 
 /* A part of a tensor: rows [from, to) of those that lie one after the other. */
@@ -327,7 +327,7 @@ static void fill_generated(const struct work *work, enum tensor_name name)
 {
     enum { VALUES_WORTH_THREADS = 1 << 15 };
     const struct buffer *buffer = &work->buffers[name];
-    struct filling fillings[MOST_REFERENCE_THREADS];
+    struct filling fillings[MAX_REFERENCE_THREADS];
     int64_t rows = buffer->n * (buffer->channel < buffer->position ? buffer->s : buffer->c);
     int threads = buffer->n * buffer->c * buffer->s < VALUES_WORTH_THREADS ? 1 : thread_count(work);
     for (int i = 0; i < threads; i++) {
@@ -633,7 +633,7 @@ static void join_tally(struct tally *total, const struct tally *part)
 
 static bool for_each_set(struct work *work, bool (*each)(struct share *, int64_t), struct tally *tally)
 {
-    struct share shares[MOST_REFERENCE_THREADS];
+    struct share shares[MAX_REFERENCE_THREADS];
     int threads = thread_count(work);
     if (threads > work->sets)
         threads = work->sets > 1 ? (int)work->sets : 1;

@@ -174,7 +174,7 @@ enum kind {
 /* Attributes that an operator has. */
 enum { GROUPS = 1, NUM_GROUPS = 2, EPSILON = 4, ACTIVATION = 8, CHANNELS_LAST = 16, TRAINING_MODE = 32 };
 
-enum { X, WEIGHT, BIAS, SKIP, MEAN = 3, VAR = 4, MOST_INPUTS = 5 };
+enum { X, WEIGHT, BIAS, SKIP, MEAN = 3, VAR = 4, MAX_INPUTS = 5 };
 enum { Y, SUM, NEW_MEAN = 1, NEW_VAR = 2 }; /* outputs */
 
 static const struct {
@@ -441,15 +441,15 @@ static void destroy_kernel(void *kernel)
 
 /* ---- shapes before a run --------------------------------------------------------------------------------------- */
 
-enum { MOST_AXES = 64 }; /* that a tensor may have here; the library folds positions into one axis */
+enum { MAX_AXES = 64 }; /* that a tensor may have here; the library folds positions into one axis */
 
 /* A size that is neither known nor named cannot be passed on. */
 static bool is_described(const struct ort_api *api, const struct ort_shape *shape)
 {
     size_t rank;
-    int64_t sizes[MOST_AXES];
-    const char *names[MOST_AXES];
-    if (!succeeded(api, api->get_rank(shape, &rank)) || rank == 0 || rank > MOST_AXES ||
+    int64_t sizes[MAX_AXES];
+    const char *names[MAX_AXES];
+    if (!succeeded(api, api->get_rank(shape, &rank)) || rank == 0 || rank > MAX_AXES ||
         !succeeded(api, api->get_sizes(shape, sizes, rank)) || !succeeded(api, api->get_symbols(shape, names, rank)))
         return false;
     for (size_t axis = 0; axis < rank; axis++)
@@ -483,7 +483,7 @@ struct given {
     void *data;
     int type;
     size_t rank;
-    int64_t sizes[MOST_AXES];
+    int64_t sizes[MAX_AXES];
 };
 
 /* A call of a kernel. */
@@ -491,10 +491,10 @@ struct call {
     const struct kernel *kernel;
     struct ort_context *context;
     normfuse_device device;
-    struct given given[MOST_INPUTS];
+    struct given given[MAX_INPUTS];
     struct described x, y, sum, skip;
     bool has_sum; /* the model uses that output */
-    struct described parameters[MOST_INPUTS];
+    struct described parameters[MAX_INPUTS];
     normfuse_exec exec;
 };
 
@@ -503,7 +503,7 @@ static struct ort_status *read_shape(const struct ort_api *api, const struct ort
     struct ort_status *status = api->get_type(shape, &given->type);
     if (status == NULL)
         status = api->get_rank(shape, &given->rank);
-    if (status == NULL && given->rank > MOST_AXES)
+    if (status == NULL && given->rank > MAX_AXES)
         return api->create_status(CODE_INVALID_ARGUMENT, "normfuse: an input has more than 64 axes");
     return status != NULL ? status : api->get_sizes(shape, given->sizes, given->rank);
 }

@@ -310,12 +310,12 @@ static bool distance_is_met(ptrdiff_t distance, int axes, const int64_t *sizes, 
 
 /* ---- each kind of tensor -------------------------------------------------------------------------------------- */
 
-static normfuse_status check_axes(const char *call, const char *argument, const normfuse_tensor *tensor, int32_t least,
-                                  int32_t most)
+static normfuse_status check_axes(const char *call, const char *argument, const normfuse_tensor *tensor, int32_t minimum,
+                                  int32_t maximum)
 {
-    if (tensor->ndim < least || tensor->ndim > most)
+    if (tensor->ndim < minimum || tensor->ndim > maximum)
         return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %d axes, expected %d to %d", call, argument,
-                               (int)tensor->ndim, (int)least, (int)most);
+                               (int)tensor->ndim, (int)minimum, (int)maximum);
     if (tensor->shape == NULL)
         return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: %s.shape is NULL", call, argument);
     return NORMFUSE_OK;

@@ -120,7 +120,7 @@ static void find_driver(void)
 enum { SCRATCH_BYTES = 192 << 10 };
 
 /* How many blocks of destroyed streams a context keeps before they are freed. */
-enum { MOST_DEAD = 32 };
+enum { MAX_DEAD = 32 };
 
 /* A block and whom it belongs to. A graph's block is reused once the graph is gone, since no work of it is left then. A
  * stream's block is never reused: the stream may be destroyed while its work runs, and a new stream may get its address
@@ -216,7 +216,7 @@ static struct block *take_dead_blocks(unsigned long long context, void *stream)
             block->is_dead = block->is_dead || block->stream == stream;
             dead += block->is_dead;
         }
-    if (dead < MOST_DEAD)
+    if (dead < MAX_DEAD)
         return NULL;
     struct block *taken = NULL;
     for (struct block **link = &blocks; *link != NULL;) {
@@ -309,9 +309,9 @@ static struct block *block_of(CUcontext context, void *stream, size_t bytes)
  * until the process ends or the device is reset; its handle is the same after a reset. */
 static CUcontext primary_context(int32_t device)
 {
-    enum { MOST_DEVICES = 64 };
-    static _Atomic(CUcontext) contexts[MOST_DEVICES];
-    if (device < 0 || device >= MOST_DEVICES)
+    enum { MAX_DEVICES = 64 };
+    static _Atomic(CUcontext) contexts[MAX_DEVICES];
+    if (device < 0 || device >= MAX_DEVICES)
         return NULL;
     CUcontext context = atomic_load_explicit(&contexts[device], memory_order_acquire);
     if (context == NULL && driver.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS)

@@ -85,10 +85,10 @@ _Static_assert(offsetof(normfuse_tensors, dpre_bias) == offsetof(normfuse_tensor
                "slots are in the order of normfuse_tensors");
 
 enum {
-    MOST_ARGUMENTS = 20,
-    MOST_OUTPUTS = 6,
-    MOST_AXES = 64,
-    MOST_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
+    MAX_ARGUMENTS = 20,
+    MAX_OUTPUTS = 6,
+    MAX_AXES = 64,
+    MAX_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
 };
 
 /* The bits of `wanted`. FROM_Y: the operator's post_add is y, see normfuse.h. */
@@ -108,8 +108,8 @@ struct operation {
     bool evaluates;
     bool is_lean; /* refuses x of one value a group */
     bool is_aten; /* one of aten's operators */
-    uint8_t arguments[MOST_ARGUMENTS]; /* in the order of the schema */
-    uint8_t outputs[MOST_OUTPUTS + 1];
+    uint8_t arguments[MAX_ARGUMENTS]; /* in the order of the schema */
+    uint8_t outputs[MAX_OUTPUTS + 1];
     group_norm_call *group_norm; /* the one that `kind` says; of aten's batch norms both */
     batch_norm_call *batch_norm;
     affine_call *affine;
@@ -132,9 +132,9 @@ struct shape {
 struct call {
     tensor_handle handles[SLOTS]; /* inputs */
     int32_t input_count;
-    uint8_t inputs[MOST_ARGUMENTS]; /* the slots of those that were given */
+    uint8_t inputs[MAX_ARGUMENTS]; /* the slots of those that were given */
     tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
-    tensor_handle outputs[MOST_OUTPUTS];
+    tensor_handle outputs[MAX_OUTPUTS];
     tensor_handle scratch, saved;
     enum kind kind;
     int32_t dtype; /* x's, as torch numbers it */
@@ -267,7 +267,7 @@ static bool empty(struct call *call, tensor_handle *handle, int64_t axes, const 
 static bool empty_contiguous(struct call *call, tensor_handle *handle, int64_t axes, const int64_t *sizes,
                              int32_t dtype)
 {
-    int64_t strides[MOST_AXES];
+    int64_t strides[MAX_AXES];
     contiguous_strides(axes, sizes, strides);
     return empty(call, handle, axes, sizes, strides, dtype);
 }
@@ -278,7 +278,7 @@ static bool empty_shaped(struct call *call, tensor_handle *handle, tensor_handle
     int64_t axes, *sizes;
     if (torch.aoti_torch_get_dim(like, &axes) || torch.aoti_torch_get_sizes(like, &sizes))
         return fail(call, "");
-    return axes > MOST_AXES ? fail(call, "a tensor has too many dimensions")
+    return axes > MAX_AXES ? fail(call, "a tensor has too many dimensions")
                             : empty_contiguous(call, handle, axes, sizes, dtype);
 }
 
@@ -407,7 +407,7 @@ static bool take_big(struct call *call, int slot)
     struct shape shape;
     if (!get_shape(call, &shape, handle))
         return false;
-    if (shape.axes > MOST_AXES || (shape.axes < 2 && call->positions < 0))
+    if (shape.axes > MAX_AXES || (shape.axes < 2 && call->positions < 0))
         return fail(call, "expected a tensor of at least 2 dimensions, [N, C, ...]");
     if (call->positions >= 0) {
         call->is_reshaped =
@@ -421,7 +421,7 @@ static bool take_big(struct call *call, int slot)
     if (call->is_reshaped ? !is_contiguous(shape.axes, shape.sizes, shape.strides)
                           : !is_walkable(shape.axes, shape.sizes, shape.strides)) {
         int32_t dtype;
-        int64_t strides[MOST_AXES];
+        int64_t strides[MAX_AXES];
         if (torch.aoti_torch_get_dtype(handle, &dtype))
             return fail(call, "");
         if (shape.axes == call->x.axes &&
@@ -443,7 +443,7 @@ static bool take_big(struct call *call, int slot)
 static bool make_like_x(struct call *call, int slot, tensor_handle *handle)
 {
     const int64_t axes = call->x.axes, *sizes = call->x.sizes;
-    int64_t strides[MOST_AXES];
+    int64_t strides[MAX_AXES];
     strides_like_x(call, strides);
     if (!empty(call, handle, axes, sizes, strides, call->dtype))
         return false;
@@ -668,7 +668,7 @@ static bool make_gradient(struct call *call, int slot, tensor_handle *handle, in
     int32_t dtype;
     if (torch.aoti_torch_get_dtype(call->handles[parameter], &dtype))
         return fail(call, "");
-    return like->ndim > MOST_AXES ? fail(call, "a parameter has too many dimensions")
+    return like->ndim > MAX_AXES ? fail(call, "a parameter has too many dimensions")
                                   : make(call, slot, handle, like->ndim, like->shape, dtype);
 }
 
@@ -754,7 +754,7 @@ static bool make_outputs(struct call *call, const struct operation *operation)
 static bool transpose(struct call *call, tensor_handle handle, tensor_handle *view)
 {
     struct shape shape;
-    int64_t sizes[MOST_AXES], strides[MOST_AXES];
+    int64_t sizes[MAX_AXES], strides[MAX_AXES];
     if (!get_shape(call, &shape, handle))
         return false;
     for (int64_t a = 0; a < shape.axes; a++) {
@@ -874,7 +874,7 @@ static bool prepare_exec(struct call *call, normfuse_exec *exec)
     if (call->device_type != torch.cuda) {
         uint32_t threads = 1;
         const int64_t elements = elements_of(call->x.axes, call->x.sizes);
-        if (elements > MOST_ON_ONE_THREAD && torch.torch_get_num_threads(&threads))
+        if (elements > MAX_ON_ONE_THREAD && torch.torch_get_num_threads(&threads))
             return fail(call, "");
         exec->threads = (int32_t)threads;
         exec->parallel_for = parallel_for;
@@ -1013,7 +1013,7 @@ static void run(const struct operation *operation, stack_value *stack)
     let_go(&call.transposed_y, 1);
     let_go(call.running, 2);
     if (!succeeded) {
-        let_go(call.outputs, MOST_OUTPUTS);
+        let_go(call.outputs, MAX_OUTPUTS);
         raise_error(call.problem);
         return;
     }
@@ -1037,7 +1037,7 @@ static void merge(stack_value *stack,
                      torch.aoti_torch_get_device_index(parts, &call.device_index) == 0;
     if (!succeeded)
         fail(&call, "");
-    else if (axes < 2 || axes > MOST_AXES)
+    else if (axes < 2 || axes > MAX_AXES)
         succeeded = fail(&call, "expected a tensor of at least 2 dimensions, [shards, ...]");
     if (succeeded && !is_contiguous(axes, sizes, strides)) {
         succeeded = empty_contiguous(&call, &call.copies[STATS], axes, sizes, call.dtype) &&
@@ -1054,7 +1054,7 @@ static void merge(stack_value *stack,
     let_go(call.handles, SLOTS);
     let_go(call.copies, SLOTS);
     if (!succeeded) {
-        let_go(call.outputs, MOST_OUTPUTS);
+        let_go(call.outputs, MAX_OUTPUTS);
         raise_error(call.problem);
         return;
     }

@@ -177,7 +177,7 @@ _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS
 _Static_assert(offsetof(normfuse_tensors, dpre_bias) == offsetof(normfuse_tensors, x) + DPRE_BIAS * sizeof(void *),
                "slots are in the order of normfuse_tensors");
 
-enum { MOST_ON_ONE_THREAD = 16384 }; /* elements, which the library gives to one thread however many there are */
+enum { MAX_ON_ONE_THREAD = 16384 }; /* elements, which the library gives to one thread however many there are */
 
 #define BIT(slot) (INT64_C(1) << (slot))
 static const int64_t big = BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD) | BIT(Y) | BIT(U) | BIT(DY) | BIT(DU) | BIT(DX) |
@@ -541,7 +541,7 @@ static void *run(const struct xla_frame *frame, normfuse_device device)
         return error(api, ERROR_INVALID_ARGUMENT, problem);
     struct pool pool;
     if (device.device_type == NORMFUSE_CPU) {
-        if (elements_of(frame->arguments.buffers[0]) > MOST_ON_ONE_THREAD)
+        if (elements_of(frame->arguments.buffers[0]) > MAX_ON_ONE_THREAD)
             use_threads(frame, &pool, &exec);
         else
             exec.threads = 1;

@@ -9,10 +9,10 @@
 
 typedef int32_t torch_error;
 
-enum { MOST_AXES = 8, MOST_KERNELS = 128 };
+enum { MAX_AXES = 8, MAX_KERNELS = 128 };
 
 struct torch_tensor {
-    int64_t axes, sizes[MOST_AXES], strides[MOST_AXES];
+    int64_t axes, sizes[MAX_AXES], strides[MAX_AXES];
     int32_t dtype;
     bool is_view;
     char *data;
@@ -27,7 +27,7 @@ static struct fake_torch state = {.library = "normfuse"};
 static struct {
     char library[16], name[64];
     fake_kernel *kernel;
-} kernels[MOST_KERNELS];
+} kernels[MAX_KERNELS];
 static int kernel_count;
 static char libraries[4][16]; /* those of CPU kernels; "" of others */
 static int library_count;
@@ -52,7 +52,7 @@ static struct torch_tensor *make_tensor(int64_t axes, const int64_t *sizes, cons
                                         char *data)
 {
     struct torch_tensor *const tensor = calloc(1, sizeof *tensor);
-    if (tensor == NULL || axes > MOST_AXES)
+    if (tensor == NULL || axes > MAX_AXES)
         abort();
     int64_t elements = 1;
     tensor->axes = axes;
@@ -113,7 +113,7 @@ static int64_t elements_of(const struct torch_tensor *tensor)
 
 static void *test_tensor(int64_t axes, const int64_t *sizes, int32_t dtype)
 {
-    int64_t strides[MOST_AXES];
+    int64_t strides[MAX_AXES];
     row_major(axes, sizes, strides);
     struct torch_tensor *const tensor = make_tensor(axes, sizes, strides, dtype, NULL);
     for (int64_t i = 0; i < elements_of(tensor); i++) {

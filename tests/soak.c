@@ -36,8 +36,8 @@
 enum {
     JOBS = 160,
     STREAMS = 8,
-    MOST_THREADS = 16,
-    MOST_CALL_THREADS = 4, /* of one call */
+    MAX_THREADS = 16,
+    MAX_CALL_THREADS = 4, /* of one call */
     BATCHES = 20,
     WARM_BATCHES = 4,
     CALLS_PER_FORK = 500, /* of a thread that forks */
@@ -48,7 +48,7 @@ enum {
     STUCK_SECONDS = 60,
     GUARD_BYTES = 256,
     UNWRITTEN = 0xAB,
-    MOST_GROWTH = 1 << 20
+    MAX_GROWTH = 1 << 20
 };
 
 static bool on_cuda;
@@ -346,7 +346,7 @@ static void make_job(struct job *job, uint64_t *state)
     struct call call;
     char *const out_memory = allocate(job->out_at[3]);
     bind(&call, job, out_memory);
-    for (int32_t count = 1; count <= MOST_CALL_THREADS; count++) {
+    for (int32_t count = 1; count <= MAX_CALL_THREADS; count++) {
         const normfuse_exec exec = {.struct_bytes = sizeof exec, .threads = count};
         size_t bytes = 0;
         CHECK(invoke(job, &call, &exec, &bytes) == NORMFUSE_OK, "%s: %s", job->name, normfuse_last_error());
@@ -465,7 +465,7 @@ static bool call_once(struct caller *caller, bool has_pool)
     memset(caller->out, UNWRITTEN, bytes + GUARD_BYTES);
     bind(&call, job, caller->out);
     normfuse_exec exec = {.struct_bytes = sizeof exec};
-    exec.threads = has_pool + (int32_t)below(&caller->random, MOST_CALL_THREADS + !has_pool);
+    exec.threads = has_pool + (int32_t)below(&caller->random, MAX_CALL_THREADS + !has_pool);
     if (has_pool) {
         exec.parallel_for = parallel_for;
         exec.pool = &caller->pool;
@@ -771,7 +771,7 @@ static void check_growth(const char *what, int64_t before, int64_t after)
 {
     printf("# %s: %" PRId64 " KiB after the first batches, %+" PRId64 " KiB since\n", what, before >> 10,
            (after - before) / 1024);
-    CHECK(after - before < MOST_GROWTH, "%s grew by %" PRId64 " bytes", what, after - before);
+    CHECK(after - before < MAX_GROWTH, "%s grew by %" PRId64 " bytes", what, after - before);
 }
 
 /* ---- the program ------------------------------------------------------------------------------------------------ */
@@ -794,7 +794,7 @@ int main(int count, char **arguments)
         const bool is_number = *value && !*end && number > 0;
         if (strcmp(arguments[i], "--calls") == 0 && is_number)
             calls = number;
-        else if (strcmp(arguments[i], "--threads") == 0 && is_number && number <= MOST_THREADS)
+        else if (strcmp(arguments[i], "--threads") == 0 && is_number && number <= MAX_THREADS)
             threads = (int)number;
         else if (strcmp(arguments[i], "--seed") == 0 && is_number)
             seed = (uint64_t)number;
@@ -829,7 +829,7 @@ int main(int count, char **arguments)
     if (on_cuda)
         open_lanes(&random);
 
-    static struct caller callers[MOST_THREADS];
+    static struct caller callers[MAX_THREADS];
     for (int i = 0; i < threads; i++) {
         callers[i].index = i;
         callers[i].random = next(&random);

@@ -79,8 +79,8 @@ static struct {
 #undef MEMBER
 } driver;
 
-enum { MOST_DEVICES = 2 };
-static CUcontext contexts[MOST_DEVICES];
+enum { MAX_DEVICES = 2 };
+static CUcontext contexts[MAX_DEVICES];
 static CUmodule module; /* on device 0 */
 static int devices, multiprocessors;
 
@@ -106,7 +106,7 @@ static const char *open_driver(void)
         snprintf(reason, sizeof reason, "the driver sees no GPU (cuInit: %d)", (int)result);
         return reason;
     }
-    for (int i = 0; i < devices && i < MOST_DEVICES; i++)
+    for (int i = 0; i < devices && i < MAX_DEVICES; i++)
         if (driver.cuDeviceGet(&device, i) != CUDA_SUCCESS ||
             driver.cuDevicePrimaryCtxRetain(&contexts[i], device) != CUDA_SUCCESS)
             return "a device's context was refused";

@@ -442,7 +442,7 @@ static int in_child(const struct call *call, int first, int last)
 /* What stays after CUDA calls of many shapes: docs/promises.md. */
 static void plans_stay_few(void)
 {
-    enum { SHAPES = 4000, MOST_PLANS = 1024 };
+    enum { SHAPES = 4000, MAX_PLANS = 1024 };
     find_driver();
     const int before = atomic_load(&live);
     bool good = true;
@@ -456,7 +456,7 @@ static void plans_stay_few(void)
                            &exec, &bytes) == NORMFUSE_OK;
     }
     const int kept = atomic_load(&live) - before;
-    CHECK(good && kept > MOST_PLANS / 2 && kept <= MOST_PLANS + OF_DRIVER, "%d blocks stay: %s", kept, normfuse_last_error());
+    CHECK(good && kept > MAX_PLANS / 2 && kept <= MAX_PLANS + OF_DRIVER, "%d blocks stay: %s", kept, normfuse_last_error());
 }
 #endif
 

@@ -10,7 +10,7 @@
 #include "harness.h"
 #include "onnxruntime.h"
 
-enum { F32 = 1, INT64 = 7, SLOTS = 275, MOST_AXES = 80, OPERATORS = 64 };
+enum { F32 = 1, INT64 = 7, SLOTS = 275, MAX_AXES = 80, OPERATORS = 64 };
 enum { CREATE = 17, COMPUTE = 18, INFER = 19, DESTROY = 9, NAME = 2, PROVIDER = 3, INPUT_TYPE = 4, INPUTS = 5,
        OUTPUT_TYPE = 6, OUTPUTS = 7, MAY_INPLACE = 22, RELEASE_INPLACE = 23 };
 
@@ -24,8 +24,8 @@ struct status {
 struct shape {
     int type;
     size_t rank;
-    int64_t sizes[MOST_AXES];
-    const char *names[MOST_AXES];
+    int64_t sizes[MAX_AXES];
+    const char *names[MAX_AXES];
 };
 
 struct value {

@@ -70,12 +70,12 @@ static void fill(char *data, int type, size_t count, double centre, double sprea
         put(data + i * type_bytes[type], type, centre + spread * uniform());
 }
 
-enum { MOST_COEFFICIENTS = 256 };
+enum { MAX_COEFFICIENTS = 256 };
 
 struct inputs {
     struct guarded x, dy, post_add, du, y[2], dpost_add[2], kept[2];
-    double coefficients[6][MOST_COEFFICIENTS]; /* of the compute type, in place */
-    double sums[2][2][MOST_COEFFICIENTS];
+    double coefficients[6][MAX_COEFFICIENTS]; /* of the compute type, in place */
+    double sums[2][2][MAX_COEFFICIENTS];
 };
 
 static void real_fill(void *array, int type, size_t count, double centre, double spread)
@@ -131,10 +131,10 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
             random_state = seed;
     }
     for (int i = 0; i < 6; i++)
-        real_fill(in.coefficients[i], type, MOST_COEFFICIENTS, i == 0 ? 3 : 0.5, 1);
+        real_fill(in.coefficients[i], type, MAX_COEFFICIENTS, i == 0 ? 3 : 0.5, 1);
     memset(in.sums, 0, sizeof in.sums);
     for (int which = 0; which < 2; which++) /* column passes add to what is there */
-        real_fill(in.sums[0][which], type, MOST_COEFFICIENTS, 0, 1);
+        real_fill(in.sums[0][which], type, MAX_COEFFICIENTS, 0, 1);
     memcpy(in.sums[1], in.sums[0], sizeof in.sums[0]);
 
     for (int side = 0; side < 2; side++) {
@@ -194,12 +194,12 @@ static void compare_all(const struct normfuse_table *table)
 /* The same sums through both tables; what lies past the last column differs and must not matter. */
 static void compare_columns(const struct normfuse_table *table)
 {
-    enum { MOST_COLUMNS = 70, MOST_ROWS = 4, VALUES = MOST_COLUMNS * MOST_ROWS + 8, OUT = MOST_COLUMNS + 8 };
+    enum { MAX_COLUMNS = 70, MAX_ROWS = 4, VALUES = MAX_COLUMNS * MAX_ROWS + 8, OUT = MAX_COLUMNS + 8 };
     for (int wide = 0; wide < 2; wide++)
-        for (size_t columns = 1; columns <= MOST_COLUMNS; columns++)
+        for (size_t columns = 1; columns <= MAX_COLUMNS; columns++)
             for (int options = 0; options < 4; options++) {
                 const int type = wide ? NORMFUSE_F64 : NORMFUSE_F32;
-                const size_t rows = columns % MOST_ROWS + 1, all = columns * rows, bytes = type_bytes[type];
+                const size_t rows = columns % MAX_ROWS + 1, all = columns * rows, bytes = type_bytes[type];
                 const double before = options & 1 ? 384 : 0;
                 static double sum[2][VALUES], square[2][VALUES], shift[2][VALUES], mean[2][OUT], m2[2][OUT], to[2][OUT];
                 real_fill(sum[0], type, all, 0, 20);

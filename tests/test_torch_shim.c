@@ -13,7 +13,7 @@
 
 static const struct fake_torch_table *torch;
 
-enum { N = 2, C = 4, H = 128, W = 128, GROUPS = 2, MOST_ARGUMENTS = 20, MOST_OUTPUTS = 6 };
+enum { N = 2, C = 4, H = 128, W = 128, GROUPS = 2, MAX_ARGUMENTS = 20, MAX_OUTPUTS = 6 };
 
 static uint64_t as_value(const void *pointer)
 {
@@ -178,7 +178,7 @@ static void test_every_failure(void)
             continue;
         int calls = 0;
         for (int fails_at = 0; fails_at <= calls; fails_at++) {
-            uint64_t stack[MOST_ARGUMENTS] = {0};
+            uint64_t stack[MAX_ARGUMENTS] = {0};
             operators[i].fill(stack);
             state->fails_at = fails_at;
             state->calls = state->raised = state->loops = 0;
@@ -219,7 +219,7 @@ static void test_numbers(void)
     struct fake_torch *const state = torch->state;
     state->library = "normfuse";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        uint64_t stack[MOST_ARGUMENTS];
+        uint64_t stack[MAX_ARGUMENTS];
         lean_group_norm(stack);
         stack[cases[i].argument] = cases[i].value;
         state->raised = 0;
@@ -236,7 +236,7 @@ static void test_groups_without_channels(void)
     static const uint64_t groups[] = {1ull << 62, 1ull << 60, (1ull << 63) - 1};
     struct fake_torch *const state = torch->state;
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        uint64_t stack[MOST_ARGUMENTS] = {as_value(tensor(3, (const int64_t[]){16, 0, 5}, FAKE_F32)), 0, 0, groups[i],
+        uint64_t stack[MAX_ARGUMENTS] = {as_value(tensor(3, (const int64_t[]){16, 0, 5}, FAKE_F32)), 0, 0, groups[i],
                                           number(1e-5), 0, number(0.0)};
         state->raised = 0;
         torch->kernel_of("lean_group_norm")(stack, 7, 2);
@@ -248,7 +248,7 @@ static void test_groups_without_channels(void)
 /* What an error of torch's threads left undefined: y is what they compute where there is none. */
 static void test_values(void)
 {
-    uint64_t stack[MOST_ARGUMENTS];
+    uint64_t stack[MAX_ARGUMENTS];
     torch->state->library = "normfuse";
     lean_group_norm(stack);
     stack[5] = 0;

@@ -499,8 +499,8 @@ struct FN(repeated) {
 BODY bool FN(is_repeated)(const struct normfuse_pass *s)
 {
     const ptrdiff_t n = (ptrdiff_t)s->n;
-    const size_t most = VF_HAS_MASKS ? 1 : s->activation == NORMFUSE_IDENTITY ? W : REPEATED_ROW;
-    return !s->kept && s->n <= most && s->n % W != 0 && s->rows > 1 && s->x_stride == n &&
+    const size_t maximum = VF_HAS_MASKS ? 1 : s->activation == NORMFUSE_IDENTITY ? W : REPEATED_ROW;
+    return !s->kept && s->n <= maximum && s->n % W != 0 && s->rows > 1 && s->x_stride == n &&
            (!s->y || s->y_stride == n) && (!s->dy || s->dy_stride == n) && (!s->post_add || s->post_add_stride == n) &&
            (!s->du || s->du_stride == n) && (!s->dpost_add || s->dpost_add_stride == n);
 }
@@ -718,9 +718,9 @@ static __attribute__((noinline)) void FN(dot2_short_rows)(const struct normfuse_
     struct FN(repeated) repeated;
     R sum[FN(REPEATED) + W], square[FN(REPEATED) + W];
     const V zero = OP(set1)(0);
-    const size_t most = FN(REPEATED) / s->n;
+    const size_t maximum = FN(REPEATED) / s->n;
     for (size_t r = 0, rows; r < s->rows; r += rows) {
-        rows = most < s->rows - r ? most : s->rows - r;
+        rows = maximum < s->rows - r ? maximum : s->rows - r;
         struct normfuse_pass one = FN(as_columns)(s, &repeated, r * s->n, rows * s->n);
         one.sum = s->n == 1 ? (R *)s->sum + r : sum;
         one.square = s->n == 1 ? (R *)s->square + r : square;

@@ -437,7 +437,7 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set), at_once = plan->add ? 1 : channels; /* a sum u is a tile of its own */
-    struct moments all[MOST_BUNDLED], last[MOST_BUNDLED];
+    struct moments all[MAX_BUNDLED], last[MAX_BUNDLED];
     for (int64_t j = 0; j < channels; j++)
         all[j] = last[j] = (struct moments){0, 0, 0};
     if (piece.length > 0) {
@@ -461,9 +461,9 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
 /* Adds the moments of the rows [offset, offset + rows) of a set, column by column, onto w->sum and w->square. */
 static void sum_rows(const struct plan *plan, struct worker *w, int64_t set, int64_t segment, int64_t offset, int64_t rows, bool first)
 {
-    const int64_t c = columns_of(plan, set), most = rows_of_tile(plan, rows);
-    for (int64_t r = 0; r < rows; r += most) {
-        const struct tile t = tile_at(plan, set, segment, offset + r, smaller(most, rows - r), c);
+    const int64_t c = columns_of(plan, set), maximum = rows_of_tile(plan, rows);
+    for (int64_t r = 0; r < rows; r += maximum) {
+        const struct tile t = tile_at(plan, set, segment, offset + r, smaller(maximum, rows - r), c);
         struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
         s.x = input_u(plan, w, &t, first, &s.x_stride);
         run_tile(plan, plan->pass->moments_columns, &s);
@@ -738,12 +738,12 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
     memset(w->mean, 0, (size_t)channels * 8);
     memset(w->m2, 0, (size_t)channels * 8);
-    const int64_t most = rows_of_tile(plan, plan->chunk_rows);
+    const int64_t maximum = rows_of_tile(plan, plan->chunk_rows);
     for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
         clear_sums(plan, w);
-        for (int64_t q = 0; q < chunk; q += most) {
-            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(most, chunk - q), channels);
+        for (int64_t q = 0; q < chunk; q += maximum) {
+            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
             sums_of_tile(plan, w, slot, set, &t, 0);
         }
         plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->folded);
@@ -798,9 +798,9 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
 {
     const struct piece piece = piece_of(plan, index);
     if (plan->p->columns) {
-        const int64_t rows = piece.segments * piece.length, most = rows_of_tile(plan, rows);
-        for (int64_t r = 0; r < rows; r += most) {
-            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(most, rows - r), columns_of(plan, set));
+        const int64_t rows = piece.segments * piece.length, maximum = rows_of_tile(plan, rows);
+        for (int64_t r = 0; r < rows; r += maximum) {
+            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(maximum, rows - r), columns_of(plan, set));
             apply_tile(plan, w, slot, set, &t, 0, next);
         }
         return;

@@ -15,7 +15,7 @@ static int64_t rows_folded(int64_t c)
     int64_t w = 1;
     while ((w * c) % 32 != 0 || w * c < FOLDED_COLUMNS) /* 32: a cache line of 16-bit values */
         w *= 2;
-    return c < FOLDED_COLUMNS || w * c <= MOST_FOLDED_COLUMNS ? w : 1;
+    return c < FOLDED_COLUMNS || w * c <= MAX_FOLDED_COLUMNS ? w : 1;
 }
 
 static int64_t rows_of_chunk(int64_t c, int64_t folded)
@@ -56,8 +56,8 @@ static int64_t samples_of_block(int64_t c, int64_t s, size_t type_bytes)
 static int64_t spreading(const struct normfuse_problem *p)
 {
     const bool shared = !p->weight.batch && !p->bias.batch && !p->dweight.batch && !p->dbias.batch;
-    const int64_t most = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
-    return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= most ? p->s : 1;
+    const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
+    return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
 }
 
 /* Channels of a set under columns, so few that its coefficients and sums stay in the cache: of those that are `spread` columns each. */
@@ -106,7 +106,7 @@ static int64_t bundle_of(const struct plan *plan)
     const int64_t values = larger(1, p->s * plan->group_channels);
     if (plan->none || plan->staged || (!plan->batch && (p->s == 0 || values > CHUNK_VALUES))) /* groups: of one chunk */
         return 1;
-    return larger(1, smaller(smaller(MOST_BUNDLED, plan->groups), BUNDLE_BYTES / (values * (int64_t)plan->type_bytes)));
+    return larger(1, smaller(smaller(MAX_BUNDLED, plan->groups), BUNDLE_BYTES / (values * (int64_t)plan->type_bytes)));
 }
 
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread)
@@ -234,8 +234,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     /* How it is run changes no bits. */
     const int64_t values = problem->n * problem->c * problem->s;
     const int64_t asked = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
-    const int64_t most = smaller(asked, NORMFUSE_MOST_THREADS);
-    plan->threads = (int32_t)larger(1, smaller(most, values / PIECE_VALUES));
+    const int64_t maximum = smaller(asked, NORMFUSE_MAX_THREADS);
+    plan->threads = (int32_t)larger(1, smaller(maximum, values / PIECE_VALUES));
     const int64_t bytes = values * (int64_t)plan->type_bytes, l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const struct normfuse_view *out = plan->backward ? &p->dx : &p->y;
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||

@@ -34,10 +34,10 @@ enum {
     BLOCK_ROWS = 128,         /* likewise, of a block of samples, at least: 1/16 */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     BIAS_ROWS = 256,          /* rows whose pre_bias is read at once */
-    MOST_FOLDED_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
+    MAX_FOLDED_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     FOLDED_COLUMNS = 128,     /* columns that several rows of few channels are folded into */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
-    MOST_BUNDLED = 16,
+    MAX_BUNDLED = 16,
     SPREAD_WIDTH = 64,        /* values of a row that are columns where sets are channels, or nothing; */
     SPREAD_MOMENTS = 16,      /* where these have moments */
     SPREAD_ROW = 4096,        /* values of adjacent rows that are applied as one */

@@ -109,14 +109,14 @@ static int32_t count_threads(void)
         char *end;
         const long n = strtol(wanted, &end, 10);
         if (!*end && n >= 1)
-            return n < NORMFUSE_MOST_THREADS ? (int32_t)n : NORMFUSE_MOST_THREADS;
+            return n < NORMFUSE_MAX_THREADS ? (int32_t)n : NORMFUSE_MAX_THREADS;
     }
     cpu_set_t set;
     int32_t n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     const double quota = quota_cpus();
     if (quota > 0 && quota < n)
         n = quota < 1 ? 1 : (int32_t)quota;
-    return n < 1 ? 1 : n < NORMFUSE_MOST_THREADS ? n : NORMFUSE_MOST_THREADS;
+    return n < 1 ? 1 : n < NORMFUSE_MAX_THREADS ? n : NORMFUSE_MAX_THREADS;
 }
 
 int32_t normfuse_threads_default(void)

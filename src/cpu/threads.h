@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* That a call may use: of NORMFUSE_NUM_THREADS, exec.threads, and the machine. */
-enum { NORMFUSE_MOST_THREADS = 1024 };
+enum { NORMFUSE_MAX_THREADS = 1024 };
 
 /* Threads of the pool, the caller's included: NORMFUSE_NUM_THREADS, else what affinity and the cgroup quota allow. */
 int32_t normfuse_threads_default(void);

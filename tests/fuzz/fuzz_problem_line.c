@@ -18,7 +18,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { MOST_WORDS = 64, MOST_VALUES = 1 << 17, MOST_THREADS = 8 };
+enum { MAX_WORDS = 64, MOST_VALUES = 1 << 17, MAX_THREADS = 8 };
 
 static void require(bool condition, const char *what, const char *detail)
 {
@@ -81,10 +81,10 @@ static bool is_ordinary(const struct problem_line *line)
 
 static void check_case(char *text)
 {
-    char *words[MOST_WORDS], *state, error[400];
+    char *words[MAX_WORDS], *state, error[400];
     size_t count = 0;
     struct verify_options options = {0};
-    for (char *word = strtok_r(text, " ", &state); word && count < MOST_WORDS; word = strtok_r(NULL, " ", &state)) {
+    for (char *word = strtok_r(text, " ", &state); word && count < MAX_WORDS; word = strtok_r(NULL, " ", &state)) {
         if (word[0] != '+' || !verify_option(&options, word))
             words[count++] = word;
     }
@@ -95,7 +95,7 @@ static void check_case(char *text)
     for (int a = 0; a < line.ndim; a++)
         if (__builtin_mul_overflow(values, line.sizes[a] ? line.sizes[a] : 1, &values) || values > MOST_VALUES)
             return;
-    if (line.device != NORMFUSE_CPU || !is_ordinary(&line) || options.threads < 0 || options.threads > MOST_THREADS)
+    if (line.device != NORMFUSE_CPU || !is_ordinary(&line) || options.threads < 0 || options.threads > MAX_THREADS)
         return;
     struct verify_result result;
     options.reference_threads = 1;

@@ -105,7 +105,7 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
         COLUMN_ROWS = 128,       /* of a channel, one after the other in a thread */
         COLUMN_THREADS = 16,     /* of a channel, one after the other in a lane */
         COLUMN_CHANNELS = 16,    /* of a group, likewise; where it is wider than 512 more */
-        MOST_MULTIPROCESSORS = 192    /* whose grid shares a set: two blocks each for rows, four for columns */
+        MAX_MULTIPROCESSORS = 192    /* whose grid shares a set: two blocks each for rows, four for columns */
     };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .on_cuda = true,
                                                .drift = (double)INFINITY };
@@ -117,13 +117,13 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
         arithmetic.thread_additions = thread;
         arithmetic.joined = fmin(COLUMN_THREADS, per_channel) + 2 * JOIN + 4 +
                             fmin(fmax(COLUMN_CHANNELS, ceil((double)channels / 32)), (double)channels);
-        arithmetic.joined_last = fmin(per_channel, 4 * MOST_MULTIPROCESSORS / lanes) + JOIN;
+        arithmetic.joined_last = fmin(per_channel, 4 * MAX_MULTIPROCESSORS / lanes) + JOIN;
         backward = arithmetic.thread_additions + arithmetic.joined;
     } else {
         double lanes = 1;
         while (lanes < 32 && lanes * pack < (double)positions)
             lanes *= 2;
-        double parts = fmin(2 * MOST_MULTIPROCESSORS, count);
+        double parts = fmin(2 * MAX_MULTIPROCESSORS, count);
         thread = fmin(ROW_VECTORS * pack, count);
         /* two sums in turn, then one */
         arithmetic.thread_additions = fmin(ROW_VECTORS * pack / 2, count) + 1;
@@ -150,10 +150,10 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
 /* numerics.md, "small sets". */
 void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions)
 {
-    enum { MOST_VALUES = 8192, MOST_CHANNELS = 16384, MOST_WIDTH = 31, MOST_LONG_WIDTH = 64, FEW = 256, MOST_ROWS = 16, CHUNK = 4096, LANES = 32, TREE = 5 };
+    enum { MOST_VALUES = 8192, MAX_CHANNELS = 16384, MAX_WIDTH = 31, MAX_LONG_WIDTH = 64, FEW = 256, MAX_ROWS = 16, CHUNK = 4096, LANES = 32, TREE = 5 };
     const bool by_columns = columns && positions > 1;
-    const int64_t width = channels * positions <= FEW ? MOST_LONG_WIDTH : MOST_WIDTH;
-    if (channels * positions > (positions == 1 ? MOST_CHANNELS : MOST_VALUES) || positions > (by_columns ? MOST_ROWS : width))
+    const int64_t width = channels * positions <= FEW ? MAX_LONG_WIDTH : MAX_WIDTH;
+    if (channels * positions > (positions == 1 ? MAX_CHANNELS : MOST_VALUES) || positions > (by_columns ? MAX_ROWS : width))
         return;
     const double lanes = arithmetic->is_double ? LANES / 2 : LANES;
     const double additions = by_columns ? (double)positions + ceil((double)channels / lanes) : ceil(fmin((double)(channels * positions), CHUNK) / lanes);
@@ -167,11 +167,11 @@ void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns,
 double tolerance_sample_additions(const struct tolerance_arithmetic *arithmetic, bool columns, int64_t samples,
                                   int64_t positions)
 {
-    enum { FEW_POSITIONS = 128, LINE_POSITIONS = 4096, MOST_ROWS = 128 };
+    enum { FEW_POSITIONS = 128, LINE_POSITIONS = 4096, MAX_ROWS = 128 };
     const bool go_on = arithmetic->on_cuda && positions <= (columns ? FEW_POSITIONS : LINE_POSITIONS);
     if (arithmetic->small_sets)
-        return fmin((double)(samples * positions), MOST_ROWS);
-    return go_on ? fmin((double)samples, MOST_ROWS) : 0;
+        return fmin((double)(samples * positions), MAX_ROWS);
+    return go_on ? fmin((double)samples, MAX_ROWS) : 0;
 }
 
 struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
@@ -202,11 +202,11 @@ struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type t
 double tolerance_drift(const struct tolerance_arithmetic *arithmetic, bool columns, const double *u, int64_t rows,
                        int64_t channels, int64_t positions, double mean)
 {
-    enum { MOST_WINDOW = 3 * 64 + 1 };
+    enum { MAX_WINDOW = 3 * 64 + 1 };
     int64_t window = arithmetic->shift_values, block = 3 * window + 1;
-    if (window == 0 || block > MOST_WINDOW)
+    if (window == 0 || block > MAX_WINDOW)
         return (double)INFINITY;
-    double prefix[MOST_WINDOW], widest = 0;
+    double prefix[MAX_WINDOW], widest = 0;
     if (window == 1) {
         for (int64_t i = 0; i < rows * channels * positions; i++) {
             if (isnan(u[i]))
