@@ -26,7 +26,7 @@ static void walk_alone(const struct plan *plan, struct worker *w, int64_t first,
     struct team *team = &w->own;
     for (int64_t set = first - 1; set < last; set++) {
         const bool reduces = plan->reduce && set + 1 < last, applies = plan->apply && (plan->dependent || !plan->reduce) && set >= first;
-        struct slot *now = &team->slot[set & 1], *then = &team->slot[(set + 1) & 1];
+        struct set_state *now = &team->state[set & 1], *then = &team->state[(set + 1) & 1];
         const int64_t next = reduces && plan->ahead ? set + 1 : -1;
         /* two slots: with coefficients that never change, two sets fill both */
         if (applies && !plan->reduce && !(plan->constant && set >= first + 2))
@@ -60,7 +60,7 @@ static void walk_together(struct plan *plan, int32_t t)
             break;
         if (set >= 0)
             normfuse_flag_wait(&plan->ready[set], STEP_SPINS);
-        struct slot *now = &team->slot[set & 1], *then = &team->slot[(set + 1) & 1];
+        struct set_state *now = &team->state[set & 1], *then = &team->state[(set + 1) & 1];
         _Atomic int32_t *claims = plan->claims + (set + 1) * threads;
         for (int32_t j = 0; j < threads; j++) {
             /* its own range first, whose values are in its cache; then what slower threads have not begun */
@@ -78,7 +78,7 @@ static void walk_together(struct plan *plan, int32_t t)
                     if (atomic_fetch_add_explicit(&plan->finished[set + 1], 1, memory_order_acq_rel) == pieces - 1) {
                         normfuse_finish_set(plan, team, set + 1);
                         if (set + 2 < plan->sets && !(plan->constant && set >= 0))
-                            normfuse_prepare_set(plan, &team->slot[set & 1], team->sums, set + 2);
+                            normfuse_prepare_set(plan, &team->state[set & 1], team->sums, set + 2);
                         normfuse_flag_raise(&plan->ready[set + 1]);
                     }
                 }
@@ -101,10 +101,10 @@ static void walk_pieces(struct plan *plan, int32_t t)
         for (int64_t i = from; i < smaller(all, from + grain); i++) {
             const int64_t set = i / plan->pieces;
             if (prepared < 0 || (set != prepared && !plan->constant)) {
-                normfuse_prepare_set(plan, &w->own.slot[0], w->own.sums, set);
+                normfuse_prepare_set(plan, &w->own.state[0], w->own.sums, set);
                 prepared = set;
             }
-            normfuse_apply_piece(plan, w, &w->own.slot[0], set, i % plan->pieces, -1);
+            normfuse_apply_piece(plan, w, &w->own.state[0], set, i % plan->pieces, -1);
         }
     }
 }
@@ -210,7 +210,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
                 atomic_init(&plan.finished[i], 0);
                 atomic_init(&plan.ready[i], 0);
             }
-            normfuse_prepare_set(&plan, &plan.shared.slot[0], plan.shared.sums, 0);
+            normfuse_prepare_set(&plan, &plan.shared.state[0], plan.shared.sums, 0);
         }
         atomic_init(&plan.next_task, 0);
         if (plan.threads == 1)

@@ -433,7 +433,7 @@ static int64_t chunk_width(int64_t length)
     return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
 }
 
-static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set), at_once = plan->add ? 1 : channels; /* a sum u is a tile of its own */
@@ -451,7 +451,7 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
                     chunk_of_rows(plan, w, &t, at_once, last + j, all + j);
                 }
     }
-    double *partial = slot->partials + index * 2 * plan->entries;
+    double *partial = state->partials + index * 2 * plan->entries;
     for (int64_t j = 0; j < channels; j++) {
         partial[j] = all[j].mean;
         partial[plan->entries + j] = all[j].m2;
@@ -560,11 +560,11 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     set_shifts(plan, w, sum, channels);
 }
 
-static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
-    double *partial = slot->partials + index * 2 * plan->entries;
+    double *partial = state->partials + index * 2 * plan->entries;
     const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->folded);
     memset(w->shift, 0, (size_t)plan->coefficients * plan->real_bytes);
     clear_sums(plan, w);
@@ -647,9 +647,9 @@ static void keep_tile(const struct plan *plan, const struct worker *w, int64_t s
     s->kept_stride = t->across_values ? plan->set_channels * p->s : row;
 }
 
-static void sums_of_tile(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, const struct tile *t, int64_t i)
+static void sums_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, const struct tile *t, int64_t i)
 {
-    const struct coefficients *c = &slot->c;
+    const struct coefficients *c = &state->c;
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
     s.sum = w->sum;
@@ -673,11 +673,11 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
         scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
 
-static void dx_of_tile(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, const struct tile *t, int64_t i,
+static void dx_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, const struct tile *t, int64_t i,
                        int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
-    const struct coefficients *c = &slot->c;
+    const struct coefficients *c = &state->c;
     struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
     keep_tile(plan, w, set, t, &s);
     s.p = at_real(plan, c->p, i);
@@ -706,7 +706,7 @@ static void add_reals(const struct plan *plan, const void *from, double *restric
             to[i] += (double)((const float *)from)[i];
 }
 
-static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = bundled(plan, set), part = plan->parts > 1 ? index % plan->parts : 0;
@@ -714,7 +714,7 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
     const int64_t bundles = plan->batch ? channels : 1, segments = plan->batch ? piece.segments : channels * piece.segments;
     /* of a batch: the piece's channels; else the channels of a part */
     const int64_t entries = plan->batch ? plan->entries : plan->set_channels;
-    double *sums = slot->partials + (plan->batch ? index : part) * 2 * entries + (plan->batch ? 0 : piece.segment), *products = sums + entries;
+    double *sums = state->partials + (plan->batch ? index : part) * 2 * entries + (plan->batch ? 0 : piece.segment), *products = sums + entries;
     memset(sums, 0, (size_t)(plan->batch ? entries : segments) * 8);
     memset(products, 0, (size_t)(plan->batch ? entries : segments) * 8);
     if (piece.length == 0)
@@ -726,13 +726,13 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
                 struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                         smaller(width, piece.length - at));
                 t.c += j;
-                sums_of_tile(plan, w, slot, set, &t, plan->batch ? j * plan->spread : piece.segment + r);
+                sums_of_tile(plan, w, state, set, &t, plan->batch ? j * plan->spread : piece.segment + r);
                 add_reals(plan, w->sum, sums + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
                 add_reals(plan, w->square, products + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
             }
 }
 
-static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
@@ -744,12 +744,12 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         clear_sums(plan, w);
         for (int64_t q = 0; q < chunk; q += maximum) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
-            sums_of_tile(plan, w, slot, set, &t, 0);
+            sums_of_tile(plan, w, state, set, &t, 0);
         }
         plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->folded);
         plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->folded);
     }
-    double *sums = slot->partials + index * 2 * plan->entries, *products = sums + plan->entries;
+    double *sums = state->partials + index * 2 * plan->entries, *products = sums + plan->entries;
     for (int64_t c = 0; c < channels; c += plan->spread) {
         double sum = 0, product = 0;
         for (int64_t i = c; i < c + plan->spread; i++) {
@@ -761,21 +761,21 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
     }
 }
 
-void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index)
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
 {
     if (plan->backward)
-        (plan->p->columns ? sums_of_piece_columns : sums_of_piece_rows)(plan, w, slot, set, index);
+        (plan->p->columns ? sums_of_piece_columns : sums_of_piece_rows)(plan, w, state, set, index);
     else
-        (plan->p->columns ? moments_of_piece_columns : moments_of_piece_rows)(plan, w, slot, set, index);
+        (plan->p->columns ? moments_of_piece_columns : moments_of_piece_rows)(plan, w, state, set, index);
 }
 
 /* ---- apply ------------------------------------------------------------------------------------------------------- */
 
-static void y_of_tile(const struct plan *plan, struct worker *w, const struct slot *slot, const struct tile *t, int64_t i,
+static void y_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i,
                       int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
-    struct normfuse_pass s = pass_of_tile(plan, w, &slot->c, t, i, !plan->reduce);
+    struct normfuse_pass s = pass_of_tile(plan, w, &state->c, t, i, !plan->reduce);
     if (!p->y.data) /* u alone was asked for */
         return;
     s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
@@ -785,23 +785,23 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct sl
     scatter(plan, &p->y, t, w->stage[4]);
 }
 
-static void apply_tile(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, const struct tile *t, int64_t i,
+static void apply_tile(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, const struct tile *t, int64_t i,
                        int64_t next)
 {
     if (plan->backward)
-        dx_of_tile(plan, w, slot, set, t, i, next);
+        dx_of_tile(plan, w, state, set, t, i, next);
     else
-        y_of_tile(plan, w, slot, t, i, next);
+        y_of_tile(plan, w, state, t, i, next);
 }
 
-void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next)
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, int64_t index, int64_t next)
 {
     const struct piece piece = piece_of(plan, index);
     if (plan->p->columns) {
         const int64_t rows = piece.segments * piece.length, maximum = rows_of_tile(plan, rows);
         for (int64_t r = 0; r < rows; r += maximum) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(maximum, rows - r), columns_of(plan, set));
-            apply_tile(plan, w, slot, set, &t, 0, next);
+            apply_tile(plan, w, state, set, &t, 0, next);
         }
         return;
     }
@@ -810,14 +810,14 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
     if (plan->spread > 1) {
         struct tile t = tile_at(plan, set, piece.segment, 0, piece.segments, bundled(plan, set) * plan->spread);
         t.across_values = true;
-        apply_tile(plan, w, slot, set, &t, 0, next);
+        apply_tile(plan, w, state, set, &t, 0, next);
         return;
     }
     if (plan->batch && plan->bundle > 1) { /* a bundle's rows are short: whole */
         for (int64_t r = 0; r < piece.segments; r++) {
             struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
             t.across = true;
-            apply_tile(plan, w, slot, set, &t, 0, next);
+            apply_tile(plan, w, state, set, &t, 0, next);
         }
         return;
     }
@@ -827,6 +827,6 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
         for (int64_t at = 0; at < piece.length; at += width) {
             const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                           smaller(width, piece.length - at));
-            apply_tile(plan, w, slot, set, &t, plan->batch ? 0 : piece.segment + r, next);
+            apply_tile(plan, w, state, set, &t, plan->batch ? 0 : piece.segment + r, next);
         }
 }

@@ -315,11 +315,11 @@ static bool is_copied(const struct plan *plan, const struct normfuse_view *view)
 static void lay_out_team(const struct plan *plan, struct team *team, struct arena *arena)
 {
     for (int i = 0; i < 2; i++) {
-        struct slot *slot = &team->slot[i];
+        struct set_state *state = &team->state[i];
         if (i >= plan->sets)
-            break; /* one set fills one slot */
-        slot->partials = take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
-        void **arrays[] = {&slot->c.k, &slot->c.a, &slot->c.b, &slot->c.p, &slot->c.q, &slot->c.r};
+            break; /* one set fills one state */
+        state->partials = take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
+        void **arrays[] = {&state->c.k, &state->c.a, &state->c.b, &state->c.p, &state->c.q, &state->c.r};
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
             *arrays[j] = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
     }

@@ -71,14 +71,14 @@ struct coefficients {
     void *k, *a, *b, *p, *q, *r; /* compute type */
 };
 
-struct slot {
+struct set_state {
     double *partials;
     struct coefficients c;
 };
 
 /* A part of the threads that works on the same sets. */
 struct team {
-    struct slot slot[2]; /* set s uses slot s & 1 */
+    struct set_state state[2]; /* set s uses state s & 1 */
     void *kept;          /* compute type: dy' of the set that is reduced, until it is applied, where plan->kept_values. One for two sets: a piece
                             is applied before the next set's same piece is reduced */
     double *sums;        /* backward, while a set is joined: per channel the sum of dy', then that of dy'*(u - mean) */
@@ -325,8 +325,8 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base);
 /* n elements of `bytes` bytes; strides in elements. */
 void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes);
 /* next: the set whose same piece is reduced afterwards, or -1. */
-void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct slot *slot, int64_t set, int64_t index);
-void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct slot *slot, int64_t set, int64_t index, int64_t next);
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index);
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, int64_t index, int64_t next);
 
 /* small_sets.c */
 /* Whether a problem's sets are taken many at a time, and then how; the plan says what is to be done. views: all `count` of the problem. */
@@ -339,7 +339,7 @@ void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t
 void normfuse_read_parameters(const struct plan *plan);
 /* Fills what a set's reduce or apply part needs and is known before its reduce part: k, a, b where the statistics are
  * given, and p of dx. Where the sums are given too (sharded backward), all of it. */
-void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *sums, int64_t set);
+void normfuse_prepare_set(const struct plan *plan, struct set_state *state, double *sums, int64_t set);
 /* Joins the partial sums of a set: what the caller wants of them, and the coefficients of its apply part. */
 void normfuse_finish_set(const struct plan *plan, struct team *team, int64_t set);
 /* After all sets: the sums over samples, in order. */

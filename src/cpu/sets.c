@@ -152,17 +152,17 @@ static struct extent extent_of(const struct plan *plan, int64_t set)
     return e;
 }
 
-void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *sums, int64_t set)
+void normfuse_prepare_set(const struct plan *plan, struct set_state *state, double *sums, int64_t set)
 {
     const struct normfuse_problem *p = plan->p;
     if (!plan->backward && plan->reduce)
         return;
     const struct extent e = extent_of(plan, set);
     for (int64_t j = 0; j < e.groups; j++)
-        store_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
+        store_forward(plan, &state->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
     if (plan->backward)
-        memcpy(slot->c.p, slot->c.a, (size_t)e.count * plan->real_bytes);
-    void *arrays[] = {slot->c.k, slot->c.a, slot->c.b, slot->c.p};
+        memcpy(state->c.p, state->c.a, (size_t)e.count * plan->real_bytes);
+    void *arrays[] = {state->c.k, state->c.a, state->c.b, state->c.p};
     for (int j = 0; j < (plan->backward ? 4 : 3); j++)
         if (p->columns || plan->spread > 1)
             repeat_entries(plan, arrays[j], e.count);
@@ -172,7 +172,7 @@ void normfuse_prepare_set(const struct plan *plan, struct slot *slot, double *su
             sums[i] = given[2 * i];
             sums[e.count + i] = given[2 * i + 1];
         }
-        backward_coefficients(plan, &slot->c, sums, set);
+        backward_coefficients(plan, &state->c, sums, set);
     }
 }
 
@@ -256,14 +256,14 @@ static void store_statistics(const struct plan *plan, int64_t n, int64_t g, stru
 
 /* Joins the moments of a set's pieces, in order, onto mean and m2, which have `before` values each; gives how many they
  * have then. */
-static double join_pieces(const struct plan *plan, const struct slot *slot, int64_t entries, double before, double *restrict mean,
+static double join_pieces(const struct plan *plan, const struct set_state *state, int64_t entries, double before, double *restrict mean,
                           double *restrict m2)
 {
     const double values = (double)(!plan->p->columns ? 1 : plan->batch ? plan->spread : plan->group_channels);
     for (int64_t index = 0; index < plan->pieces; index++) {
         const struct piece piece = piece_of(plan, index);
         const double count = (double)(piece.segments * piece.length) * values;
-        const double *restrict part_mean = slot->partials + index * 2 * plan->entries, *restrict part_m2 = part_mean + plan->entries;
+        const double *restrict part_mean = state->partials + index * 2 * plan->entries, *restrict part_m2 = part_mean + plan->entries;
         if (count == 0)
             continue;
         if (before == 0) {
@@ -282,7 +282,7 @@ static double join_pieces(const struct plan *plan, const struct slot *slot, int6
     return before;
 }
 
-static void finish_forward(const struct plan *plan, struct team *team, struct slot *slot, int64_t set)
+static void finish_forward(const struct plan *plan, struct team *team, struct set_state *state, int64_t set)
 {
     const struct normfuse_problem *p = plan->p;
     const struct extent e = extent_of(plan, set);
@@ -296,21 +296,21 @@ static void finish_forward(const struct plan *plan, struct team *team, struct sl
             mean[j] = m.mean;
             m2[j] = m.m2;
         }
-    count = join_pieces(plan, slot, e.groups, count, mean, m2);
+    count = join_pieces(plan, state, e.groups, count, mean, m2);
     for (int64_t j = 0; j < e.groups; j++) {
         const struct moments m = {count, mean[j], m2[j]};
         const struct statistics st = from_moments(plan, m);
         store_statistics(plan, e.n, e.g + j, m, st, writes_stats);
         if (plan->apply)
-            store_forward(plan, &slot->c, j * e.d, e.n, e.first + j * e.d, e.d, st);
+            store_forward(plan, &state->c, j * e.d, e.n, e.first + j * e.d, e.d, st);
     }
-    void *arrays[] = {slot->c.k, slot->c.a, slot->c.b};
+    void *arrays[] = {state->c.k, state->c.a, state->c.b};
     for (int j = 0; plan->apply && j < 3; j++)
         if (p->columns || plan->spread > 1)
             repeat_entries(plan, arrays[j], e.count);
 }
 
-static void finish_backward(const struct plan *plan, struct team *team, struct slot *slot, int64_t set)
+static void finish_backward(const struct plan *plan, struct team *team, struct set_state *state, int64_t set)
 {
     const struct normfuse_problem *p = plan->p;
     const struct extent e = extent_of(plan, set);
@@ -332,14 +332,14 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
             const struct statistics st = given_statistics(plan, 0, e.first + i);
             const double rest = (plan->is_double ? st.mean : (double)(float)st.mean) - st.mean;
             for (int64_t index = 0; index < plan->pieces; index++) {
-                const double *partial = slot->partials + index * 2 * plan->entries;
+                const double *partial = state->partials + index * 2 * plan->entries;
                 all[i] += partial[i];
                 centred[i] += st.rstd * (partial[plan->entries + i] + rest * partial[i]);
             }
         }
     } else if (p->columns || plan->batch) {
         for (int64_t index = 0; index < plan->pieces; index++) {
-            const double *restrict first = slot->partials + index * 2 * plan->entries, *restrict second = first + plan->entries;
+            const double *restrict first = state->partials + index * 2 * plan->entries, *restrict second = first + plan->entries;
             for (int64_t i = 0; i < e.count; i++) {
                 all[i] += first[i];
                 centred[i] += second[i];
@@ -347,7 +347,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         }
     } else {
         for (int64_t part = 0; part < plan->parts; part++) {
-            const double *restrict first = slot->partials + 2 * part * plan->set_channels, *restrict second = first + plan->set_channels;
+            const double *restrict first = state->partials + 2 * part * plan->set_channels, *restrict second = first + plan->set_channels;
             for (int64_t i = 0; i < e.count; i++) {
                 all[i] += first[i];
                 centred[i] += second[i];
@@ -401,16 +401,16 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         }
     }
     if (plan->dependent)
-        backward_coefficients(plan, &slot->c, team->sums, set);
+        backward_coefficients(plan, &state->c, team->sums, set);
 }
 
 void normfuse_finish_set(const struct plan *plan, struct team *team, int64_t set)
 {
-    struct slot *slot = &team->slot[set & 1];
+    struct set_state *state = &team->state[set & 1];
     if (plan->backward)
-        finish_backward(plan, team, slot, set);
+        finish_backward(plan, team, state, set);
     else
-        finish_forward(plan, team, slot, set);
+        finish_forward(plan, team, state, set);
 }
 
 void normfuse_finish_samples(const struct plan *plan)
