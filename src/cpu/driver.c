@@ -7,7 +7,7 @@
  * and everything is joined in one fixed order, so threads and instruction sets cannot change a bit.
  *
  * A team of threads walks the sets in order, one step a set: apply piece p of set s, then reduce piece p of set s + 1,
- * whose values the apply part has asked for ahead of time (prefetch), so that reads from memory overlap the stores.
+ * whose values the apply part has prefetched, so that reads from memory overlap the stores.
  * Where sets are small each thread is a team of its own over a range of sets; where they are large all threads are one
  * team. A step waits for the set before it to be joined; that never deadlocks, whatever runs the threads, since pieces
  * are claimed in order and a claimed piece waits for nothing but steps already claimed. */

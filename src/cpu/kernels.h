@@ -38,7 +38,7 @@ struct normfuse_pass {
     int32_t activation;
     double act_param;
     bool stream;      /* affine passes: write y past the cache, */
-    ptrdiff_t ahead_x, ahead_dy; /* and ask for what is so many bytes from each x and dy that is read; 0: nothing */
+    ptrdiff_t ahead_x, ahead_dy; /* and prefetch what is so many bytes from each x and dy that is read; 0: nothing */
 };
 
 /* PASS(name, what it does) */
@@ -61,7 +61,7 @@ struct normfuse_passes {
 #define PASS(name) normfuse_pass_function name;
     NORMFUSE_FOR_EACH_PASS(PASS)
 #undef PASS
-    /* n adjacent values to the compute type, or onto what is there; asks for what is so many bytes behind each. `to` has room
+    /* n adjacent values to the compute type, or onto what is there; prefetches what is so many bytes behind each. `to` has room
      * for whole vectors. */
     void (*load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t ahead);
     /* and back, rounded; stream: past the cache */

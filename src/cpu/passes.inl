@@ -128,7 +128,7 @@ BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, const boo
     const T *x = ROW(const T *, x, r);
     size_t c = 0;
     for (; c + LINE <= s->n; c += LINE) {
-        for (size_t j = 0; j < TOGETHER; j++) /* addresses of no value are only asked for, not read */
+        for (size_t j = 0; j < TOGETHER; j++) /* addresses of no value are only prefetched, not read */
             __builtin_prefetch(is_long ? ROW(const T *, x, r + TOGETHER + j) + c : x + c * TOGETHER + j * LINE + ahead, 0, 3);
         for (size_t i = c; i < c + LINE; i += W) {
             R *sums = (R *)s->sum + i, *squares = (R *)s->square + i;

@@ -292,7 +292,7 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
     return t;
 }
 
-/* Bytes from a tile of a set to the same tile of the next set, which the apply part asks for while it stores; 0: none. */
+/* Bytes from a tile of a set to the same tile of the next set, which the apply part prefetches while it stores; 0: none. */
 static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next)
 {
     if (next < 0 || plan->staged)
@@ -776,7 +776,7 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct se
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = pass_of_tile(plan, w, &state->c, t, i, !plan->reduce);
-    if (!p->y.data) /* u alone was asked for */
+    if (!p->y.data) /* u alone is requested */
         return;
     s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
     s.stream = plan->stream && direct(plan, &p->y);

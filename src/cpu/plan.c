@@ -233,8 +233,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
 
     /* How it is run changes no bits. */
     const int64_t values = problem->n * problem->c * problem->s;
-    const int64_t asked = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
-    const int64_t maximum = smaller(asked, NORMFUSE_MAX_THREADS);
+    const int64_t requested = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
+    const int64_t maximum = smaller(requested, NORMFUSE_MAX_THREADS);
     plan->threads = (int32_t)larger(1, smaller(maximum, values / PIECE_VALUES));
     const int64_t bytes = values * (int64_t)plan->type_bytes, l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const struct normfuse_view *out = plan->backward ? &p->dx : &p->y;
@@ -269,7 +269,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
-    /* asking ahead helps where a thread computes for longer than it waits: docs/decisions/0004 */
+    /* prefetching helps where a thread computes for longer than it waits: docs/decisions/0004 */
     const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6;
     plan->ahead = (p->columns ? busy || plan->type_bytes == 2 : plan->batch || !plan->backward) && !plan->staged;
     plan->back_and_forth = set_bytes > l2 * plan->threads;

@@ -168,7 +168,7 @@ struct plan {
     _Atomic int64_t next_task;
     int32_t threads;
     bool teams_of_one;
-    bool ahead; /* the apply part asks for the next set's values */
+    bool ahead; /* the apply part prefetches the next set's values */
     bool back_and_forth; /* a set outgrows the cache: every step walks it the other way, from what was read last */
     int64_t tasks, sets_per_task, group_ranges, blocks_per_task;
 };

@@ -320,7 +320,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     load_u(plan, w, t);
     plan->small->moments(&s);
     finish_sets(plan, w, t);
-    if (!p->y.data) /* u alone was asked for */
+    if (!p->y.data) /* u alone is requested */
         return;
     s.z = w->z;
     plan->small->normalize(&s);
