@@ -108,7 +108,7 @@ class Panel:
 
 def find(pattern):
     """The file that fits, the newest of several by its name; None: there is none yet."""
-    return max((ROOT / RESULTS).glob(pattern + ".jsonl"), default=None)
+    return max((ROOT / RESULTS).glob(pattern if pattern.endswith(".json") else pattern + ".jsonl"), default=None)
 
 
 def read(path):
@@ -421,6 +421,13 @@ def draws_gpu(*paths):
     return markdown(["drawn problems", "number", "geometric mean", "nine of ten, at most", "worst"], lines)
 
 
+def host(*paths):
+    """Parts of stock's host time, a line a case of bench/overhead.py, a column a file."""
+    each = [{row["case"]: row["ratio"] for row in json.loads(path.read_text())["rows"]} for path in paths]
+    return markdown(["", "CPU", "one H200"], [[case.replace("install: ", "under `nft.install()`: "), *(f"{ratios[case]:.2f}" for ratios in each)]
+                                              for case in each[0]])
+
+
 def headline(model_rows, bars, others, cpu):
     models_, (ours, theirs) = collections.defaultdict(dict), ({}, {})
     for row in read(model_rows):
@@ -454,6 +461,7 @@ TABLES = {
     "peers-gpu": (peers_gpu, ["2026-11-24-h200-bars", "2026-11-21-h200-peers"]),
     "models-gpu": (models_gpu, ["2026-11-22-h200-models"]),
     "draws-gpu": (draws_gpu, ["2026-11-23-h200-random-activations", "2026-11-24-h200-random-small"]),
+    "host": (host, ["*-epyc*-overhead.json", "2026-11-22-h200-overhead.json"]),
     "headline": (headline, ["2026-11-22-h200-models", "2026-11-24-h200-bars", "2026-11-21-h200-peers", "2026-11-21-epyc-zen4-peers"]),
 }
 
