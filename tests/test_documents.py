@@ -9,7 +9,9 @@ A fenced block says its language, and each language has a test:
   c, cpp   a program (it has a main) is compiled and run, one that includes <cuda.h> on the stand-in for a GPU
            (fake_gpu.c), which computes nothing; anything else stands line for line in a file that the page links to
   cmake    stands line for line in a project of tests/consumers
-  sh       normfuse runs (bench and check as --list), make knows the target, files that are named exist
+  sh       normfuse and python -m normfuse run (bench and check as --list). A block with cc runs whole, in a home where the
+           library is installed, and so does what it compiled. make knows the target and files that are named exist;
+           make, pip and cmake themselves run in the checks of wheels, of an installed tree and of a release
   console  lines after "$ " run, and print what follows; a line "..." stands for any lines
   text     no code: formulas, messages, output
 Needs the standard library and pytest; Python pages need what they import, and are skipped without it."""
@@ -309,9 +311,40 @@ def commands(text):
             yield words
 
 
+def compiles(text, tmp_path):
+    """Runs a block with cc as one who has done `make install PREFIX=$HOME/.local`, and the programs that it made."""
+    home = tmp_path / "home"
+    cmake = re.search(r"^CMAKE_COMMAND:INTERNAL=(.+)$", (BUILD / "CMakeCache.txt").read_text(), re.M).group(1)
+    subprocess.run([cmake, "--install", BUILD, "--prefix", home / ".local"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    for name in ("app.c", "group_norm.c"):
+        shutil.copy(ROOT / "examples/group_norm.c", tmp_path / name)
+    programs = [words[words.index("-o") + 1] for words in commands(text) if words[0] == "cc"]
+    script = "set -e\n" + text + "".join(f"\n./{program}" for program in programs)
+    clean = {key: value for key, value in os.environ.items() if key not in ("PKG_CONFIG_PATH", "LD_LIBRARY_PATH")}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={**clean, "HOME": str(home)}, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert done.returncode == 0 and "y = -0.2669" in done.stdout, done.stdout[-2000:]
+
+
+def onnx_model(path):
+    """A group norm."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8, 4, 4]) for name in "xy")
+    ones = [onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, [8], [1.0] * 8) for name in ("w", "b")]
+    node = onnx.helper.make_node("GroupNormalization", ["x", "w", "b"], ["y"], num_groups=2)
+    graph = onnx.helper.make_graph([node], "g", [x], [y], ones)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+
+
 @pytest.mark.parametrize("page", with_blocks("sh"))
 def test_sh(page, tmp_path):
     arrays(tmp_path)
+    for text in blocks(page, "sh"):
+        if re.search("^cc ", text, re.M):
+            if not shutil.which("pkg-config") or not shutil.which("cc"):
+                pytest.skip("pkg-config or cc is not installed")
+            compiles(text, tmp_path)
     for words in (words for text in blocks(page, "sh") for words in commands(text)):
         program, *rest = words
         for word in rest:
@@ -329,6 +362,14 @@ def test_sh(page, tmp_path):
             targets = [word for word in rest if "=" not in word]
             known = re.search(r"^\.PHONY: ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
             assert set(targets) <= set(known), f"make has no {targets}"
+        elif program == "python" and rest[0] == "-m" and rest[1].startswith("normfuse"):
+            if importlib.util.find_spec("numpy") is None:
+                pytest.skip("not installed: numpy")
+            if rest[1] == "normfuse.onnx":
+                onnx_model(tmp_path / "unet.onnx")
+            done = subprocess.run([sys.executable, *rest], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, timeout=120)
+            assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-500:]}"
         elif "/" in program:
             assert (ROOT / program).exists() or program.startswith("build/"), f"{program}: no such file"
         else:
