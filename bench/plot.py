@@ -440,7 +440,7 @@ def headline(model_rows, bars, others, cpu):
     names = of_floor([cpu])["group_norm 1x512x128x128 silu"]["fwd"]
     return markdown(["", "the fastest of the others", "normfuse"], [
         ["ResNet-50 with group norm, training step, batch 256, one H200",
-         f"{resnet['stock_compile']:.1f} ms (torch.compile)", f"{min(resnet['normfuse'], resnet['normfuse_compile']):.1f} ms"],
+         f"{resnet['stock_compile']:.1f} ms (PyTorch compiled)", f"{min(resnet['normfuse'], resnet['normfuse_compile']):.1f} ms"],
         ["group norm with SiLU, 2x320x64x64 f16 channels-last, one H200, forward and backward",
          *(f"{figures3(table['fwd'])} + {figures3(table['bwd'])} us" for table in (theirs, ours))],
         ["group norm with SiLU, 1x512x128x128 f32, two cores of a CPU, forward",
