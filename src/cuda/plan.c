@@ -14,12 +14,11 @@
 static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
                               enum normfuse_cuda_kernel kernel, int64_t items, int64_t parts)
 {
-    /* A warp each, several to a block; a block each where a warp would go round often. */
-    const bool many = parts > 256;
+    const int64_t lanes = normfuse_cuda_lanes_of_parts(parts), threads = most(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
-    *step = (struct step){.kernel = kernel, .threads = many ? 256 : 128, .blocks = many ? items : divide_up(items, 4)};
+    *step = (struct step){.kernel = kernel, .threads = (uint32_t)threads, .blocks = divide_up(items, threads / lanes)};
     step->geometry = *geometry;
-    step->geometry.lanes = many ? 256 : 32;
+    step->geometry.lanes = (int32_t)lanes;
     step->geometry.totals_blocks = 0;
     return step;
 }

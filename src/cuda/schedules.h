@@ -29,10 +29,7 @@ struct step {
 /* One way of holding norm groups on the chip. */
 struct schedule {
     const char *name;
-    /* NULL: it may take this; else why it cannot. refuse and yield may be NULL. */
-    const char *(*refuse)(const struct shape *);
-    /* Why it leaves this to the best of those before it. */
-    const char *(*yield)(const struct shape *, const struct step *best);
+    const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
     int (*variants)(const struct shape *); /* sizes of blocks and clusters; NULL: one */
     /* NULL: `step`, zeros but for what this sets; else why not. A schedule without this holds nothing: two passes. */
     const char *(*configure)(const struct shape *, int variant, struct step *step);
@@ -68,6 +65,12 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 /* Whether these are the better ones for a plain gradient without statistics. */
 bool normfuse_cuda_has_short_rows(const struct shape *shape);
+
+/* Threads of a small kernel that share what has so many parts: a warp, or a block where a warp would go round often. */
+static inline int64_t normfuse_cuda_lanes_of_parts(int64_t parts)
+{
+    return parts > 256 ? 256 : 32;
+}
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 /* Blocks of a step that run at the same time. */

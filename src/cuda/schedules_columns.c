@@ -220,6 +220,13 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     return resident > 0 ? NULL : "no block is resident";
 }
 
+/* Microseconds that the kernel of the parameters' gradients takes for the parts of a channel, which a lane adds one
+ * after the other. */
+static double gradients_time(int64_t parts)
+{
+    return (double)divide_up(parts, normfuse_cuda_lanes_of_parts(parts));
+}
+
 /* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,
  * and what the blocks wait for one another. */
 static double estimate(const struct shape *shape, const struct step *step)
@@ -256,7 +263,9 @@ static double estimate(const struct shape *shape, const struct step *step)
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
     if (shape->wants_gradients && !finds_gradients(step) &&
         (is_cluster || parts_of_channel > policy->most_parts_of_last[1]))
-        time += policy->gradients_wait;
+        /* Nothing hides it behind compact kernels: 43x256x5x13 bf16 9.8 us, grid_registers 8.2; 24x96x98 7.4 and 7.0;
+         * 160x1248x7 27.4. */
+        time += policy->gradients_wait + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
     time += policy->columns_start[shape->direction];
     if (is_cluster)
         return time + (step->cluster > 1
@@ -264,6 +273,10 @@ static double estimate(const struct shape *shape, const struct step *step)
                                  policy->compact_wave * (waves - 1.0)
                            : 0.0);
     time += policy->not_compact[shape->direction];
+    /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins:
+     * instance norm 36x6x416x380 bf16, four rows, 88.6 us, two passes 69.9; 16x255x1960 f16, eight, 37.8. */
+    if (shape->direction == FORWARD && g->folded > 1)
+        time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -290,12 +303,19 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
 {
     (void)step;
     const struct normfuse_cuda_policy *const policy = shape->policy;
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = group_of(shape->problem);
-    const double wide = shape->problem->columns && d == 1 && vectors > widest_of(d) ? policy->twice_wide : 1.0;
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = group_of(p);
+    const double wide = p->columns && d == 1 && vectors > widest_of(d) ? policy->twice_wide : 1.0;
+    /* Forward a warp of the kernel between has each norm group: 169x379x20x8 f16 with 379 groups 89.6 us, 4096x512 with
+     * 32 168, 16384x1024 f32 with 64 1181. */
+    const double joined =
+        shape->direction == FORWARD ? 0.001 * (double)(p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n * p->groups)
+        : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
+                                    : 0.0;
     if (normfuse_experiment("WIDTH", 0) || normfuse_experiment("PARTS", 0) || normfuse_experiment("EXCHANGE", -1) >= 0)
         return INFINITY;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
-           policy->twice_wait[shape->direction];
+           policy->twice_wait[p->columns][shape->direction] + joined;
 }
 
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with

@@ -217,23 +217,11 @@ static double estimate_registers(const struct shape *shape, const struct step *s
     return shape->bytes * policy->spread_stretch / policy->bytes_a_microsecond + policy->spread_meeting;
 }
 
-/* What clusters do at once, with the gradients, waits less than the whole grid: 1x256x64x64 f16 backward 7.9 us, the
- * grid 9.1; 2x2560x8x8 5.2 and 8.0; in two waves 2x640x32x32 12.1 and 9.4. */
-static const char *yield_to_cluster(const struct shape *shape, const struct step *best)
-{
-    return shape->direction == BACKWARD && best->threads > 0 && is_of(best, NORMFUSE_SCHEDULE_cluster) &&
-                   is_resident(shape, best) && (!shape->wants_gradients || finds_gradients(best))
-               ? "clusters do it at once"
-               : NULL;
-}
-
 const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
                                                      .refuse = refuse_pipeline,
-                                                     .yield = yield_to_cluster,
                                                      .configure = configure_pipeline,
                                                      .estimate = estimate_pipeline};
 const struct schedule normfuse_cuda_grid_registers = {.name = "grid_registers",
                                                       .refuse = refuse_registers,
-                                                      .yield = yield_to_cluster,
                                                       .configure = configure_registers,
                                                       .estimate = estimate_registers};
