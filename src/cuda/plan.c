@@ -61,13 +61,12 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const struct normfuse_problem *const p = shape->problem;
     const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
     const int64_t samples = g->sums_by_channel ? 1 : p->n;
-    const int64_t most_parts = shape->policy->most_parts_of_last[p->columns];
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
-        spans_samples(step, p->columns) || samples * g->sum_slots > normfuse_experiment("LAST", most_parts) ||
+        spans_samples(step, p->columns) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;

@@ -79,9 +79,9 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     /* Half of the multiprocessors draw most of the bandwidth. */
     const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / multiprocessors);
     double time =
-        shape->bytes / (policy->bytes_a_microsecond * reach * filled) + policy->columns_start[shape->direction];
+        shape->bytes / (policy->bytes_a_microsecond * reach * filled) + normfuse_cuda_start[shape->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += policy->cluster_wait;
+        time += normfuse_cuda_cluster_wait;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
         time += policy->grid_wait[shape->direction] * (double)divide_up(g->sets, g->teams) + part_wait * g->parts;
     return time;

@@ -5,6 +5,13 @@
 
 #include <math.h>
 
+enum {
+    COLUMN_THREADS = 256,
+    /* Of what is not held, and twice as many where blocks have parts of rows. Batch norm 256x64x112x112: 128 331 us, 256
+     * 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105, in two waves 89, and of 512 84. */
+    PASSING_THREADS = 256
+};
+
 /* Vectors of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
  * number, or of rows folded all. */
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
@@ -126,7 +133,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         g->lane_bits--;
     const int64_t vectors = normfuse_cuda_most_vectors_of_group(shape, groups, g->group);
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
-    const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads) - (gives ? 32 : 0);
+    const int64_t most_threads = normfuse_experiment("THREADS", COLUMN_THREADS) - (gives ? 32 : 0);
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
@@ -231,6 +238,21 @@ static double gradients_time(int64_t parts)
  * and what the blocks wait for one another. */
 static double estimate(const struct shape *shape, const struct step *step)
 {
+    /* Copies of column blocks beside whole rows: rows narrower than this take so much longer. */
+    static const struct {
+        double bytes, stretch;
+    } widths[] = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}};
+    /* For each block of a cluster, where more than one wave of them runs: 256x512x56x56 bf16 NHWC in clusters of 8 450
+     * us, of 16 487, twice 635, the whole grid, more than once, 941. */
+    static const double cluster_gap[2] = {0.016, 0.1}, GRID_ROUNDS = 1.8;
+    /* Other kernels than compact ones, in few waves times the memory's time, and microseconds more. f16 NHWC:
+     * 8x1920x32x32 32.0 us, the pipeline 27.7; backward 4x960x32x32 27.2 and 15.2, 8x1920x16x16 19.2 and 17.8. */
+    static const double few_waves[2] = {1.2, 1.4}, not_compact[2] = {2.2, 4.3};
+    /* What a compact cluster takes, the square of its blocks, and each further wave: f16 NHWC with SiLU, 2x1280x8x8 3.0
+     * us, clusters 3.8, not compact 5.0; backward 4.7 and 8.7; 2x1280x16x16 4.0 and 6.3, backward 6.2 and 10.8;
+     * 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7; 8x320x32x32, one wave, 7.6; 8x640x32x32, five, 21.7. */
+    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8;
+    static const double GRADIENTS = 2.0; /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int32_t a_multiprocessor =
@@ -241,11 +263,9 @@ static double estimate(const struct shape *shape, const struct step *step)
     const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
     const double width_bytes = (double)g->width * (double)shape->vector_bytes;
     double stretch = 1.0;
-    for (int i = 0; i < NORMFUSE_CUDA_WIDTHS; i++)
-        if (width_bytes < policy->widths[i].bytes && g->blocks_wide > 1) {
-            stretch = policy->widths[i].stretch;
-            break;
-        }
+    for (size_t i = 0; i < sizeof widths / sizeof *widths && stretch == 1.0 && g->blocks_wide > 1; i++)
+        if (width_bytes < widths[i].bytes)
+            stretch = widths[i].stretch;
     const double waves = ceil((double)step->blocks / (double)slots);
     const double busy = (double)step->blocks / (waves * (double)slots);
     /* Half of the multiprocessors draw most of the bandwidth. */
@@ -253,38 +273,36 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
     double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
     if (!is_cluster && waves < 4.0)
-        time *= policy->columns_stretch[shape->direction];
+        time *= few_waves[shape->direction];
     if (a_multiprocessor == 1 && waves > 1.0)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
     if (step->cluster > 1 && waves > 1.0)
-        time *= 1.0 + policy->cluster_gap[shape->direction] * step->cluster;
+        time *= 1.0 + cluster_gap[shape->direction] * step->cluster;
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
     if (shape->wants_gradients && !finds_gradients(step) &&
-        (is_cluster || parts_of_channel > policy->most_parts_of_last[1]))
+        (is_cluster || parts_of_channel > NORMFUSE_CUDA_PARTS_OF_LAST))
         /* Nothing hides it behind compact kernels: 43x256x5x13 bf16 9.8 us, grid_registers 8.2; 24x96x98 7.4 and 7.0;
          * 160x1248x7 27.4. */
-        time += policy->gradients_wait + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
-    time += policy->columns_start[shape->direction];
+        time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
+    time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
-        return time + (step->cluster > 1
-                           ? policy->compact_wait[0] + policy->compact_wait[1] * step->cluster * step->cluster +
-                                 policy->compact_wave * (waves - 1.0)
-                           : 0.0);
-    time += policy->not_compact[shape->direction];
+        return time + (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
+    time += not_compact[shape->direction];
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins:
      * instance norm 36x6x416x380 bf16, four rows, 88.6 us, two passes 69.9; 16x255x1960 f16, eight, 37.8. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
+        /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1. */
+        time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
-            time *= policy->grid_rounds; /* all multiprocessors read, then all write */
+            time *= GRID_ROUNDS; /* all multiprocessors read, then all write */
         time += policy->grid_wait[shape->direction] * rounds +
                 (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
@@ -369,7 +387,7 @@ static const char *begin_variant(const struct shape *shape, int number, struct s
     if (width > 512 || (only_width && width != only_width))
         return "rows are too wide for a block";
     *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = number % WAYS >= 8};
-    const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads << variant->twice);
+    const int64_t most_threads = normfuse_experiment("THREADS", COLUMN_THREADS << variant->twice);
     variant->at_most = least(most(1, most_threads / width), normfuse_cuda_most_at_once(shape, d));
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
      * else 24.3.
@@ -482,7 +500,12 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {&normfuse_cuda
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
+    /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
+     * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
+     * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
+    static const int32_t known_threads[2] = {256, 512}, known_waves[2] = {4, 2}, known_passes[2] = {1, 8},
+                         added_passes[2] = {4, 8};
+    enum { PARTED_WAVES = 2 };
     const bool known = shape->known || shape->added;
     const enum normfuse_cuda_schedule small = shape->known               ? NORMFUSE_SCHEDULE_elementwise
                                               : shape->added             ? NORMFUSE_SCHEDULE_elementwise_residual
@@ -494,14 +517,15 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t most_threads = normfuse_experiment("PASSING", known ? policy->known_threads[shape->direction]
-                                                                : policy->passing_column_threads[parted]);
+    int64_t most_threads = normfuse_experiment("PASSING", known    ? known_threads[shape->direction]
+                                                       : parted ? 2 * PASSING_THREADS
+                                                                : PASSING_THREADS);
     uint32_t threads;
-    for (;; most_threads = policy->passing_column_threads[0]) {
+    for (;; most_threads = PASSING_THREADS) {
         threads = whole_warps(width * least(most(1, most_threads / width), at_most));
         if (settle_columns(shape, step, small, threads / width * slots, threads, 1, sums))
             break;
-        if (most_threads <= policy->passing_column_threads[0])
+        if (most_threads <= PASSING_THREADS)
             return false;
     }
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
@@ -509,14 +533,14 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
     const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES",
-                                              known && !sums    ? policy->known_waves[shape->direction]
-                                              : parted && !sums ? policy->parted_waves
-                                                                : policy->passing_waves[shape->direction][sums]);
+                                              known && !sums    ? known_waves[shape->direction]
+                                              : parted && !sums ? PARTED_WAVES
+                                                                : normfuse_cuda_passing_waves[sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums           ? most(1, 128 / slots)
-                           : shape->added ? normfuse_experiment("PASSES", policy->added_passes[shape->direction])
-                           : shape->known ? normfuse_experiment("PASSES", policy->known_passes[shape->direction])
+                           : shape->added ? normfuse_experiment("PASSES", added_passes[shape->direction])
+                           : shape->known ? normfuse_experiment("PASSES", known_passes[shape->direction])
                                           : normfuse_experiment("PASSES", 4));
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     if (sums && normfuse_experiment("INTERLEAVE", 1)) {

@@ -5,6 +5,13 @@
 
 #include <math.h>
 
+enum {
+    /* That sum: f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of 160
+     * 14.6, two of 160 15.2. */
+    GRID_THREADS = 320,
+    L2_AGAIN_BYTES = 200 << 20 /* that is read again, above which the L2 is not told what to keep */
+};
+
 /* Shared memory of a grid pipeline. */
 static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t stages,
                              int64_t at_once, bool gives)
@@ -40,11 +47,14 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
      * what the kernels have in shared memory beside what is asked for. */
     enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 160, STATIC_BYTES = 1024 };
+    /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5;
+     * 1x256x512x512 of 4 110.3, of 8 109.3. */
+    static const int32_t tile_slots[2] = {8, 4};
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
-    const int64_t most_threads = normfuse_experiment("GRID_THREADS", shape->policy->grid_threads);
+    const int64_t most_threads = normfuse_experiment("GRID_THREADS", GRID_THREADS);
     if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > most_threads)
         return false;
     int64_t parts = shape->device->multiprocessors / teams, part_rows = divide_up(g->rows, parts);
@@ -65,7 +75,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     const int64_t beside_pipeline = bytes_of_grid(shape, g, 0, at_once, gives);
     const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_pipeline;
     const int64_t slots =
-        least(normfuse_experiment("TILE", shape->policy->grid_tile[shape->direction]), divide_up(part_rows, at_once));
+        least(normfuse_experiment("TILE", tile_slots[shape->direction]), divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
@@ -99,7 +109,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = teams * parts * stage_bytes;
-    of->soon = (tiles - stages) * turn_bytes <= shape->policy->l2_again_bytes
+    of->soon = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES
                    ? (int32_t)((normfuse_experiment("SOON", 32) << 20) / turn_bytes)
                    : 0;
     g->by_pieces = normfuse_cuda_divisor_of(g->group);
@@ -141,7 +151,18 @@ static const char *configure_pipeline(const struct shape *shape, int variant, st
 /* The memory's time, what is read again, and what blocks wait for one another. */
 static double estimate_pipeline(const struct shape *shape, const struct step *step)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
+    /* Times the memory's time, all and what is read again beside that; microseconds that blocks wait for one another,
+     * for each channel, for batch norm once more and for its channels, and for each further round of one sample.
+     * 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and 630),
+     * 256x512x56x56 bf16 backward 800; f16 backward 1x320x32x32 8.8, 1x2560x16x16 14.3. Batch norm f16 NHWC:
+     * 256x2048x7x7 50.5 (clusters 58.3), 32x512x28x28 backward 41 (twice 60), 32x64x56x56 17.5 (registers over the grid
+     * 22.4), backward 24 (39), 4x64x56x56 9.8, backward 13.0, 4x2048x7x7 14.0, 13.6. With 32 MB kept in the L2:
+     * 256x2048x7x7 46.7 us for 50, backward 70.3 for 73.0; 1x256x512x512 104.4 for 108.1. */
+    static const double AGAIN = 0.85;
+    static const struct {
+        double stretch, wait, channel, batch, batch_channel, round;
+    } of[2] = {{1.22, 5.5, 0.0, 2.0, 0.0022, 8.5}, {1.15, 8.0, 0.0013, 0.5, 0.0007, 5.5}};
+    const int d = shape->direction;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const double rounds = (double)divide_up(shape->problem->n, g->teams);
     const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
@@ -151,14 +172,10 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     const double busy =
         (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->teams);
     const double channels = (double)g->width * shape->elements;
-    return shape->bytes *
-               (policy->grid_stretch[shape->direction] + reads * policy->grid_again[shape->direction] * again) /
-               (policy->bytes_a_microsecond * busy) +
-           policy->grid_meeting[shape->direction] + channels * policy->grid_channel[shape->direction] +
-           (shape->batch
-                ? policy->grid_batch[shape->direction] + channels * policy->grid_batch_channel[shape->direction]
-                : 0.0) +
-           policy->grid_round[shape->direction] * (rounds - 1.0) / g->teams;
+    return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
+           of[d].wait + channels * of[d].channel +
+           (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
+           of[d].round * (rounds - 1.0) / g->teams;
 }
 
 static const char *refuse_registers(const struct shape *shape)
@@ -181,7 +198,7 @@ static const char *configure_registers(const struct shape *shape, int variant, s
     step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p));
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
-    const int64_t most_threads = shape->policy->grid_threads;
+    const int64_t most_threads = GRID_THREADS;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
     if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > most_threads)
         return "samples are too many, or rows too wide";
@@ -213,8 +230,9 @@ static const char *configure_registers(const struct shape *shape, int variant, s
 static double estimate_registers(const struct shape *shape, const struct step *step)
 {
     (void)step;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    return shape->bytes * policy->spread_stretch / policy->bytes_a_microsecond + policy->spread_meeting;
+    /* f16 NHWC with SiLU: 2x640x32x32 9.4 us, clusters 12.1; 2x320x64x64 12.8, from pipelines 13.4; 1x256x32x32 7.5, a
+     * cluster 5.1. */
+    return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
 }
 
 const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",

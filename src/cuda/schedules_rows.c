@@ -160,14 +160,15 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
+    enum { LEAST_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors, only = normfuse_experiment("PARTS", 0);
     int64_t parts = divide_up(set_bytes, policy->part_bytes[shape->direction]);
     if (g->sets * parts < blocks_wanted)
-        parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
+        parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / LEAST_PART_BYTES));
     parts = most(1, only != 0 ? only : parts);
     struct split split = {.kept = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
-    int64_t threads = normfuse_experiment("THREADS", policy->many_threads[shape->direction]);
+    int64_t threads = normfuse_experiment("THREADS", 256);
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1)
@@ -273,6 +274,7 @@ static const char *configure_rounds(const struct shape *shape, int variant, stru
     enum { FEW_VECTORS = 32 };
     if (g.rows < FEW_VECTORS)
         return "a norm group is small";
+    static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
     double least_time = INFINITY;
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
      * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
@@ -281,7 +283,7 @@ static const char *configure_rounds(const struct shape *shape, int variant, stru
         struct step trial;
         if ((only != 0 && teams != only) || !settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
             continue;
-        const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + shape->policy->round_wait;
+        const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
         const double time = (double)divide_up(sets, teams) * round;
         if (time < least_time) {
             least_time = time;
@@ -358,14 +360,15 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     const int64_t more =
         stream ? 0 : normfuse_experiment("SLOTS", shape->policy->passing_slots[shape->direction][sums]);
     const int64_t slots = vectors_of(shape, small) + more;
-    const int64_t threads = least(normfuse_experiment("PASSING", shape->policy->passing_threads[stream && !sums]),
+    /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142. */
+    const int64_t threads = least(normfuse_experiment("PASSING", stream && !sums ? 64 : 128),
                                   whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
     if (stream) {
-        const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES", shape->policy->passing_waves[0][sums]);
+        const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES", normfuse_cuda_passing_waves[sums]);
         const int64_t resident = (int64_t)normfuse_cuda_blocks_per_multiprocessor(
                                      shape->device, kernel_of(shape, small), (uint32_t)threads, 1024) *
                                  shape->device->multiprocessors;
