@@ -155,7 +155,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0;
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
@@ -163,7 +163,8 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, given, false);
     bool kept = false;
     if (statistics && applies && p->y.data != NULL && !empty)
-        kept = can_keep && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
+        kept =
+            keeps_additions(shape) && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
     if (!kept) {
         const struct normfuse_cuda_geometry *summed = &nothing;
         /* The sums are of x alone where nothing is added to it. */
@@ -206,7 +207,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0;
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
@@ -224,7 +225,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                 return false;
             plan->sums_geometry = plan->steps[0].geometry;
         } else if (wants_dx && centred && sums) {
-            kept = can_keep && add_step(shape, plan, both, source, true);
+            kept = keeps_additions(shape) && add_step(shape, plan, both, source, true);
             if (kept) {
                 struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;

@@ -84,16 +84,17 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
 };
 
 /* What every kernel of columns takes beside the memory's time, in microseconds: 2x1280x16x16 f16 4.0 us, of bytes and
- * clusters 1.8; backward 6.3 and 2.8. What the blocks of a cluster wait for one another: batch norm 32x2048x7x7 f16 NHWC,
- * clusters of 8 14.4 us, the grid 12.2. */
+ * clusters 1.8; backward 6.3 and 2.8. What the blocks of a cluster wait for one another: batch norm 32x2048x7x7 f16
+ * NHWC, clusters of 8 14.4 us, the grid 12.2. */
 static const double normfuse_cuda_start[2] = {1.3, 2.6}, normfuse_cuda_cluster_wait = 3.5;
 
 /* Waves of blocks at least, of results and of sums: 1x256x512x512 NHWC backward, sums in 1 wave 174 us, 2 177. */
 static const int32_t normfuse_cuda_passing_waves[2] = {4, 1};
 
-/* Parts of a channel that a kernel's last block adds to gradients, where a later kernel would. NCHW: 16x640x32x32 f16, 16
- * parts, 34 us, by the last block 50; 128x1024x32x32, 8, 444 and 476; 6x1312x12x20 f16 25 and 32; 2x320x128x128 f16 36.6
- * and 36.1; one part, 16x256x14x14 f16, 12.4 and 9.5. NHWC: 8x640x16x16, 8, 11.9 and 17.9; 2x1280x8x8, 2, 8.8 and 8.8. */
+/* Parts of a channel that a kernel's last block adds to gradients, where a later kernel would. NCHW: 16x640x32x32 f16,
+ * 16 parts, 34 us, by the last block 50; 128x1024x32x32, 8, 444 and 476; 6x1312x12x20 f16 25 and 32; 2x320x128x128
+ * f16 36.6 and 36.1; one part, 16x256x14x14 f16, 12.4 and 9.5. NHWC: 8x640x16x16, 8, 11.9 and 17.9; 2x1280x8x8, 2, 8.8
+ * and 8.8. */
 enum { NORMFUSE_CUDA_PARTS_OF_LAST = 2 };
 
 static inline const struct normfuse_cuda_policy *normfuse_cuda_policy(int32_t capability)

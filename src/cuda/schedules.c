@@ -78,8 +78,7 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
     /* Half of the multiprocessors draw most of the bandwidth. */
     const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / multiprocessors);
-    double time =
-        shape->bytes / (policy->bytes_a_microsecond * reach * filled) + normfuse_cuda_start[shape->direction];
+    double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) + normfuse_cuda_start[shape->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += normfuse_cuda_cluster_wait;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
@@ -123,7 +122,8 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
         double own = INFINITY;
         const char *const reason = ask(schedule, &shape, &step, &own);
         /* What was measured takes the place of order, and no order holds where two passes take less: 1x24x651x168 f32
-         * with two groups 17.3 us; tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0, a general kernel 17.6. */
+         * with two groups 17.3 us; tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0, a general kernel 17.6.
+         */
         const bool in_order = schedule->in_order && line == NULL && 0.95 * own <= twice;
         const double tuned = line != NULL && own > 0.0 ? fmax(1e-3, line->start + line->factor * own) : own;
         const double time = in_order && reason == NULL ? fmin(0.0, own) : tuned;

@@ -30,7 +30,7 @@ struct step {
 struct schedule {
     const char *name;
     const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
-    int (*variants)(const struct shape *); /* sizes of blocks and clusters; NULL: one */
+    int (*variants)(const struct shape *);       /* sizes of blocks and clusters; NULL: one */
     /* NULL: `step`, zeros but for what this sets; else why not. A schedule without this holds nothing: two passes. */
     const char *(*configure)(const struct shape *, int variant, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */

@@ -7,8 +7,8 @@
 
 enum {
     COLUMN_THREADS = 256,
-    /* Of what is not held, and twice as many where blocks have parts of rows. Batch norm 256x64x112x112: 128 331 us, 256
-     * 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105, in two waves 89, and of 512 84. */
+    /* Of what is not held, and twice as many where blocks have parts of rows. Batch norm 256x64x112x112: 128 331 us,
+     * 256 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105, in two waves 89, and of 512 84. */
     PASSING_THREADS = 256
 };
 
@@ -133,7 +133,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         g->lane_bits--;
     const int64_t vectors = normfuse_cuda_most_vectors_of_group(shape, groups, g->group);
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
-    const int64_t most_threads = normfuse_experiment("THREADS", COLUMN_THREADS) - (gives ? 32 : 0);
+    const int64_t most_threads = COLUMN_THREADS - (gives ? 32 : 0);
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
@@ -212,7 +212,7 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
-    int64_t parts = most(1, normfuse_experiment("WAVES", 1) * resident / blocks_wide);
+    int64_t parts = most(1, resident / blocks_wide);
     if (step->shared > 0)
         parts = most(parts, divide_up(p->n * rows_of_thread, samples * MOST_SUMMED));
     parts = least(parts, rounds);
@@ -288,7 +288,8 @@ static double estimate(const struct shape *shape, const struct step *step)
         time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
-        return time + (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
+        return time +
+               (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
     time += not_compact[shape->direction];
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins:
      * instance norm 36x6x416x380 bf16, four rows, 88.6 us, two passes 69.9; 16x255x1960 f16, eight, 37.8. */
@@ -326,12 +327,10 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     const double wide = p->columns && d == 1 && vectors > widest_of(d) ? policy->twice_wide : 1.0;
     /* Forward a warp of the kernel between has each norm group: 169x379x20x8 f16 with 379 groups 89.6 us, 4096x512 with
      * 32 168, 16384x1024 f32 with 64 1181. */
-    const double joined =
-        shape->direction == FORWARD ? 0.001 * (double)(p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n * p->groups)
-        : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
-                                    : 0.0;
-    if (normfuse_experiment("WIDTH", 0) || normfuse_experiment("PARTS", 0) || normfuse_experiment("EXCHANGE", -1) >= 0)
-        return INFINITY;
+    const double joined = shape->direction == FORWARD
+                              ? 0.001 * (double)(p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n * p->groups)
+                          : shape->wants_gradients ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
+                                                   : 0.0;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
            policy->twice_wait[p->columns][shape->direction] + joined;
 }
@@ -381,14 +380,12 @@ static const char *begin_variant(const struct shape *shape, int number, struct s
 {
     static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
     const int way = number % WAYS % 8;
-    const int64_t d = group_of(shape->problem), only_width = normfuse_experiment("WIDTH", 0);
-    const int64_t only_parts = normfuse_experiment("PARTS", 0), only_exchange = normfuse_experiment("EXCHANGE", -1);
+    const int64_t d = group_of(shape->problem);
     const int64_t width = least(units_of(number) * vectors_of_unit(shape, d), normfuse_cuda_vectors_of_row(shape));
-    if (width > 512 || (only_width && width != only_width))
+    if (width > 512)
         return "rows are too wide for a block";
     *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = number % WAYS >= 8};
-    const int64_t most_threads = normfuse_experiment("THREADS", COLUMN_THREADS << variant->twice);
-    variant->at_most = least(most(1, most_threads / width), normfuse_cuda_most_at_once(shape, d));
+    variant->at_most = least(most(1, (COLUMN_THREADS << variant->twice) / width), normfuse_cuda_most_at_once(shape, d));
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
      * else 24.3.
      */
@@ -396,16 +393,12 @@ static const char *begin_variant(const struct shape *shape, int number, struct s
         return shape->has_grid_barriers ? "grid_pipeline does it better" : "there is no sync memory";
     if (clusters[way] > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    if (only_exchange >= 0 && only_exchange != (variant->grid ? 2 : clusters[way] > 1 ? 1 : 0))
-        return "another exchange is wanted";
     step->geometry = normfuse_cuda_columns_geometry(shape, width, d);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     if (variant->grid)
         choose_teams(shape, way - 5, g, &variant->parts);
-    if (only_parts && variant->parts != only_parts)
-        return "other parts are wanted";
     return variant->parts > g->rows || variant->parts < 1 ? "rows are fewer than blocks" : NULL;
 }
 
@@ -435,7 +428,7 @@ static const char *configure_split(const struct shape *shape, int number, struct
     const int64_t parts = variant.parts;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
     const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, variant.at_most);
-    const int64_t at_once = normfuse_experiment("BALANCE", 1) ? divide_up(part_rows, slots) : variant.at_most;
+    const int64_t at_once = divide_up(part_rows, slots);
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once),
                         variant.grid ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
@@ -517,9 +510,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t most_threads = normfuse_experiment("PASSING", known    ? known_threads[shape->direction]
-                                                       : parted ? 2 * PASSING_THREADS
-                                                                : PASSING_THREADS);
+    int64_t most_threads = (known ? known_threads[shape->direction] : parted ? 2 * PASSING_THREADS : PASSING_THREADS);
     uint32_t threads;
     for (;; most_threads = PASSING_THREADS) {
         threads = whole_warps(width * least(most(1, most_threads / width), at_most));
@@ -532,18 +523,17 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t resident = most(1, normfuse_cuda_resident_blocks(shape, step));
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES",
-                                              known && !sums    ? known_waves[shape->direction]
-                                              : parted && !sums ? PARTED_WAVES
-                                                                : normfuse_cuda_passing_waves[sums]);
+    const int64_t waves = (known && !sums    ? known_waves[shape->direction]
+                           : parted && !sums ? PARTED_WAVES
+                                             : normfuse_cuda_passing_waves[sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums           ? most(1, 128 / slots)
-                           : shape->added ? normfuse_experiment("PASSES", added_passes[shape->direction])
-                           : shape->known ? normfuse_experiment("PASSES", known_passes[shape->direction])
-                                          : normfuse_experiment("PASSES", 4));
+                           : shape->added ? added_passes[shape->direction]
+                           : shape->known ? known_passes[shape->direction]
+                                          : 4);
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
-    if (sums && normfuse_experiment("INTERLEAVE", 1)) {
+    if (sums) {
         const int64_t parts = most(divide_up(g->rows, 128 * at_once),
                                    least(tiles, most(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
         g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);

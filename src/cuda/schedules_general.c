@@ -173,8 +173,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
         g->piece_bits++;
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
-    of->keeps =
-        both && (shape->elements > 1 ? vectors * slot <= normfuse_experiment("KEPT", KEPT_BYTES) : vectors <= ahead);
+    of->keeps = both && (shape->elements > 1 ? vectors * slot <= KEPT_BYTES : vectors <= ahead);
     g->kept_shared = of->keeps ? (int32_t)vectors : 0;
     of->slots = (int32_t)((of->keeps ? vectors : ahead) * slot);
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;
@@ -198,7 +197,7 @@ static int variants(const struct shape *shape)
 
 static const char *refuse(const struct shape *shape)
 {
-    return shape->plain && normfuse_experiment("GENERAL_PLAIN", 0) == 0 ? "others take what nothing is added to" : NULL;
+    return shape->plain ? "others take what nothing is added to" : NULL;
 }
 
 /* Rows folded have channels of a norm group in many places: only two passes join these. */
@@ -318,7 +317,7 @@ bool normfuse_cuda_has_short_rows(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     return !p->columns && shape->direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE && shape->wants_gradients &&
-           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type)) && normfuse_experiment("SHORT", 1);
+           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
 }
 
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)

@@ -6,9 +6,10 @@
 #include <math.h>
 
 enum {
-    /* That sum: f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of 160
-     * 14.6, two of 160 15.2. */
+    /* That sum: f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of
+     * 160 14.6, two of 160 15.2. */
     GRID_THREADS = 320,
+    SOON_BYTES = 32 << 20,     /* that the L2 is told to keep */
     L2_AGAIN_BYTES = 200 << 20 /* that is read again, above which the L2 is not told what to keep */
 };
 
@@ -54,11 +55,10 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     const struct normfuse_problem *const p = shape->problem;
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
-    const int64_t most_threads = normfuse_experiment("GRID_THREADS", GRID_THREADS);
-    if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > most_threads)
+    if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > GRID_THREADS)
         return false;
     int64_t parts = shape->device->multiprocessors / teams, part_rows = divide_up(g->rows, parts);
-    const int64_t at_once = least(most_threads / g->width, part_rows);
+    const int64_t at_once = least(GRID_THREADS / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
     int64_t joined; /* of a group, by a lane */
     const int64_t channels = (int64_t)g->width * shape->elements, row_bytes = g->width * 16;
@@ -74,8 +74,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         return false;
     const int64_t beside_pipeline = bytes_of_grid(shape, g, 0, at_once, gives);
     const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_pipeline;
-    const int64_t slots =
-        least(normfuse_experiment("TILE", tile_slots[shape->direction]), divide_up(part_rows, at_once));
+    const int64_t slots = least(tile_slots[shape->direction], divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
@@ -109,9 +108,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = teams * parts * stage_bytes;
-    of->soon = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES
-                   ? (int32_t)((normfuse_experiment("SOON", 32) << 20) / turn_bytes)
-                   : 0;
+    of->soon = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(SOON_BYTES / turn_bytes) : 0;
     g->by_pieces = normfuse_cuda_divisor_of(g->group);
     g->by_set_channels = normfuse_cuda_divisor_of(shape->batch ? 1 : p->c / p->groups);
     of->by_tile = normfuse_cuda_divisor_of(tile_rows);
@@ -131,18 +128,17 @@ static const char *configure_pipeline(const struct shape *shape, int variant, st
 {
     (void)variant;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t only_rounds = normfuse_experiment("ROUNDS", 0);
     const char *const refused = refuse_pipeline(shape);
     if (refused != NULL)
         return refused;
-    for (int64_t rounds = only_rounds ? only_rounds : 1; rounds <= p->n; rounds++) {
-        if (rounds > 1 && !only_rounds && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
+    for (int64_t rounds = 1; rounds <= p->n; rounds++) {
+        if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
         *step = (struct step){
             .geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p))};
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
-             step->geometry.teams == 1 || only_rounds))
+             step->geometry.teams == 1))
             return NULL;
     }
     return "no number of samples at a time fits the stages";
@@ -173,8 +169,7 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
         (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->teams);
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
-           of[d].wait + channels * of[d].channel +
-           (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
+           of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
            of[d].round * (rounds - 1.0) / g->teams;
 }
 
@@ -198,12 +193,11 @@ static const char *configure_registers(const struct shape *shape, int variant, s
     step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p));
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
-    const int64_t most_threads = GRID_THREADS;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
-    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > most_threads)
+    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
-    const int64_t slots = divide_up(part_rows, least(most_threads / g->width, part_rows));
+    const int64_t slots = divide_up(part_rows, least(GRID_THREADS / g->width, part_rows));
     const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
         divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
@@ -235,10 +229,8 @@ static double estimate_registers(const struct shape *shape, const struct step *s
     return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
 }
 
-const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
-                                                     .refuse = refuse_pipeline,
-                                                     .configure = configure_pipeline,
-                                                     .estimate = estimate_pipeline};
+const struct schedule normfuse_cuda_grid_pipeline = {
+    .name = "grid_pipeline", .refuse = refuse_pipeline, .configure = configure_pipeline, .estimate = estimate_pipeline};
 const struct schedule normfuse_cuda_grid_registers = {.name = "grid_registers",
                                                       .refuse = refuse_registers,
                                                       .configure = configure_registers,

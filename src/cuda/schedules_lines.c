@@ -75,15 +75,14 @@ static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_
 {
     enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t wanted =
-        normfuse_experiment("LINE_SLOTS", p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots);
+    const int64_t wanted = p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots;
     const int64_t few = (int64_t)FEW_THREADS * shape->device->multiprocessors;
     int bits = 0;
     while (values > most_slots << bits || (values > wanted << bits && bits < WARP_BITS))
         bits++;
     while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
-    return (int)normfuse_experiment("LINE_BITS", bits);
+    return bits;
 }
 
 static const char *configure(const struct shape *shape, int variant, struct step *step)
@@ -98,8 +97,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
     if (slots > row->vectors || INT64_C(1) << bits > MOST_LANES)
         return "lanes are too few or too many";
-    const int64_t threads = most(normfuse_experiment("LINE_THREADS", THREADS), INT64_C(1) << bits),
-                  lines = threads >> bits;
+    const int64_t threads = most(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = least(lines / width, p->n);
     step->kernel = kernel(shape);
@@ -121,7 +119,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
     if (resident == 0)
         return "no block is resident";
     const int64_t rounds = divide_up(p->n, samples);
-    int64_t parts = most(1, normfuse_experiment("WAVES", 1) * resident / blocks_wide);
+    int64_t parts = most(1, resident / blocks_wide);
     if (shape->direction == BACKWARD && shape->wants_gradients)
         parts = most(parts, divide_up(rounds, MOST_SUMMED));
     /* As many samples for each. */

@@ -85,11 +85,8 @@ static const char *configure(const struct shape *shape, int variant, struct step
     const int64_t wanted = view.length > 0 ? 1 : widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
     const int64_t sets = least(most(1, wanted / view.group), all);
     const int64_t width = sets * view.group, at_once = least(threads / width, divide_up(view.rows, parts));
-    const int64_t only = normfuse_experiment("TILE", -1);
     if (parts > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    if (only >= 0 && only != variant)
-        return "another variant is wanted";
     if (variant >= CLUSTERS * THREADS && sets == least(most(1, wanted / 2 / view.group), all))
         return "a narrower block has as many norm groups";
     if (sets > 32 || at_once == 0)

@@ -276,9 +276,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->same_strides = have_same_strides(p);
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
-    if (shape->folded > 1 && (normfuse_experiment("FOLDED", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
+    if (shape->folded > 1 && normfuse_cuda_most_at_once(shape, d) == 0)
         shape->folded = 0;
-    if (shape->folded == 0 && shape->plain && normfuse_experiment("UNALIGNED_SAMPLES", 1)) {
+    if (shape->folded == 0 && shape->plain) {
         shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
         shape->unaligned_samples = shape->folded > 0;
     }
@@ -286,7 +286,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
     const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
     shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                       allows_unaligned_vectors(p, shape->elements) && normfuse_experiment("UNALIGNED", 1) != 0;
+                       allows_unaligned_vectors(p, shape->elements);
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)
@@ -309,7 +309,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
         (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
     shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
-                   !is_rare(p->activation) && normfuse_experiment("KNOWN", 1);
+                   !is_rare(p->activation);
     shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
     shape->added = shape->wide && !shape->plain && takes_addition(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||
