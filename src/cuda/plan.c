@@ -146,7 +146,7 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
 static bool keeps_additions(const struct shape *shape)
 {
-    return !shape->added || normfuse_cuda_holds_lines(shape);
+    return !shape->added || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
 }
 
 static bool plan_forward(const struct shape *shape, struct plan *plan)

@@ -7,7 +7,6 @@
 #define NORMFUSE_CUDA_POLICY_H
 
 #include <stdint.h>
-#include <stdlib.h>
 
 enum { NORMFUSE_CUDA_WHOLE_SIZES = 4 };
 
@@ -103,25 +102,6 @@ static inline const struct normfuse_cuda_policy *normfuse_cuda_policy(int32_t ca
     while (capability < policy->capability)
         policy++;
     return policy;
-}
-
-/* For measuring alternatives: in a build with NORMFUSE_EXPERIMENTS the environment variable NORMFUSE_EXPERIMENT_NAME
- * overrules a choice. */
-static inline int64_t normfuse_experiment(const char *name, int64_t chosen)
-{
-#if defined(NORMFUSE_EXPERIMENTS)
-    enum { PREFIX = 20 };
-    char variable[64] = "NORMFUSE_EXPERIMENT_";
-    for (int i = 0; name[i] != '\0' && i < 40; i++) {
-        variable[PREFIX + i] = name[i];
-        variable[PREFIX + 1 + i] = '\0';
-    }
-    const char *const value = getenv(variable);
-    return value != NULL ? strtoll(value, NULL, 10) : chosen;
-#else
-    (void)name;
-    return chosen;
-#endif
 }
 
 #endif

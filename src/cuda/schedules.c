@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
 {
@@ -37,20 +38,48 @@ static bool has_few_values(const struct shape *shape)
     return !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
 }
 
+enum normfuse_cuda_wish normfuse_cuda_wish(const char *schedule)
+{
+#if defined(NORMFUSE_EXPERIMENTS)
+    char variable[64];
+    snprintf(variable, sizeof variable, "NORMFUSE_EXPERIMENT_%s", schedule);
+    const char *const value = getenv(variable);
+    return value == NULL ? IN_TURN : *value == '0' ? LEFT_OUT : *value == '2' ? WANTED : IN_TURN;
+#else
+    (void)schedule;
+    return IN_TURN;
+#endif
+}
+
+const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
+{
+    const int needs = schedule->needs;
+    return normfuse_cuda_wish(schedule->name) == LEFT_OUT         ? "left out by NORMFUSE_EXPERIMENT"
+           : schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
+           : (needs & NEEDS_PLAIN) != 0 && !shape->plain          ? "it takes plain tensors"
+           : (needs & NEEDS_COMPACT) != 0 && !shape->compact
+               ? "it takes group norm of plain tensors with parameters that can be read in vectors"
+           : (needs & NEEDS_CLUSTERS) != 0 && !shape->device->clusters       ? "the device is older than 9.0"
+           : (needs & NEEDS_GRID_BARRIERS) != 0 && !shape->has_grid_barriers ? "there is no sync memory"
+           : schedule->refuse != NULL                                        ? schedule->refuse(shape)
+                                                                             : NULL;
+}
+
+bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape)
+{
+    struct step step = {0};
+    return normfuse_cuda_refused(schedule, shape) == NULL && schedule->configure(shape, &step) == NULL;
+}
+
 /* Of the variants of a schedule the cheapest. Returns why there is none. */
 static const char *ask(const struct schedule *schedule, const struct shape *shape, struct step *found, double *lowest)
 {
-    const int64_t wanted = normfuse_experiment(schedule->name, 1);
-    const char *reason = wanted == 0                                            ? "left out by NORMFUSE_EXPERIMENT"
-                         : schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
-                         : schedule->refuse != NULL                             ? schedule->refuse(shape)
-                                                                                : NULL;
+    const char *reason = normfuse_cuda_refused(schedule, shape);
     if (reason != NULL)
         return reason;
-    const int variants = schedule->variants != NULL ? schedule->variants(shape) : 1;
-    for (int variant = 0; variant < variants; variant++) {
-        struct step step = {0};
-        const char *const why = schedule->configure != NULL ? schedule->configure(shape, variant, &step) : NULL;
+    for (int variant = 0; variant < most(1, schedule->variants); variant++) {
+        struct step step = {.variant = variant};
+        const char *const why = schedule->configure != NULL ? schedule->configure(shape, &step) : NULL;
         if (why != NULL) {
             reason = why;
             continue;
@@ -61,7 +90,7 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
             *found = step;
         }
     }
-    if (wanted == 2 && *lowest < INFINITY)
+    if (normfuse_cuda_wish(schedule->name) == WANTED && *lowest < INFINITY)
         *lowest = -1.0;
     return *lowest < INFINITY ? NULL : reason != NULL ? reason : "no variant runs on this device";
 }
@@ -107,10 +136,9 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     struct shape shape = *given;
     const bool columns = shape.problem->columns;
     const struct schedule *const *list = columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
-    const struct schedule *const pipeline = &normfuse_cuda_grid_pipeline, *taken = NULL;
+    const struct schedule *taken = NULL;
     struct step step;
-    shape.has_pipeline =
-        columns && normfuse_experiment(pipeline->name, 1) != 0 && pipeline->configure(&shape, 0, &step) == NULL;
+    shape.has_pipeline = columns && normfuse_cuda_takes(&normfuse_cuda_grid_pipeline, &shape);
     const double twice = normfuse_cuda_two_pass.estimate(&shape, NULL);
     double lowest = INFINITY;
     struct normfuse_cuda_choice *const choice = normfuse_cuda_last_choice();

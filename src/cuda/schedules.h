@@ -15,6 +15,7 @@ struct step {
     enum normfuse_cuda_kernel kernel;
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
+    int variant; /* of its schedule */
     uint32_t threads, cluster;
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
@@ -26,13 +27,23 @@ struct step {
     bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
+/* What a schedule may need. */
+enum {
+    NEEDS_PLAIN = 1,   /* shape.plain */
+    NEEDS_COMPACT = 2, /* shape.compact */
+    NEEDS_CLUSTERS = 4,
+    NEEDS_GRID_BARRIERS = 8
+};
+
 /* One way of holding norm groups on the chip. */
 struct schedule {
     const char *name;
+    int needs;
     const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
-    int (*variants)(const struct shape *);       /* sizes of blocks and clusters; NULL: one */
-    /* NULL: `step`, zeros but for what this sets; else why not. A schedule without this holds nothing: two passes. */
-    const char *(*configure)(const struct shape *, int variant, struct step *step);
+    int variants;                                /* sizes of blocks and clusters; 0: one */
+    /* NULL: `step`, zeros but for its variant and what this sets; else why not. A schedule without this holds nothing:
+     * two passes. */
+    const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
     bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
 };
@@ -54,10 +65,13 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);
 /* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
-/* Whether `lines` would hold this, which it does where two passes are the choice for an addition, too. */
-bool normfuse_cuda_holds_lines(const struct shape *shape);
-/* Whether `tile` is made for these rows. */
-bool normfuse_cuda_takes_rows_as_tiles(const struct shape *shape);
+/* For measuring alternatives: in a build with NORMFUSE_EXPERIMENTS the environment variable NORMFUSE_EXPERIMENT_name
+ * leaves a schedule out (0), or has it taken also where its rules leave a call to others (2). */
+enum normfuse_cuda_wish { LEFT_OUT = 0, IN_TURN = 1, WANTED = 2 } normfuse_cuda_wish(const char *schedule);
+/* NULL: it does not refuse this. */
+const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
+/* Whether the schedule, of one variant, would hold this. */
+bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape);
 /* Two passes: a kernel that only sums, or one that writes from given statistics. False: it does not fit. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
@@ -128,6 +142,14 @@ static inline bool spans_samples(const struct step *step, bool columns)
 static inline bool is_resident(const struct shape *shape, const struct step *step)
 {
     return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
+}
+
+/* Blocks of a cluster, if they are several, wait for one another. */
+static inline void exchange_by_cluster(struct step *step, int64_t blocks)
+{
+    step->cluster = blocks > 1 ? (uint32_t)blocks : 0;
+    if (blocks > 1)
+        step->geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
 }
 
 /* All blocks of the grid wait for one another. */

@@ -163,17 +163,13 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     /* The sums of channels are a warp's of their own. */
     step->without_vectors = gives ? 32 : 0;
     step->threads += step->without_vectors;
-    if (cluster > 1) {
-        step->cluster = (uint32_t)cluster;
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-    }
+    exchange_by_cluster(step, cluster);
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
 /* Many samples of few rows, from one to the next. */
-static const char *configure_lanes(const struct shape *shape, int variant, struct step *step)
+static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     enum { MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
@@ -337,22 +333,7 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
 
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
  * all it holds; and the same with twice as many threads. */
-enum { WAYS = 16 };
-
-static int64_t units_of(int variant)
-{
-    return INT64_C(1) << variant / WAYS;
-}
-
-static int variants(const struct shape *shape)
-{
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape),
-                  unit = vectors_of_unit(shape, group_of(shape->problem));
-    int count = 0;
-    while ((units_of(count) - 1) * unit < vectors)
-        count += WAYS;
-    return count;
-}
+enum { WIDTHS = 10, WAYS = 16, MOST_WIDTH = 512 };
 
 struct variant {
     bool grid;
@@ -376,15 +357,16 @@ static void choose_teams(const struct shape *shape, int bits, struct normfuse_cu
     g->teams = (int32_t)teams;
 }
 
-static const char *begin_variant(const struct shape *shape, int number, struct step *step, struct variant *variant)
+static const char *begin_variant(const struct shape *shape, struct step *step, struct variant *variant)
 {
     static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
-    const int way = number % WAYS % 8;
+    const int way = step->variant % WAYS % 8;
     const int64_t d = group_of(shape->problem);
-    const int64_t width = least(units_of(number) * vectors_of_unit(shape, d), normfuse_cuda_vectors_of_row(shape));
-    if (width > 512)
-        return "rows are too wide for a block";
-    *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = number % WAYS >= 8};
+    const int64_t units = INT64_C(1) << step->variant / WAYS, unit = vectors_of_unit(shape, d),
+                  vectors = normfuse_cuda_vectors_of_row(shape), width = least(units * unit, vectors);
+    if (width > MOST_WIDTH || (units - 1) * unit >= vectors)
+        return "rows are too wide for a block, or narrower";
+    *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = step->variant % WAYS >= 8};
     variant->at_most = least(most(1, (COLUMN_THREADS << variant->twice) / width), normfuse_cuda_most_at_once(shape, d));
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
      * else 24.3.
@@ -408,17 +390,17 @@ static bool begin_cluster(const struct shape *shape, struct step *step, const st
     return !variant->grid && settle_cluster(shape, step, variant->parts, variant->twice != (variant->parts > 1));
 }
 
-static const char *configure_cluster(const struct shape *shape, int number, struct step *step)
+static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
     struct variant variant;
-    const char *const reason = begin_variant(shape, number, step, &variant);
+    const char *const reason = begin_variant(shape, step, &variant);
     return reason != NULL ? reason : begin_cluster(shape, step, &variant) ? NULL : "registers do not hold whole groups";
 }
 
-static const char *configure_split(const struct shape *shape, int number, struct step *step)
+static const char *configure_split(const struct shape *shape, struct step *step)
 {
     struct variant variant;
-    const char *const reason = begin_variant(shape, number, step, &variant);
+    const char *const reason = begin_variant(shape, step, &variant);
     if (reason != NULL)
         return reason;
     struct step other = *step;
@@ -443,37 +425,24 @@ static const char *configure_split(const struct shape *shape, int number, struct
         g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
         step->blocks = (int64_t)g->sets * parts;
     }
-    if (parts > 1) {
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-        step->cluster = (uint32_t)parts;
-    }
+    exchange_by_cluster(step, parts);
     return NULL;
 }
 
-static const char *refuse_cluster(const struct shape *shape)
-{
-    return shape->compact ? NULL : "it takes group norm of plain tensors with parameters that can be read in vectors";
-}
-
-static const char *refuse_additions(const struct shape *shape)
-{
-    return shape->plain ? NULL : "it takes plain tensors";
-}
-
 const struct schedule normfuse_cuda_two_pass = {
-    .name = "two_pass", .refuse = refuse_additions, .estimate = estimate_two_pass};
+    .name = "two_pass", .needs = NEEDS_PLAIN, .estimate = estimate_two_pass};
 static const struct schedule lanes = {.name = "lanes",
                                       .configure = configure_lanes,
                                       .estimate = normfuse_cuda_estimate_once,
                                       .in_order = true},
                              cluster = {.name = "cluster",
-                                        .refuse = refuse_cluster,
-                                        .variants = variants,
+                                        .needs = NEEDS_COMPACT,
+                                        .variants = WIDTHS * WAYS,
                                         .configure = configure_cluster,
                                         .estimate = estimate},
                              split = {.name = "split",
-                                      .refuse = refuse_additions,
-                                      .variants = variants,
+                                      .needs = NEEDS_PLAIN,
+                                      .variants = WIDTHS * WAYS,
                                       .configure = configure_split,
                                       .estimate = estimate};
 

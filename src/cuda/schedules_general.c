@@ -189,12 +189,6 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
 /* Variants: clusters of 1 to 16 blocks, times widths of blocks (columns) or threads that share a channel (rows). */
 enum { CLUSTERS = 5, WIDTHS = 4 };
 
-static int variants(const struct shape *shape)
-{
-    (void)shape;
-    return CLUSTERS * WIDTHS;
-}
-
 static const char *refuse(const struct shape *shape)
 {
     return shape->plain ? "others take what nothing is added to" : NULL;
@@ -207,13 +201,13 @@ static struct shape held_of(const struct shape *shape)
     return general.folded > 1 ? normfuse_cuda_narrowed(shape) : general;
 }
 
-static const char *configure(const struct shape *given, int variant, struct step *step)
+static const char *configure(const struct shape *given, struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t blocks = INT64_C(1) << variant % CLUSTERS;
-    const int width = variant / CLUSTERS;
+    const int64_t blocks = INT64_C(1) << step->variant % CLUSTERS;
+    const int width = step->variant / CLUSTERS;
     static const int64_t shares[WIDTHS] = {8, 16, 64, 256};
     static const int64_t lanes[WIDTHS] = {4, 16, 64, 256};
     if (blocks > 1 && !shape->device->clusters)
@@ -229,10 +223,8 @@ static const char *configure(const struct shape *given, int variant, struct step
     const int64_t cluster = shares_of_group * g->parts;
     if (2 * cluster <= blocks)
         return "rows are fewer than blocks";
-    step->cluster = cluster > 1 ? (uint32_t)cluster : 0;
     g->joined_blocks = (int32_t)cluster;
-    if (cluster > 1)
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+    exchange_by_cluster(step, cluster);
     if (!settle(shape, step, true, true))
         return "a thread would sum too much, or shared memory does not suffice";
     return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
@@ -297,7 +289,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
 }
 
 const struct schedule normfuse_cuda_general = {
-    .name = "general", .refuse = refuse, .variants = variants, .configure = configure, .estimate = estimate};
+    .name = "general", .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
     .name = "general, two passes", .refuse = refuse, .estimate = estimate_passes};
 

@@ -26,20 +26,13 @@ static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cu
                : normfuse_lay_out_grid_forward((int32_t)stages, g->width, groups, rows).bytes;
 }
 
-static const char *refuse_grid(const struct shape *shape)
-{
-    return !shape->device->clusters    ? "the device is older than 9.0"
-           : !shape->has_grid_barriers ? "there is no sync memory"
-                                       : NULL;
-}
-
 static const char *refuse_pipeline(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     return !(shape->compact || shape->batch) ? "it takes plain tensors with parameters that can be read in vectors"
            : p->x.position != p->c           ? "rows are not adjacent in memory"
            : shape->direction == BACKWARD && is_modulated(p) ? "it has no gradient of scale and shift"
-                                                             : refuse_grid(shape);
+                                                             : NULL;
 }
 
 /* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
@@ -124,13 +117,9 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
-static const char *configure_pipeline(const struct shape *shape, int variant, struct step *step)
+static const char *configure_pipeline(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_problem *const p = shape->problem;
-    const char *const refused = refuse_pipeline(shape);
-    if (refused != NULL)
-        return refused;
     for (int64_t rounds = 1; rounds <= p->n; rounds++) {
         if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
@@ -176,18 +165,17 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
 static const char *refuse_registers(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    return shape->direction == FORWARD || !shape->compact ? "it takes backwards of group norm on plain tensors"
-           : is_modulated(p)                              ? "it has no scale and shift"
+    return shape->direction == FORWARD                                              ? "it takes backwards"
+           : is_modulated(p)                                                        ? "it has no scale and shift"
            : p->activation == NORMFUSE_HARDSWISH || p->activation == NORMFUSE_RELU6 ? "it lacks the activation"
            : p->mean.type > NORMFUSE_F32 || p->rstd.type > NORMFUSE_F32             ? "statistics are of 16 bits"
-                                                                                    : refuse_grid(shape);
+                                                                                    : NULL;
 }
 
 /* The backward of group norm of all samples at once, a block a multiprocessor, whose threads keep all vectors in
  * registers. */
-static const char *configure_registers(const struct shape *shape, int variant, struct step *step)
+static const char *configure_registers(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     enum { MOST_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
     step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p));
@@ -229,9 +217,13 @@ static double estimate_registers(const struct shape *shape, const struct step *s
     return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
 }
 
-const struct schedule normfuse_cuda_grid_pipeline = {
-    .name = "grid_pipeline", .refuse = refuse_pipeline, .configure = configure_pipeline, .estimate = estimate_pipeline};
+const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
+                                                     .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
+                                                     .refuse = refuse_pipeline,
+                                                     .configure = configure_pipeline,
+                                                     .estimate = estimate_pipeline};
 const struct schedule normfuse_cuda_grid_registers = {.name = "grid_registers",
+                                                      .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
                                                       .refuse = refuse_registers,
                                                       .configure = configure_registers,
                                                       .estimate = estimate_registers};

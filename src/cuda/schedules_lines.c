@@ -32,7 +32,8 @@ static bool pays(const struct shape *shape)
     enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
     const struct normfuse_problem *const p = shape->problem;
     const bool forward = shape->direction == FORWARD;
-    if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES && normfuse_cuda_takes_rows_as_tiles(shape))
+    if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES &&
+        normfuse_cuda_refused(&normfuse_cuda_tile_rows, shape) == NULL)
         return false;
     /* Vectors are the better way for long rows that are norm groups. Of unaligned ones instance norm 2x1024x33x17 f16
      * 15.2 us, by vectors 7.2; 18x768x18x6 bf16 10.4, 20.4; backward 16x162x48 f32 7.8, 15.5; 1x16528x121 f16 27.7,
@@ -66,7 +67,7 @@ static const char *refuse(const struct shape *shape)
     if (shape->direction == BACKWARD &&
         (p->dscale.data != NULL || p->dshift.data != NULL || (shape->wants_gradients && p->scale.data != NULL)))
         return "gradients of single samples are wanted";
-    return pays(shape) || normfuse_experiment("lines", 1) == 2 ? NULL : "others have vectors of 16 bytes for it";
+    return pays(shape) || normfuse_cuda_wish("lines") == WANTED ? NULL : "others have vectors of 16 bytes for it";
 }
 
 /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
@@ -85,9 +86,8 @@ static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_
     return bits;
 }
 
-static const char *configure(const struct shape *shape, int variant, struct step *step)
+static const char *configure(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     enum { THREADS = 128, MOST_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
@@ -134,9 +134,3 @@ const struct schedule normfuse_cuda_lines = {.name = "lines",
                                              .configure = configure,
                                              .estimate = normfuse_cuda_estimate_once,
                                              .in_order = true};
-
-bool normfuse_cuda_holds_lines(const struct shape *shape)
-{
-    struct step step = {0};
-    return normfuse_experiment("lines", 1) != 0 && refuse(shape) == NULL && configure(shape, 0, &step) == NULL;
-}

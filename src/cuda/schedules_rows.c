@@ -190,14 +190,8 @@ static const char *refuse(const struct shape *shape)
     return rows_geometry(shape).rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
 }
 
-static const char *refuse_additions(const struct shape *shape)
+static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
-    return !shape->plain ? "it takes plain tensors" : refuse(shape);
-}
-
-static const char *configure_lanes(const struct shape *shape, int variant, struct step *step)
-{
-    (void)variant;
     step->geometry = rows_geometry(shape);
     return settle_lanes(shape, step) ? NULL : "norm groups are too large, or too few";
 }
@@ -240,9 +234,8 @@ static bool settle_whole(const struct shape *shape, struct step *step)
     return fit.threads > 0;
 }
 
-static const char *configure_block(const struct shape *shape, int variant, struct step *step)
+static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     step->geometry = rows_geometry(shape);
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     if (split_of(shape, g).parts > 1)
@@ -250,9 +243,8 @@ static const char *configure_block(const struct shape *shape, int variant, struc
     return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
 }
 
-static const char *configure_grid(const struct shape *shape, int variant, struct step *step)
+static const char *configure_grid(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
     return split.parts < 4                                               ? "fewer blocks hold a norm group"
@@ -261,9 +253,8 @@ static const char *configure_grid(const struct shape *shape, int variant, struct
 }
 
 /* As many sets at a time as take the least time in all. */
-static const char *configure_rounds(const struct shape *shape, int variant, struct step *step)
+static const char *configure_rounds(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
     const int64_t sets = g.sets;
@@ -291,9 +282,8 @@ static const char *configure_rounds(const struct shape *shape, int variant, stru
 }
 
 /* A block, or a cluster of few, with vectors in shared memory, too. */
-static const char *configure_cluster(const struct shape *shape, int variant, struct step *step)
+static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_device *const device = shape->device;
     step->geometry = rows_geometry(shape);
@@ -314,8 +304,7 @@ static const char *configure_cluster(const struct shape *shape, int variant, str
             if (shape->problem->sets == NORMFUSE_SETS_BATCH)
                 trial.geometry.sum_slots = trial.geometry.parts;
             trial.blocks = (int64_t)g->sets * cluster;
-            trial.cluster = (uint32_t)cluster;
-            trial.geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
+            exchange_by_cluster(&trial, cluster);
             if (normfuse_cuda_resident_blocks(shape, &trial) == 0)
                 continue;
         }
@@ -336,7 +325,7 @@ static const char *configure_cluster(const struct shape *shape, int variant, str
         return "no cluster has room for a norm group";
     /* 4x512x64x64 f16 in clusters 22.6 us, by the grid 15.9; 2x320x128x128 25.4, 18.1. Backwards are about the same. */
     struct step rounds = {0};
-    return shape->direction == FORWARD && fit.cluster > 1 && configure_rounds(shape, 0, &rounds) == NULL &&
+    return shape->direction == FORWARD && fit.cluster > 1 && configure_rounds(shape, &rounds) == NULL &&
                    normfuse_cuda_estimate_once(shape, &rounds) < 0.95 * normfuse_cuda_estimate_once(shape, &fit)
                ? "the whole grid takes less"
                : NULL;
@@ -390,13 +379,13 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     return true;
 }
 
-#define IN_ORDER .estimate = normfuse_cuda_estimate_once, .in_order = true
+#define IN_ORDER .refuse = refuse, .estimate = normfuse_cuda_estimate_once, .in_order = true
 static const struct schedule
-    lanes = {.name = "lanes", .refuse = refuse, .configure = configure_lanes, IN_ORDER},
-    block = {.name = "block", .refuse = refuse_additions, .configure = configure_block, IN_ORDER},
-    grid = {.name = "grid", .refuse = refuse_additions, .configure = configure_grid, IN_ORDER},
-    cluster = {.name = "cluster", .refuse = refuse_additions, .configure = configure_cluster, IN_ORDER},
-    rounds = {.name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds, IN_ORDER};
+    lanes = {.name = "lanes", .configure = configure_lanes, IN_ORDER},
+    block = {.name = "block", .needs = NEEDS_PLAIN, .configure = configure_block, IN_ORDER},
+    grid = {.name = "grid", .needs = NEEDS_PLAIN, .configure = configure_grid, IN_ORDER},
+    cluster = {.name = "cluster", .needs = NEEDS_PLAIN, .configure = configure_cluster, IN_ORDER},
+    rounds = {.name = "grid in rounds", .needs = NEEDS_PLAIN, .configure = configure_rounds, IN_ORDER};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {&normfuse_cuda_lines,
                                                                &normfuse_cuda_tile_rows,

@@ -54,7 +54,7 @@ static const char *refuse(const struct shape *shape)
     if (!shape->alike || !is_adjacent(p))
         return "channels, or positions of a sample, are not adjacent, or tensors have different strides";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
-    if (shape->compact && normfuse_experiment("tile", 1) != 2)
+    if (shape->compact && normfuse_cuda_wish("tile") != WANTED)
         return "others have vectors of 16 bytes for it";
     if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
@@ -66,19 +66,14 @@ static const char *refuse(const struct shape *shape)
 /* Variants: widths of blocks times sizes of clusters times threads. */
 enum { WIDTHS = 5, CLUSTERS = 5, THREADS = 4 };
 
-static int variants(const struct shape *shape)
-{
-    (void)shape;
-    return WIDTHS * CLUSTERS * THREADS;
-}
-
-static const char *configure(const struct shape *shape, int variant, struct step *step)
+static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { WARP_BITS = 5, SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
     struct view view = view_of(shape->problem);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     struct normfuse_cuda_tile *const tile = &step->tile;
+    const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
     if (view.length > 0)
         view = cut(&view, least(threads, view.length));
@@ -150,10 +145,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
     g->all_samples = g->sums_by_channel = shape->problem->sets == NORMFUSE_SETS_BATCH;
     g->sum_slots = tile->by_channels ? 1 : (int32_t)parts;
     step->blocks = view.samples * blocks_wide * parts;
-    if (ranks > 1) {
-        step->cluster = (uint32_t)ranks;
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-    }
+    exchange_by_cluster(step, ranks);
     const int64_t senders = by_channels ? samples : samples > 0 ? ranks : 0;
     step->shared = (size_t)normfuse_lay_out_tile(
         width * at_once, parts > 1 ? sets * parts : 0, senders > 1 ? width / view.channel_columns * senders : 0,
@@ -212,21 +204,19 @@ static const char *refuse_rows(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     const bool pays = p->sets == NORMFUSE_SETS_BATCH ? p->s <= MOST_POSITIONS
                                                      : has_additions(p) || p->n * p->c < shape->device->multiprocessors;
-    if ((!pays || shape->bytes > MOST_BYTES) && normfuse_experiment("tile", 1) != 2)
+    if ((!pays || shape->bytes > MOST_BYTES) && normfuse_cuda_wish("tile") != WANTED)
         return "others have vectors of 16 bytes for it";
     return refuse(shape);
 }
 
-bool normfuse_cuda_takes_rows_as_tiles(const struct shape *shape)
-{
-    return normfuse_experiment("tile", 1) != 0 && refuse_rows(shape) == NULL;
-}
-
-const struct schedule normfuse_cuda_tile = {
-    .name = "tile", .refuse = refuse, .variants = variants, .configure = configure, .estimate = estimate};
+const struct schedule normfuse_cuda_tile = {.name = "tile",
+                                            .refuse = refuse,
+                                            .variants = WIDTHS * CLUSTERS * THREADS,
+                                            .configure = configure,
+                                            .estimate = estimate};
 const struct schedule normfuse_cuda_tile_rows = {.name = "tile",
                                                  .refuse = refuse_rows,
-                                                 .variants = variants,
+                                                 .variants = WIDTHS * CLUSTERS * THREADS,
                                                  .configure = configure,
                                                  .estimate = estimate,
                                                  .in_order = true};
