@@ -101,6 +101,12 @@ static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enu
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
 }
 
+/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
+static inline enum normfuse_cuda_kernel kernel_of_both(const struct shape *shape, enum normfuse_cuda_schedule schedule)
+{
+    return normfuse_cuda_kernel_of(false, schedule, shape->direction == BACKWARD, shape->problem->type, false);
+}
+
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
 static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
@@ -142,6 +148,38 @@ static inline bool spans_samples(const struct step *step, bool columns)
 static inline bool is_resident(const struct shape *shape, const struct step *step)
 {
     return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
+}
+
+/* 2^bits lanes of a warp for each of `count`, as many as `threads` allow. */
+static inline int32_t lane_bits_of(int64_t count, int64_t threads)
+{
+    int32_t bits = 0;
+    while (bits < 5 && count << (bits + 1) <= threads)
+        bits++;
+    return bits;
+}
+
+/* How a block of `threads` joins sums of so many groups and channels; `in_pieces`: a vector's pieces of groups are
+ * joined first. */
+static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t groups,
+                             int64_t channels, int64_t threads, bool in_pieces)
+{
+    g->group_bits = lane_bits_of(groups, threads);
+    g->channel_bits = lane_bits_of(channels, threads);
+    g->piece_bits = 0;
+    while (in_pieces && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
+        g->piece_bits++;
+    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
+    g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
+}
+
+/* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
+ * enough and nothing is asked for of each; else 0. */
+static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
+{
+    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
+    const bool gives = shape->direction == BACKWARD && shape->wants_gradients && !is_modulated(shape->problem);
+    return gives && samples * parts <= most_cluster ? samples : 0;
 }
 
 /* Blocks of a cluster, if they are several, wait for one another. */

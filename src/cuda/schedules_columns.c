@@ -52,6 +52,15 @@ static bool streams(enum normfuse_cuda_schedule kept)
            kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
 }
 
+static void part_rows_of(const struct shape *shape, struct step *step, int64_t part_rows)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    g->part_rows = (int32_t)part_rows;
+    g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
+    g->parts = g->sum_slots = g->all_samples ? (int32_t)(shape->problem->n * g->parts_a_sample) : g->parts_a_sample;
+    step->blocks = (int64_t)g->sets * g->parts;
+}
+
 /* `joins`: the kernel sums. */
 static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
                            int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
@@ -62,27 +71,14 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int64_t at_once = (int64_t)threads / g->width;
     step->kernel = kernel_of(shape, kept);
     step->threads = threads;
-    g->passes = 1;
-    g->part_rows = (int32_t)part_rows;
-    g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
-    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
+    part_rows_of(shape, step, part_rows);
     g->kept_shared = streams(kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     const int64_t channels = (int64_t)g->width * shape->elements;
     int64_t groups = channels / g->group;
-    g->group_bits = g->channel_bits = g->piece_bits = 0;
-    while (g->group_bits < 5 && groups / g->folded << (g->group_bits + 1) <= threads)
-        g->group_bits++;
-    while (g->channel_bits < 5 && channels / g->folded << (g->channel_bits + 1) <= threads)
-        g->channel_bits++;
-    while (!shape->unaligned_samples && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
-        g->piece_bits++;
+    set_joins(shape, g, groups / g->folded, channels / g->folded, threads, !shape->unaligned_samples);
     /* Once more, for rows that begin inside of vectors. */
     if (shape->unaligned_samples)
         groups += groups / g->folded;
-    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
-    g->sum_slots = g->parts;
-    step->blocks = (int64_t)g->sets * g->parts;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
@@ -122,15 +118,12 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
 {
     enum { MOST_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const struct normfuse_problem *const p = shape->problem;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
     if (!shape->compact || groups > 32 || normfuse_cuda_vectors_of_row(shape) % g->width != 0 ||
         (parts - 1) * part_rows >= g->rows)
         return false;
-    g->lane_bits = 5;
-    while (groups << g->lane_bits > 32)
-        g->lane_bits--;
+    g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = normfuse_cuda_most_vectors_of_group(shape, groups, g->group);
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
     const int64_t most_threads = COLUMN_THREADS - (gives ? 32 : 0);
@@ -142,15 +135,10 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         return false;
     const int64_t at_once = divide_up(part_rows, few ? kept : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
-    const int32_t lane_bits = g->lane_bits;
-    /* The blocks of all samples in one cluster, where that is small enough and nothing is asked for of each sample. */
-    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
-    const int64_t samples = gives && !is_modulated(p) && p->n * parts <= most_cluster ? p->n : 0;
-    const int64_t cluster = parts * most(1, samples);
+    const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * most(1, samples);
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
         g->kept_shared > 0)
         return false;
-    g->lane_bits = lane_bits;
     step->at_once = (int32_t)at_once;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
                                                       normfuse_cuda_divisor_of(at_once)};
@@ -510,10 +498,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
         g->interleaved = 1;
     }
     g->passes = (int32_t)passes;
-    g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
-    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
-    g->sum_slots = g->parts;
-    step->blocks = (int64_t)g->sets * g->parts;
+    part_rows_of(shape, step, g->part_rows);
     g->backwards = !sums;
     return true;
 }

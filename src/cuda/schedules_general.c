@@ -164,13 +164,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     if (sums && vectors > most_vectors(shape))
         return false;
-    g->group_bits = g->channel_bits = g->piece_bits = 0;
-    while (g->group_bits < 5 && groups << (g->group_bits + 1) <= step->threads)
-        g->group_bits++;
-    while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= step->threads)
-        g->channel_bits++;
-    while (p->columns && !g->unaligned && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
-        g->piece_bits++;
+    set_joins(shape, g, groups, channels, step->threads, p->columns && !g->unaligned);
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
     of->keeps = both && (shape->elements > 1 ? vectors * slot <= KEPT_BYTES : vectors <= ahead);
@@ -181,8 +175,6 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     of->blocks = step->cluster > 1 ? (int32_t)step->cluster : 0;
     step->shared = (size_t)normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward).bytes;
-    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
     return step->shared + SMALL_RESERVE <= shape->device->shared_per_block;
 }
 

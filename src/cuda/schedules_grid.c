@@ -56,9 +56,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     int64_t joined; /* of a group, by a lane */
     const int64_t channels = (int64_t)g->width * shape->elements, row_bytes = g->width * 16;
     if (shape->batch) {
-        g->lane_bits = 0;
-        while (g->lane_bits < 5 && channels << (g->lane_bits + 1) <= consumers)
-            g->lane_bits++;
+        g->lane_bits = lane_bits_of(channels, consumers);
         joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
     } else {
         joined = divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES);

@@ -5,13 +5,6 @@
 
 enum { MOST_LANES = 512, SLOTS_AT_ONCE = 4 };
 
-/* One kernel for both layouts, listed as one of rows. */
-static enum normfuse_cuda_kernel kernel(const struct shape *shape)
-{
-    return normfuse_cuda_kernel_of(false, NORMFUSE_SCHEDULE_lines, shape->direction == BACKWARD, shape->problem->type,
-                                   false);
-}
-
 static int64_t values_of_line(const struct shape *shape)
 {
     return group_of(shape->problem) * shape->problem->s;
@@ -61,7 +54,8 @@ static const char *refuse(const struct shape *shape)
         return "it takes group norm of fewer than 2^28 samples";
     if (!shape->alike || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or tensors have different strides";
-    if (values_of_line(shape) > MOST_LANES * (int64_t)normfuse_cuda_kernel_table[kernel(shape)].vectors)
+    if (values_of_line(shape) >
+        MOST_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)
         return "a norm group has more values than a block holds";
     /* Their sums over samples are of one rstd, not of one scale. */
     if (shape->direction == BACKWARD &&
@@ -72,7 +66,7 @@ static const char *refuse(const struct shape *shape)
 
 /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
  * lines for the device. */
-static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_slots)
+static int bits_of_line(const struct shape *shape, int64_t values, int64_t most_slots)
 {
     enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     const struct normfuse_problem *const p = shape->problem;
@@ -91,16 +85,17 @@ static const char *configure(const struct shape *shape, struct step *step)
     enum { THREADS = 128, MOST_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel(shape)];
+    const struct normfuse_cuda_kernel_row *const row =
+        &normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)];
     const int64_t values = values_of_line(shape), d = group_of(p);
-    const int bits = lane_bits_of(shape, values, row->vectors);
+    const int bits = bits_of_line(shape, values, row->vectors);
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
     if (slots > row->vectors || INT64_C(1) << bits > MOST_LANES)
         return "lanes are too few or too many";
     const int64_t threads = most(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = least(lines / width, p->n);
-    step->kernel = kernel(shape);
+    step->kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_lines);
     step->threads = (uint32_t)threads;
     g->sets = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;

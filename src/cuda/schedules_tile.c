@@ -5,13 +5,6 @@
 
 #include <math.h>
 
-/* One kernel for both layouts, listed as one of rows. */
-static enum normfuse_cuda_kernel kernel(const struct shape *shape)
-{
-    return normfuse_cuda_kernel_of(false, NORMFUSE_SCHEDULE_tile, shape->direction == BACKWARD, shape->problem->type,
-                                   false);
-}
-
 /* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values. */
 struct view {
     int64_t samples, rows, columns;
@@ -68,7 +61,7 @@ enum { WIDTHS = 5, CLUSTERS = 5, THREADS = 4 };
 
 static const char *configure(const struct shape *shape, struct step *step)
 {
-    enum { WARP_BITS = 5, SLOTS_AT_ONCE = 4 };
+    enum { SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
     struct view view = view_of(shape->problem);
     struct normfuse_cuda_geometry *const g = &step->geometry;
@@ -87,18 +80,14 @@ static const char *configure(const struct shape *shape, struct step *step)
     if (sets > 32 || at_once == 0)
         return "a norm group is wider than a block, or a warp has too many";
     const int64_t part_rows = divide_up(view.rows, parts), slots = divide_up(part_rows, at_once);
-    if (slots > normfuse_cuda_kernel_table[kernel(shape)].vectors)
+    if (slots > normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_tile)].vectors)
         return "registers do not hold its rows";
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
-    /* The blocks of all samples in one cluster, where that is small enough and nothing is asked for of each sample. */
     const bool gives = shape->direction == BACKWARD && shape->wants_gradients,
                by_channels = view.group == view.channel_columns;
-    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
-    const int64_t samples =
-        gives && !is_modulated(shape->problem) && view.samples * parts <= most_cluster ? view.samples : 0;
-    const int64_t ranks = parts * most(1, samples);
-    step->kernel = kernel(shape);
+    const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * most(1, samples);
+    step->kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_tile);
     step->threads = whole_warps(width * at_once);
     const int64_t blocks_wide = divide_up(view.columns, width),
                   bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
@@ -116,7 +105,8 @@ static const char *configure(const struct shape *shape, struct step *step)
         .group = (int32_t)view.group,
         .channel_columns = (int32_t)view.channel_columns,
         .sets = (int32_t)sets,
-        .lane_bits = WARP_BITS,
+        .lane_bits = lane_bits_of(sets, 32),
+        .channel_bits = lane_bits_of(width / view.channel_columns, step->threads),
         .parts = (int32_t)parts,
         .samples = (int32_t)samples,
         .by_channels = by_channels,
@@ -128,11 +118,6 @@ static const char *configure(const struct shape *shape, struct step *step)
         .by_group = normfuse_cuda_divisor_of(view.group),
         .by_channel_columns = normfuse_cuda_divisor_of(view.channel_columns),
     };
-    while (sets << tile->lane_bits > 32)
-        tile->lane_bits--;
-    while (tile->channel_bits < WARP_BITS &&
-           (width / view.channel_columns) << (tile->channel_bits + 1) <= (int64_t)step->threads)
-        tile->channel_bits++;
     g->rows = tile->rows;
     g->part_rows = tile->part_rows;
     g->width = tile->width;
