@@ -35,6 +35,27 @@ static const char *refuse_pipeline(const struct shape *shape)
                                                              : NULL;
 }
 
+/* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
+static bool share_grid(const struct shape *shape, struct step *step, int64_t teams, int64_t parts, int64_t part_rows,
+                       int64_t at_once)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
+    g->part_rows = (int32_t)part_rows;
+    g->parts = g->parts_a_sample = (int32_t)parts;
+    g->teams = step->of.grid.teams = (int32_t)teams;
+    g->by_pieces = normfuse_cuda_divisor_of(g->group);
+    g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
+    step->at_once = (int32_t)at_once;
+    step->blocks = teams * parts;
+    /* Batch norm joins what the gradients need anyway. */
+    g->sums_by_channel = gives || shape->batch;
+    g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
+    g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
+    exchange_by_grid(step);
+    return is_resident(shape, step);
+}
+
 /* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
 static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
 {
@@ -89,29 +110,16 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         kernel_of(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
     step->threads = consumers + 32;
     step->without_vectors = 32;
-    g->part_rows = (int32_t)part_rows;
-    g->parts = g->parts_a_sample = (int32_t)parts;
-    g->teams = (int32_t)teams;
-    step->at_once = (int32_t)at_once;
-    of->teams = (int32_t)teams;
     of->small_part_rows = (int32_t)(part_rows - tile_rows);
     of->stages = (int32_t)stages;
     of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = teams * parts * stage_bytes;
     of->soon = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(SOON_BYTES / turn_bytes) : 0;
-    g->by_pieces = normfuse_cuda_divisor_of(g->group);
-    g->by_set_channels = normfuse_cuda_divisor_of(shape->batch ? 1 : p->c / p->groups);
     of->by_tile = normfuse_cuda_divisor_of(tile_rows);
     of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
     step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, gives);
-    step->blocks = teams * parts;
-    exchange_by_grid(step);
-    /* Batch norm joins what the gradients need anyway. */
-    g->sums_by_channel = gives || shape->batch;
-    g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
-    g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
-    return is_resident(shape, step);
+    return share_grid(shape, step, teams, parts, part_rows, at_once);
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
@@ -193,18 +201,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     step->shared = (size_t)normfuse_lay_out_grid_backward(0, g->width, (int32_t)channels, (int32_t)groups,
                                                           (int32_t)at_once, false, gives)
                        .bytes;
-    g->part_rows = (int32_t)part_rows;
-    g->parts = g->parts_a_sample = (int32_t)parts;
-    g->teams = (int32_t)p->n;
-    step->at_once = (int32_t)at_once;
-    step->of.grid.teams = (int32_t)p->n;
-    g->by_pieces = g->by_set_channels = normfuse_cuda_divisor_of(g->group);
-    step->blocks = p->n * parts;
-    exchange_by_grid(step);
-    g->sums_by_channel = gives;
-    g->sum_slots = (int32_t)step->blocks;
-    g->contributors = gives ? (int32_t)step->blocks : 0;
-    return is_resident(shape, step) ? NULL : "its blocks are not resident together";
+    return share_grid(shape, step, p->n, parts, part_rows, at_once) ? NULL : "its blocks are not resident together";
 }
 
 static double estimate_registers(const struct shape *shape, const struct step *step)

@@ -3,8 +3,6 @@
  * shape.c - see shape.h. */
 #include "shape.h"
 
-#include <math.h>
-
 void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
 {
     struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
@@ -15,9 +13,9 @@ void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views
 
 static int present_views(const struct normfuse_problem *p, const struct normfuse_view *views[VIEWS])
 {
-    const struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
-                                                    &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    struct normfuse_view *all[VIEWS];
     int count = 0;
+    normfuse_cuda_views((struct normfuse_problem *)(uintptr_t)p, all);
     for (int i = 0; i < VIEWS; i++)
         if (all[i]->data != NULL)
             views[count++] = all[i];
@@ -224,10 +222,8 @@ static bool takes_addition(const struct normfuse_problem *p, const struct shape 
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
     const double least_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
-        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
-        !are_alike(p, normfuse_cuda_takes_all_samples(p)) || !is_packed(&p->weight, shape->elements) ||
-        !is_packed(&p->bias, shape->elements) || !is_packed(&p->scale, shape->elements) ||
-        !is_packed(&p->shift, shape->elements) || !reads_running(p, shape->elements))
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || !shape->alike ||
+        !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
         return true;
@@ -294,8 +290,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 &&
-                         is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements);
+    const bool weights = is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements);
+    const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
     const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
     const bool groups = vectors && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
@@ -311,7 +307,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
                    !is_rare(p->activation);
     shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
-    shape->added = shape->wide && !shape->plain && takes_addition(p, shape);
+    shape->added = shape->wide && !shape->plain && weights && modulation && takes_addition(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||
         !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
