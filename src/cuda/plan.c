@@ -130,11 +130,6 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     return true;
 }
 
-static int64_t sets_of(const struct normfuse_problem *p)
-{
-    return p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
-}
-
 /* What the blocks of the whole grid tell one another, `word` bytes a part; twice, so that rounds do not meet. */
 static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
 {

@@ -178,7 +178,7 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
 static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
 {
     const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients && !is_modulated(shape->problem);
+    const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
     return gives && samples * parts <= most_cluster ? samples : 0;
 }
 

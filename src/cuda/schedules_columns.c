@@ -125,7 +125,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = normfuse_cuda_most_vectors_of_group(shape, groups, g->group);
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
+    const bool gives = shape->wants_gradients;
     const int64_t most_threads = COLUMN_THREADS - (gives ? 32 : 0);
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
@@ -187,7 +187,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     step->of.lanes = (struct normfuse_cuda_lanes){
         (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
     const int64_t channels = units_here * vectors * shape->elements;
-    step->shared = shape->direction == BACKWARD && shape->wants_gradients
+    step->shared = shape->wants_gradients
                        ? (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, (int32_t)channels).bytes
                        : 0;
     g->blocks_wide = (int32_t)blocks_wide;
@@ -311,10 +311,9 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     const double wide = p->columns && d == 1 && vectors > widest_of(d) ? policy->twice_wide : 1.0;
     /* Forward a warp of the kernel between has each norm group: 169x379x20x8 f16 with 379 groups 89.6 us, 4096x512 with
      * 32 168, 16384x1024 f32 with 64 1181. */
-    const double joined = shape->direction == FORWARD
-                              ? 0.001 * (double)(p->sets == NORMFUSE_SETS_BATCH ? p->c : p->n * p->groups)
-                          : shape->wants_gradients ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
-                                                   : 0.0;
+    const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
+                          : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
+                                                      : 0.0;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
            policy->twice_wait[p->columns][shape->direction] + joined;
 }

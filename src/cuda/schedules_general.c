@@ -285,14 +285,11 @@ const struct schedule normfuse_cuda_general = {
 const struct schedule normfuse_cuda_general_passes = {
     .name = "general, two passes", .refuse = refuse, .estimate = estimate_passes};
 
-/* Whether dz is the same numbers after it was in memory, so that the second pass goes on from it. */
+/* Whether the second pass goes on from what the first one wrote to dpost_add. */
 static bool goes_on_from_dz(const struct normfuse_problem *p)
 {
-    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    return (p->phases & both) == both && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
-           p->pre_add.data == NULL && p->dx.data != NULL &&
-           (p->type == NORMFUSE_F32 || p->type == NORMFUSE_F64 || p->activation == NORMFUSE_IDENTITY ||
-            p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6);
+    return has_both_phases(p) && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
+           p->pre_add.data == NULL && p->dx.data != NULL && is_dz_exact(p);
 }
 
 /* Rows whose gradients are summed channel by channel by the other kernels, one after the other: 277x1003x1x2 f32 in

@@ -40,7 +40,7 @@ static bool share_grid(const struct shape *shape, struct step *step, int64_t tea
                        int64_t at_once)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
+    const bool gives = shape->wants_gradients;
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
     g->teams = step->of.grid.teams = (int32_t)teams;
@@ -67,7 +67,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     static const int32_t tile_slots[2] = {8, 4};
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
+    const bool gives = shape->wants_gradients;
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
     if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > GRID_THREADS)
         return false;

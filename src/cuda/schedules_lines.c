@@ -115,7 +115,7 @@ static const char *configure(const struct shape *shape, struct step *step)
         return "no block is resident";
     const int64_t rounds = divide_up(p->n, samples);
     int64_t parts = most(1, resident / blocks_wide);
-    if (shape->direction == BACKWARD && shape->wants_gradients)
+    if (shape->wants_gradients)
         parts = most(parts, divide_up(rounds, MOST_SUMMED));
     /* As many samples for each. */
     parts = divide_up(rounds, divide_up(rounds, least(parts, rounds)));

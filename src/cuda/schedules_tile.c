@@ -84,8 +84,7 @@ static const char *configure(const struct shape *shape, struct step *step)
         return "registers do not hold its rows";
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients,
-               by_channels = view.group == view.channel_columns;
+    const bool gives = shape->wants_gradients, by_channels = view.group == view.channel_columns;
     const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * most(1, samples);
     step->kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_tile);
     step->threads = whole_warps(width * at_once);

@@ -179,7 +179,7 @@ bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
 {
     if (p->sets == NORMFUSE_SETS_NONE)
         return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0 &&
-               p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL;
+               !is_modulated(p);
     return p->sets == NORMFUSE_SETS_BATCH;
 }
 
@@ -229,12 +229,9 @@ static bool takes_addition(const struct normfuse_problem *p, const struct shape 
         return true;
     if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < least_bytes)
         return false;
-    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    const bool exact = p->type == NORMFUSE_F32 || p->activation == NORMFUSE_IDENTITY ||
-                       p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6;
     return shape->direction == FORWARD
                ? p->y.data != NULL
-               : (p->phases & both) == both && p->dx.data != NULL && p->dpost_add.data != NULL && exact;
+               : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
 }
 
 /* The same shape element by element. */
@@ -261,9 +258,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
                             .device = device,
                             .policy = normfuse_cuda_policy(device->capability),
                             .has_grid_barriers = has_grid_barriers};
-    const int32_t backward = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    shape->direction = (p->phases & backward) != 0 ? BACKWARD : FORWARD;
-    shape->tensors = shape->direction == FORWARD ? 1 : 2;
+    const bool forward = !(p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY));
+    shape->direction = forward ? FORWARD : BACKWARD;
+    shape->tensors = forward ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
@@ -280,7 +277,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     }
     shape->wide = shape->folded > 0;
     /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
-    const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
+    const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
                        allows_unaligned_vectors(p, shape->elements);
     shape->wide = shape->wide && !shape->unaligned;
@@ -295,7 +292,6 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
     const bool groups = vectors && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
-    const bool forward = shape->direction == FORWARD;
     shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, shape->elements);
     shape->few_rows =
         groups && d > 0 && (d % shape->elements == 0 || shape->elements % d == 0) && !is_modulated(p) &&
@@ -312,8 +308,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
         return false;
-    shape->bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) *
-                   (shape->direction == FORWARD ? 2.0 : 3.0);
+    shape->bytes =
+        (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) * (forward ? 2.0 : 3.0);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL);
     return true;
