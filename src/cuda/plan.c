@@ -14,12 +14,11 @@
 static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
                               enum normfuse_cuda_kernel kernel, int64_t items, int64_t parts)
 {
-    /* A warp each, several to a block; a block each where a warp would go round often. */
-    const bool many = parts > 256;
+    const int64_t lanes = normfuse_cuda_lanes_of_parts(parts), threads = most(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
-    *step = (struct step){.kernel = kernel, .threads = many ? 256 : 128, .blocks = many ? items : divide_up(items, 4)};
+    *step = (struct step){.kernel = kernel, .threads = (uint32_t)threads, .blocks = divide_up(items, threads / lanes)};
     step->geometry = *geometry;
-    step->geometry.lanes = many ? 256 : 32;
+    step->geometry.lanes = (int32_t)lanes;
     step->geometry.totals_blocks = 0;
     return step;
 }
@@ -62,13 +61,12 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const struct normfuse_problem *const p = shape->problem;
     const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
     const int64_t samples = g->sums_by_channel ? 1 : p->n;
-    const int64_t most_parts = shape->policy->most_parts_of_last[p->columns];
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
-        spans_samples(step, p->columns) || samples * g->sum_slots > normfuse_experiment("LAST", most_parts) ||
+        spans_samples(step, p->columns) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -132,11 +130,6 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     return true;
 }
 
-static int64_t sets_of(const struct normfuse_problem *p)
-{
-    return p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
-}
-
 /* What the blocks of the whole grid tell one another, `word` bytes a part; twice, so that rounds do not meet. */
 static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
 {
@@ -148,7 +141,7 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
 static bool keeps_additions(const struct shape *shape)
 {
-    return !shape->added || normfuse_cuda_holds_lines(shape);
+    return !shape->added || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
 }
 
 static bool plan_forward(const struct shape *shape, struct plan *plan)
@@ -157,7 +150,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0;
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
@@ -165,7 +158,8 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, given, false);
     bool kept = false;
     if (statistics && applies && p->y.data != NULL && !empty)
-        kept = can_keep && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
+        kept =
+            keeps_additions(shape) && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
     if (!kept) {
         const struct normfuse_cuda_geometry *summed = &nothing;
         /* The sums are of x alone where nothing is added to it. */
@@ -208,7 +202,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0, can_keep = keeps_additions(shape) && normfuse_experiment("KEEP", 1);
+    const bool empty = p->n == 0 || p->s == 0;
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
@@ -226,7 +220,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                 return false;
             plan->sums_geometry = plan->steps[0].geometry;
         } else if (wants_dx && centred && sums) {
-            kept = can_keep && add_step(shape, plan, both, source, true);
+            kept = keeps_additions(shape) && add_step(shape, plan, both, source, true);
             if (kept) {
                 struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;

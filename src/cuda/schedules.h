@@ -15,6 +15,7 @@ struct step {
     enum normfuse_cuda_kernel kernel;
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
+    int variant; /* of its schedule */
     uint32_t threads, cluster;
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
@@ -26,16 +27,23 @@ struct step {
     bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
+/* What a schedule may need. */
+enum {
+    NEEDS_PLAIN = 1,   /* shape.plain */
+    NEEDS_COMPACT = 2, /* shape.compact */
+    NEEDS_CLUSTERS = 4,
+    NEEDS_GRID_BARRIERS = 8
+};
+
 /* One way of holding norm groups on the chip. */
 struct schedule {
     const char *name;
-    /* NULL: it may take this; else why it cannot. refuse and yield may be NULL. */
-    const char *(*refuse)(const struct shape *);
-    /* Why it leaves this to the best of those before it. */
-    const char *(*yield)(const struct shape *, const struct step *best);
-    int (*variants)(const struct shape *); /* sizes of blocks and clusters; NULL: one */
-    /* NULL: `step`, zeros but for what this sets; else why not. A schedule without this holds nothing: two passes. */
-    const char *(*configure)(const struct shape *, int variant, struct step *step);
+    int needs;
+    const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
+    int variants;                                /* sizes of blocks and clusters; 0: one */
+    /* NULL: `step`, zeros but for its variant and what this sets; else why not. A schedule without this holds nothing:
+     * two passes. */
+    const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
     bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
 };
@@ -57,10 +65,13 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);
 /* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
-/* Whether `lines` would hold this, which it does where two passes are the choice for an addition, too. */
-bool normfuse_cuda_holds_lines(const struct shape *shape);
-/* Whether `tile` is made for these rows. */
-bool normfuse_cuda_takes_rows_as_tiles(const struct shape *shape);
+/* For measuring alternatives: in a build with NORMFUSE_EXPERIMENTS the environment variable NORMFUSE_EXPERIMENT_name
+ * leaves a schedule out (0), or has it taken also where its rules leave a call to others (2). */
+enum normfuse_cuda_wish { LEFT_OUT = 0, IN_TURN = 1, WANTED = 2 } normfuse_cuda_wish(const char *schedule);
+/* NULL: it does not refuse this. */
+const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
+/* Whether the schedule, of one variant, would hold this. */
+bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape);
 /* Two passes: a kernel that only sums, or one that writes from given statistics. False: it does not fit. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
@@ -68,6 +79,12 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 /* Whether these are the better ones for a plain gradient without statistics. */
 bool normfuse_cuda_has_short_rows(const struct shape *shape);
+
+/* Threads of a small kernel that share what has so many parts: a warp, or a block where a warp would go round often. */
+static inline int64_t normfuse_cuda_lanes_of_parts(int64_t parts)
+{
+    return parts > 256 ? 256 : 32;
+}
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 /* Blocks of a step that run at the same time. */
@@ -82,6 +99,12 @@ static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enu
 {
     const struct normfuse_problem *const p = shape->problem;
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+}
+
+/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
+static inline enum normfuse_cuda_kernel kernel_of_both(const struct shape *shape, enum normfuse_cuda_schedule schedule)
+{
+    return normfuse_cuda_kernel_of(false, schedule, shape->direction == BACKWARD, shape->problem->type, false);
 }
 
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
@@ -125,6 +148,46 @@ static inline bool spans_samples(const struct step *step, bool columns)
 static inline bool is_resident(const struct shape *shape, const struct step *step)
 {
     return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
+}
+
+/* 2^bits lanes of a warp for each of `count`, as many as `threads` allow. */
+static inline int32_t lane_bits_of(int64_t count, int64_t threads)
+{
+    int32_t bits = 0;
+    while (bits < 5 && count << (bits + 1) <= threads)
+        bits++;
+    return bits;
+}
+
+/* How a block of `threads` joins sums of so many groups and channels; `in_pieces`: a vector's pieces of groups are
+ * joined first. */
+static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t groups,
+                             int64_t channels, int64_t threads, bool in_pieces)
+{
+    g->group_bits = lane_bits_of(groups, threads);
+    g->channel_bits = lane_bits_of(channels, threads);
+    g->piece_bits = 0;
+    while (in_pieces && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
+        g->piece_bits++;
+    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
+    g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
+}
+
+/* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
+ * enough and nothing is asked for of each; else 0. */
+static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
+{
+    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
+    const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
+    return gives && samples * parts <= most_cluster ? samples : 0;
+}
+
+/* Blocks of a cluster, if they are several, wait for one another. */
+static inline void exchange_by_cluster(struct step *step, int64_t blocks)
+{
+    step->cluster = blocks > 1 ? (uint32_t)blocks : 0;
+    if (blocks > 1)
+        step->geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
 }
 
 /* All blocks of the grid wait for one another. */

@@ -5,6 +5,13 @@
 
 #include <math.h>
 
+enum {
+    COLUMN_THREADS = 256,
+    /* Of what is not held, and twice as many where blocks have parts of rows. Batch norm 256x64x112x112: 128 331 us,
+     * 256 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105, in two waves 89, and of 512 84. */
+    PASSING_THREADS = 256
+};
+
 /* Vectors of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
  * number, or of rows folded all. */
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
@@ -45,6 +52,15 @@ static bool streams(enum normfuse_cuda_schedule kept)
            kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
 }
 
+static void part_rows_of(const struct shape *shape, struct step *step, int64_t part_rows)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    g->part_rows = (int32_t)part_rows;
+    g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
+    g->parts = g->sum_slots = g->all_samples ? (int32_t)(shape->problem->n * g->parts_a_sample) : g->parts_a_sample;
+    step->blocks = (int64_t)g->sets * g->parts;
+}
+
 /* `joins`: the kernel sums. */
 static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
                            int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
@@ -55,27 +71,14 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int64_t at_once = (int64_t)threads / g->width;
     step->kernel = kernel_of(shape, kept);
     step->threads = threads;
-    g->passes = 1;
-    g->part_rows = (int32_t)part_rows;
-    g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
-    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
+    part_rows_of(shape, step, part_rows);
     g->kept_shared = streams(kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     const int64_t channels = (int64_t)g->width * shape->elements;
     int64_t groups = channels / g->group;
-    g->group_bits = g->channel_bits = g->piece_bits = 0;
-    while (g->group_bits < 5 && groups / g->folded << (g->group_bits + 1) <= threads)
-        g->group_bits++;
-    while (g->channel_bits < 5 && channels / g->folded << (g->channel_bits + 1) <= threads)
-        g->channel_bits++;
-    while (!shape->unaligned_samples && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
-        g->piece_bits++;
+    set_joins(shape, g, groups / g->folded, channels / g->folded, threads, !shape->unaligned_samples);
     /* Once more, for rows that begin inside of vectors. */
     if (shape->unaligned_samples)
         groups += groups / g->folded;
-    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
-    g->sum_slots = g->parts;
-    step->blocks = (int64_t)g->sets * g->parts;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
@@ -115,18 +118,15 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
 {
     enum { MOST_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const struct normfuse_problem *const p = shape->problem;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
     if (!shape->compact || groups > 32 || normfuse_cuda_vectors_of_row(shape) % g->width != 0 ||
         (parts - 1) * part_rows >= g->rows)
         return false;
-    g->lane_bits = 5;
-    while (groups << g->lane_bits > 32)
-        g->lane_bits--;
+    g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = normfuse_cuda_most_vectors_of_group(shape, groups, g->group);
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
-    const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads) - (gives ? 32 : 0);
+    const bool gives = shape->wants_gradients;
+    const int64_t most_threads = COLUMN_THREADS - (gives ? 32 : 0);
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
@@ -135,15 +135,10 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         return false;
     const int64_t at_once = divide_up(part_rows, few ? kept : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
-    const int32_t lane_bits = g->lane_bits;
-    /* The blocks of all samples in one cluster, where that is small enough and nothing is asked for of each sample. */
-    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
-    const int64_t samples = gives && !is_modulated(p) && p->n * parts <= most_cluster ? p->n : 0;
-    const int64_t cluster = parts * most(1, samples);
+    const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * most(1, samples);
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
         g->kept_shared > 0)
         return false;
-    g->lane_bits = lane_bits;
     step->at_once = (int32_t)at_once;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
                                                       normfuse_cuda_divisor_of(at_once)};
@@ -156,17 +151,13 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     /* The sums of channels are a warp's of their own. */
     step->without_vectors = gives ? 32 : 0;
     step->threads += step->without_vectors;
-    if (cluster > 1) {
-        step->cluster = (uint32_t)cluster;
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-    }
+    exchange_by_cluster(step, cluster);
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
 /* Many samples of few rows, from one to the next. */
-static const char *configure_lanes(const struct shape *shape, int variant, struct step *step)
+static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     enum { MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
@@ -196,7 +187,7 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     step->of.lanes = (struct normfuse_cuda_lanes){
         (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
     const int64_t channels = units_here * vectors * shape->elements;
-    step->shared = shape->direction == BACKWARD && shape->wants_gradients
+    step->shared = shape->wants_gradients
                        ? (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, (int32_t)channels).bytes
                        : 0;
     g->blocks_wide = (int32_t)blocks_wide;
@@ -205,7 +196,7 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
-    int64_t parts = most(1, normfuse_experiment("WAVES", 1) * resident / blocks_wide);
+    int64_t parts = most(1, resident / blocks_wide);
     if (step->shared > 0)
         parts = most(parts, divide_up(p->n * rows_of_thread, samples * MOST_SUMMED));
     parts = least(parts, rounds);
@@ -220,10 +211,32 @@ static const char *configure_lanes(const struct shape *shape, int variant, struc
     return resident > 0 ? NULL : "no block is resident";
 }
 
+/* Microseconds that the kernel of the parameters' gradients takes for the parts of a channel, which a lane adds one
+ * after the other. */
+static double gradients_time(int64_t parts)
+{
+    return (double)divide_up(parts, normfuse_cuda_lanes_of_parts(parts));
+}
+
 /* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,
  * and what the blocks wait for one another. */
 static double estimate(const struct shape *shape, const struct step *step)
 {
+    /* Copies of column blocks beside whole rows: rows narrower than this take so much longer. */
+    static const struct {
+        double bytes, stretch;
+    } widths[] = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}};
+    /* For each block of a cluster, where more than one wave of them runs: 256x512x56x56 bf16 NHWC in clusters of 8 450
+     * us, of 16 487, twice 635, the whole grid, more than once, 941. */
+    static const double cluster_gap[2] = {0.016, 0.1}, GRID_ROUNDS = 1.8;
+    /* Other kernels than compact ones, in few waves times the memory's time, and microseconds more. f16 NHWC:
+     * 8x1920x32x32 32.0 us, the pipeline 27.7; backward 4x960x32x32 27.2 and 15.2, 8x1920x16x16 19.2 and 17.8. */
+    static const double few_waves[2] = {1.2, 1.4}, not_compact[2] = {2.2, 4.3};
+    /* What a compact cluster takes, the square of its blocks, and each further wave: f16 NHWC with SiLU, 2x1280x8x8 3.0
+     * us, clusters 3.8, not compact 5.0; backward 4.7 and 8.7; 2x1280x16x16 4.0 and 6.3, backward 6.2 and 10.8;
+     * 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7; 8x320x32x32, one wave, 7.6; 8x640x32x32, five, 21.7. */
+    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8;
+    static const double GRADIENTS = 2.0; /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int32_t a_multiprocessor =
@@ -234,11 +247,9 @@ static double estimate(const struct shape *shape, const struct step *step)
     const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
     const double width_bytes = (double)g->width * (double)shape->vector_bytes;
     double stretch = 1.0;
-    for (int i = 0; i < NORMFUSE_CUDA_WIDTHS; i++)
-        if (width_bytes < policy->widths[i].bytes && g->blocks_wide > 1) {
-            stretch = policy->widths[i].stretch;
-            break;
-        }
+    for (size_t i = 0; i < sizeof widths / sizeof *widths && stretch == 1.0 && g->blocks_wide > 1; i++)
+        if (width_bytes < widths[i].bytes)
+            stretch = widths[i].stretch;
     const double waves = ceil((double)step->blocks / (double)slots);
     const double busy = (double)step->blocks / (waves * (double)slots);
     /* Half of the multiprocessors draw most of the bandwidth. */
@@ -246,32 +257,37 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
     double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
     if (!is_cluster && waves < 4.0)
-        time *= policy->columns_stretch[shape->direction];
+        time *= few_waves[shape->direction];
     if (a_multiprocessor == 1 && waves > 1.0)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
     if (step->cluster > 1 && waves > 1.0)
-        time *= 1.0 + policy->cluster_gap[shape->direction] * step->cluster;
+        time *= 1.0 + cluster_gap[shape->direction] * step->cluster;
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
     if (shape->wants_gradients && !finds_gradients(step) &&
-        (is_cluster || parts_of_channel > policy->most_parts_of_last[1]))
-        time += policy->gradients_wait;
-    time += policy->columns_start[shape->direction];
+        (is_cluster || parts_of_channel > NORMFUSE_CUDA_PARTS_OF_LAST))
+        /* Nothing hides it behind compact kernels: 43x256x5x13 bf16 9.8 us, grid_registers 8.2; 24x96x98 7.4 and 7.0;
+         * 160x1248x7 27.4. */
+        time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
+    time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
-        return time + (step->cluster > 1
-                           ? policy->compact_wait[0] + policy->compact_wait[1] * step->cluster * step->cluster +
-                                 policy->compact_wave * (waves - 1.0)
-                           : 0.0);
-    time += policy->not_compact[shape->direction];
+        return time +
+               (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
+    time += not_compact[shape->direction];
+    /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins:
+     * instance norm 36x6x416x380 bf16, four rows, 88.6 us, two passes 69.9; 16x255x1960 f16, eight, 37.8. */
+    if (shape->direction == FORWARD && g->folded > 1)
+        time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += (policy->cluster_wait + policy->cluster_block * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
+        /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1. */
+        time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->teams);
         const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
-            time *= policy->grid_rounds; /* all multiprocessors read, then all write */
+            time *= GRID_ROUNDS; /* all multiprocessors read, then all write */
         time += policy->grid_wait[shape->direction] * rounds +
                 (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
@@ -290,32 +306,21 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
 {
     (void)step;
     const struct normfuse_cuda_policy *const policy = shape->policy;
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = group_of(shape->problem);
-    const double wide = shape->problem->columns && d == 1 && vectors > widest_of(d) ? policy->twice_wide : 1.0;
-    if (normfuse_experiment("WIDTH", 0) || normfuse_experiment("PARTS", 0) || normfuse_experiment("EXCHANGE", -1) >= 0)
-        return INFINITY;
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = group_of(p);
+    const double wide = p->columns && d == 1 && vectors > widest_of(d) ? policy->twice_wide : 1.0;
+    /* Forward a warp of the kernel between has each norm group: 169x379x20x8 f16 with 379 groups 89.6 us, 4096x512 with
+     * 32 168, 16384x1024 f32 with 64 1181. */
+    const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
+                          : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
+                                                      : 0.0;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
-           policy->twice_wait[shape->direction];
+           policy->twice_wait[p->columns][shape->direction] + joined;
 }
 
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
  * all it holds; and the same with twice as many threads. */
-enum { WAYS = 16 };
-
-static int64_t units_of(int variant)
-{
-    return INT64_C(1) << variant / WAYS;
-}
-
-static int variants(const struct shape *shape)
-{
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape),
-                  unit = vectors_of_unit(shape, group_of(shape->problem));
-    int count = 0;
-    while ((units_of(count) - 1) * unit < vectors)
-        count += WAYS;
-    return count;
-}
+enum { WIDTHS = 10, WAYS = 16, MOST_WIDTH = 512 };
 
 struct variant {
     bool grid;
@@ -339,18 +344,17 @@ static void choose_teams(const struct shape *shape, int bits, struct normfuse_cu
     g->teams = (int32_t)teams;
 }
 
-static const char *begin_variant(const struct shape *shape, int number, struct step *step, struct variant *variant)
+static const char *begin_variant(const struct shape *shape, struct step *step, struct variant *variant)
 {
     static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
-    const int way = number % WAYS % 8;
-    const int64_t d = group_of(shape->problem), only_width = normfuse_experiment("WIDTH", 0);
-    const int64_t only_parts = normfuse_experiment("PARTS", 0), only_exchange = normfuse_experiment("EXCHANGE", -1);
-    const int64_t width = least(units_of(number) * vectors_of_unit(shape, d), normfuse_cuda_vectors_of_row(shape));
-    if (width > 512 || (only_width && width != only_width))
-        return "rows are too wide for a block";
-    *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = number % WAYS >= 8};
-    const int64_t most_threads = normfuse_experiment("THREADS", shape->policy->column_threads << variant->twice);
-    variant->at_most = least(most(1, most_threads / width), normfuse_cuda_most_at_once(shape, d));
+    const int way = step->variant % WAYS % 8;
+    const int64_t d = group_of(shape->problem);
+    const int64_t units = INT64_C(1) << step->variant / WAYS, unit = vectors_of_unit(shape, d),
+                  vectors = normfuse_cuda_vectors_of_row(shape), width = least(units * unit, vectors);
+    if (width > MOST_WIDTH || (units - 1) * unit >= vectors)
+        return "rows are too wide for a block, or narrower";
+    *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = step->variant % WAYS >= 8};
+    variant->at_most = least(most(1, (COLUMN_THREADS << variant->twice) / width), normfuse_cuda_most_at_once(shape, d));
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
      * else 24.3.
      */
@@ -358,16 +362,12 @@ static const char *begin_variant(const struct shape *shape, int number, struct s
         return shape->has_grid_barriers ? "grid_pipeline does it better" : "there is no sync memory";
     if (clusters[way] > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    if (only_exchange >= 0 && only_exchange != (variant->grid ? 2 : clusters[way] > 1 ? 1 : 0))
-        return "another exchange is wanted";
     step->geometry = normfuse_cuda_columns_geometry(shape, width, d);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     if (variant->grid)
         choose_teams(shape, way - 5, g, &variant->parts);
-    if (only_parts && variant->parts != only_parts)
-        return "other parts are wanted";
     return variant->parts > g->rows || variant->parts < 1 ? "rows are fewer than blocks" : NULL;
 }
 
@@ -377,17 +377,17 @@ static bool begin_cluster(const struct shape *shape, struct step *step, const st
     return !variant->grid && settle_cluster(shape, step, variant->parts, variant->twice != (variant->parts > 1));
 }
 
-static const char *configure_cluster(const struct shape *shape, int number, struct step *step)
+static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
     struct variant variant;
-    const char *const reason = begin_variant(shape, number, step, &variant);
+    const char *const reason = begin_variant(shape, step, &variant);
     return reason != NULL ? reason : begin_cluster(shape, step, &variant) ? NULL : "registers do not hold whole groups";
 }
 
-static const char *configure_split(const struct shape *shape, int number, struct step *step)
+static const char *configure_split(const struct shape *shape, struct step *step)
 {
     struct variant variant;
-    const char *const reason = begin_variant(shape, number, step, &variant);
+    const char *const reason = begin_variant(shape, step, &variant);
     if (reason != NULL)
         return reason;
     struct step other = *step;
@@ -397,7 +397,7 @@ static const char *configure_split(const struct shape *shape, int number, struct
     const int64_t parts = variant.parts;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
     const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, variant.at_most);
-    const int64_t at_once = normfuse_experiment("BALANCE", 1) ? divide_up(part_rows, slots) : variant.at_most;
+    const int64_t at_once = divide_up(part_rows, slots);
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once),
                         variant.grid ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
@@ -412,37 +412,24 @@ static const char *configure_split(const struct shape *shape, int number, struct
         g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
         step->blocks = (int64_t)g->sets * parts;
     }
-    if (parts > 1) {
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-        step->cluster = (uint32_t)parts;
-    }
+    exchange_by_cluster(step, parts);
     return NULL;
 }
 
-static const char *refuse_cluster(const struct shape *shape)
-{
-    return shape->compact ? NULL : "it takes group norm of plain tensors with parameters that can be read in vectors";
-}
-
-static const char *refuse_additions(const struct shape *shape)
-{
-    return shape->plain ? NULL : "it takes plain tensors";
-}
-
 const struct schedule normfuse_cuda_two_pass = {
-    .name = "two_pass", .refuse = refuse_additions, .estimate = estimate_two_pass};
+    .name = "two_pass", .needs = NEEDS_PLAIN, .estimate = estimate_two_pass};
 static const struct schedule lanes = {.name = "lanes",
                                       .configure = configure_lanes,
                                       .estimate = normfuse_cuda_estimate_once,
                                       .in_order = true},
                              cluster = {.name = "cluster",
-                                        .refuse = refuse_cluster,
-                                        .variants = variants,
+                                        .needs = NEEDS_COMPACT,
+                                        .variants = WIDTHS * WAYS,
                                         .configure = configure_cluster,
                                         .estimate = estimate},
                              split = {.name = "split",
-                                      .refuse = refuse_additions,
-                                      .variants = variants,
+                                      .needs = NEEDS_PLAIN,
+                                      .variants = WIDTHS * WAYS,
                                       .configure = configure_split,
                                       .estimate = estimate};
 
@@ -462,7 +449,12 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {&normfuse_cuda
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
+    /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
+     * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
+     * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
+    static const int32_t known_threads[2] = {256, 512}, known_waves[2] = {4, 2}, known_passes[2] = {1, 8},
+                         added_passes[2] = {4, 8};
+    enum { PARTED_WAVES = 2 };
     const bool known = shape->known || shape->added;
     const enum normfuse_cuda_schedule small = shape->known               ? NORMFUSE_SCHEDULE_elementwise
                                               : shape->added             ? NORMFUSE_SCHEDULE_elementwise_residual
@@ -474,32 +466,30 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t most_threads = normfuse_experiment("PASSING", known ? policy->known_threads[shape->direction]
-                                                                : policy->passing_column_threads[parted]);
+    int64_t most_threads = (known ? known_threads[shape->direction] : parted ? 2 * PASSING_THREADS : PASSING_THREADS);
     uint32_t threads;
-    for (;; most_threads = policy->passing_column_threads[0]) {
+    for (;; most_threads = PASSING_THREADS) {
         threads = whole_warps(width * least(most(1, most_threads / width), at_most));
         if (settle_columns(shape, step, small, threads / width * slots, threads, 1, sums))
             break;
-        if (most_threads <= policy->passing_column_threads[0])
+        if (most_threads <= PASSING_THREADS)
             return false;
     }
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     const int64_t resident = most(1, normfuse_cuda_resident_blocks(shape, step));
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES",
-                                              known && !sums    ? policy->known_waves[shape->direction]
-                                              : parted && !sums ? policy->parted_waves
-                                                                : policy->passing_waves[shape->direction][sums]);
+    const int64_t waves = (known && !sums    ? known_waves[shape->direction]
+                           : parted && !sums ? PARTED_WAVES
+                                             : normfuse_cuda_passing_waves[sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = least(passes, sums           ? most(1, 128 / slots)
-                           : shape->added ? normfuse_experiment("PASSES", policy->added_passes[shape->direction])
-                           : shape->known ? normfuse_experiment("PASSES", policy->known_passes[shape->direction])
-                                          : normfuse_experiment("PASSES", 4));
+                           : shape->added ? added_passes[shape->direction]
+                           : shape->known ? known_passes[shape->direction]
+                                          : 4);
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
-    if (sums && normfuse_experiment("INTERLEAVE", 1)) {
+    if (sums) {
         const int64_t parts = most(divide_up(g->rows, 128 * at_once),
                                    least(tiles, most(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
         g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
@@ -507,10 +497,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
         g->interleaved = 1;
     }
     g->passes = (int32_t)passes;
-    g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
-    g->parts = g->all_samples ? (int32_t)(p->n * g->parts_a_sample) : g->parts_a_sample;
-    g->sum_slots = g->parts;
-    step->blocks = (int64_t)g->sets * g->parts;
+    part_rows_of(shape, step, g->part_rows);
     g->backwards = !sums;
     return true;
 }

@@ -164,17 +164,10 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     if (sums && vectors > most_vectors(shape))
         return false;
-    g->group_bits = g->channel_bits = g->piece_bits = 0;
-    while (g->group_bits < 5 && groups << (g->group_bits + 1) <= step->threads)
-        g->group_bits++;
-    while (g->channel_bits < 5 && channels << (g->channel_bits + 1) <= step->threads)
-        g->channel_bits++;
-    while (p->columns && !g->unaligned && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
-        g->piece_bits++;
+    set_joins(shape, g, groups, channels, step->threads, p->columns && !g->unaligned);
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
-    of->keeps =
-        both && (shape->elements > 1 ? vectors * slot <= normfuse_experiment("KEPT", KEPT_BYTES) : vectors <= ahead);
+    of->keeps = both && (shape->elements > 1 ? vectors * slot <= KEPT_BYTES : vectors <= ahead);
     g->kept_shared = of->keeps ? (int32_t)vectors : 0;
     of->slots = (int32_t)((of->keeps ? vectors : ahead) * slot);
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;
@@ -182,23 +175,15 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     of->blocks = step->cluster > 1 ? (int32_t)step->cluster : 0;
     step->shared = (size_t)normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward).bytes;
-    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
     return step->shared + SMALL_RESERVE <= shape->device->shared_per_block;
 }
 
 /* Variants: clusters of 1 to 16 blocks, times widths of blocks (columns) or threads that share a channel (rows). */
 enum { CLUSTERS = 5, WIDTHS = 4 };
 
-static int variants(const struct shape *shape)
-{
-    (void)shape;
-    return CLUSTERS * WIDTHS;
-}
-
 static const char *refuse(const struct shape *shape)
 {
-    return shape->plain && normfuse_experiment("GENERAL_PLAIN", 0) == 0 ? "others take what nothing is added to" : NULL;
+    return shape->plain ? "others take what nothing is added to" : NULL;
 }
 
 /* Rows folded have channels of a norm group in many places: only two passes join these. */
@@ -208,13 +193,13 @@ static struct shape held_of(const struct shape *shape)
     return general.folded > 1 ? normfuse_cuda_narrowed(shape) : general;
 }
 
-static const char *configure(const struct shape *given, int variant, struct step *step)
+static const char *configure(const struct shape *given, struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t blocks = INT64_C(1) << variant % CLUSTERS;
-    const int width = variant / CLUSTERS;
+    const int64_t blocks = INT64_C(1) << step->variant % CLUSTERS;
+    const int width = step->variant / CLUSTERS;
     static const int64_t shares[WIDTHS] = {8, 16, 64, 256};
     static const int64_t lanes[WIDTHS] = {4, 16, 64, 256};
     if (blocks > 1 && !shape->device->clusters)
@@ -230,10 +215,8 @@ static const char *configure(const struct shape *given, int variant, struct step
     const int64_t cluster = shares_of_group * g->parts;
     if (2 * cluster <= blocks)
         return "rows are fewer than blocks";
-    step->cluster = cluster > 1 ? (uint32_t)cluster : 0;
     g->joined_blocks = (int32_t)cluster;
-    if (cluster > 1)
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
+    exchange_by_cluster(step, cluster);
     if (!settle(shape, step, true, true))
         return "a thread would sum too much, or shared memory does not suffice";
     return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
@@ -298,18 +281,15 @@ static double estimate_passes(const struct shape *shape, const struct step *step
 }
 
 const struct schedule normfuse_cuda_general = {
-    .name = "general", .refuse = refuse, .variants = variants, .configure = configure, .estimate = estimate};
+    .name = "general", .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
     .name = "general, two passes", .refuse = refuse, .estimate = estimate_passes};
 
-/* Whether dz is the same numbers after it was in memory, so that the second pass goes on from it. */
+/* Whether the second pass goes on from what the first one wrote to dpost_add. */
 static bool goes_on_from_dz(const struct normfuse_problem *p)
 {
-    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    return (p->phases & both) == both && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
-           p->pre_add.data == NULL && p->dx.data != NULL &&
-           (p->type == NORMFUSE_F32 || p->type == NORMFUSE_F64 || p->activation == NORMFUSE_IDENTITY ||
-            p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6);
+    return has_both_phases(p) && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
+           p->pre_add.data == NULL && p->dx.data != NULL && is_dz_exact(p);
 }
 
 /* Rows whose gradients are summed channel by channel by the other kernels, one after the other: 277x1003x1x2 f32 in
@@ -318,7 +298,7 @@ bool normfuse_cuda_has_short_rows(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     return !p->columns && shape->direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE && shape->wants_gradients &&
-           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type)) && normfuse_experiment("SHORT", 1);
+           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
 }
 
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)

@@ -5,6 +5,14 @@
 
 #include <math.h>
 
+enum {
+    /* That sum: f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of
+     * 160 14.6, two of 160 15.2. */
+    GRID_THREADS = 320,
+    SOON_BYTES = 32 << 20,     /* that the L2 is told to keep */
+    L2_AGAIN_BYTES = 200 << 20 /* that is read again, above which the L2 is not told what to keep */
+};
+
 /* Shared memory of a grid pipeline. */
 static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t stages,
                              int64_t at_once, bool gives)
@@ -18,20 +26,34 @@ static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cu
                : normfuse_lay_out_grid_forward((int32_t)stages, g->width, groups, rows).bytes;
 }
 
-static const char *refuse_grid(const struct shape *shape)
-{
-    return !shape->device->clusters    ? "the device is older than 9.0"
-           : !shape->has_grid_barriers ? "there is no sync memory"
-                                       : NULL;
-}
-
 static const char *refuse_pipeline(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     return !(shape->compact || shape->batch) ? "it takes plain tensors with parameters that can be read in vectors"
            : p->x.position != p->c           ? "rows are not adjacent in memory"
            : shape->direction == BACKWARD && is_modulated(p) ? "it has no gradient of scale and shift"
-                                                             : refuse_grid(shape);
+                                                             : NULL;
+}
+
+/* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
+static bool share_grid(const struct shape *shape, struct step *step, int64_t teams, int64_t parts, int64_t part_rows,
+                       int64_t at_once)
+{
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const bool gives = shape->wants_gradients;
+    g->part_rows = (int32_t)part_rows;
+    g->parts = g->parts_a_sample = (int32_t)parts;
+    g->teams = step->of.grid.teams = (int32_t)teams;
+    g->by_pieces = normfuse_cuda_divisor_of(g->group);
+    g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
+    step->at_once = (int32_t)at_once;
+    step->blocks = teams * parts;
+    /* Batch norm joins what the gradients need anyway. */
+    g->sums_by_channel = gives || shape->batch;
+    g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
+    g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
+    exchange_by_grid(step);
+    return is_resident(shape, step);
 }
 
 /* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
@@ -40,22 +62,22 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
      * what the kernels have in shared memory beside what is asked for. */
     enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 160, STATIC_BYTES = 1024 };
+    /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5;
+     * 1x256x512x512 of 4 110.3, of 8 109.3. */
+    static const int32_t tile_slots[2] = {8, 4};
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients;
+    const bool gives = shape->wants_gradients;
     const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
-    const int64_t most_threads = normfuse_experiment("GRID_THREADS", shape->policy->grid_threads);
-    if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > most_threads)
+    if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > GRID_THREADS)
         return false;
     int64_t parts = shape->device->multiprocessors / teams, part_rows = divide_up(g->rows, parts);
-    const int64_t at_once = least(most_threads / g->width, part_rows);
+    const int64_t at_once = least(GRID_THREADS / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
     int64_t joined; /* of a group, by a lane */
     const int64_t channels = (int64_t)g->width * shape->elements, row_bytes = g->width * 16;
     if (shape->batch) {
-        g->lane_bits = 0;
-        while (g->lane_bits < 5 && channels << (g->lane_bits + 1) <= consumers)
-            g->lane_bits++;
+        g->lane_bits = lane_bits_of(channels, consumers);
         joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
     } else {
         joined = divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES);
@@ -64,8 +86,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         return false;
     const int64_t beside_pipeline = bytes_of_grid(shape, g, 0, at_once, gives);
     const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_pipeline;
-    const int64_t slots =
-        least(normfuse_experiment("TILE", shape->policy->grid_tile[shape->direction]), divide_up(part_rows, at_once));
+    const int64_t slots = least(tile_slots[shape->direction], divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
@@ -89,50 +110,30 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         kernel_of(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
     step->threads = consumers + 32;
     step->without_vectors = 32;
-    g->part_rows = (int32_t)part_rows;
-    g->parts = g->parts_a_sample = (int32_t)parts;
-    g->teams = (int32_t)teams;
-    step->at_once = (int32_t)at_once;
-    of->teams = (int32_t)teams;
     of->small_part_rows = (int32_t)(part_rows - tile_rows);
     of->stages = (int32_t)stages;
     of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = teams * parts * stage_bytes;
-    of->soon = (tiles - stages) * turn_bytes <= shape->policy->l2_again_bytes
-                   ? (int32_t)((normfuse_experiment("SOON", 32) << 20) / turn_bytes)
-                   : 0;
-    g->by_pieces = normfuse_cuda_divisor_of(g->group);
-    g->by_set_channels = normfuse_cuda_divisor_of(shape->batch ? 1 : p->c / p->groups);
+    of->soon = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(SOON_BYTES / turn_bytes) : 0;
     of->by_tile = normfuse_cuda_divisor_of(tile_rows);
     of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
     step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, gives);
-    step->blocks = teams * parts;
-    exchange_by_grid(step);
-    /* Batch norm joins what the gradients need anyway. */
-    g->sums_by_channel = gives || shape->batch;
-    g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
-    g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
-    return is_resident(shape, step);
+    return share_grid(shape, step, teams, parts, part_rows, at_once);
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
-static const char *configure_pipeline(const struct shape *shape, int variant, struct step *step)
+static const char *configure_pipeline(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t only_rounds = normfuse_experiment("ROUNDS", 0);
-    const char *const refused = refuse_pipeline(shape);
-    if (refused != NULL)
-        return refused;
-    for (int64_t rounds = only_rounds ? only_rounds : 1; rounds <= p->n; rounds++) {
-        if (rounds > 1 && !only_rounds && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
+    for (int64_t rounds = 1; rounds <= p->n; rounds++) {
+        if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
         *step = (struct step){
             .geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p))};
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
-             step->geometry.teams == 1 || only_rounds))
+             step->geometry.teams == 1))
             return NULL;
     }
     return "no number of samples at a time fits the stages";
@@ -141,7 +142,18 @@ static const char *configure_pipeline(const struct shape *shape, int variant, st
 /* The memory's time, what is read again, and what blocks wait for one another. */
 static double estimate_pipeline(const struct shape *shape, const struct step *step)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
+    /* Times the memory's time, all and what is read again beside that; microseconds that blocks wait for one another,
+     * for each channel, for batch norm once more and for its channels, and for each further round of one sample.
+     * 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and 630),
+     * 256x512x56x56 bf16 backward 800; f16 backward 1x320x32x32 8.8, 1x2560x16x16 14.3. Batch norm f16 NHWC:
+     * 256x2048x7x7 50.5 (clusters 58.3), 32x512x28x28 backward 41 (twice 60), 32x64x56x56 17.5 (registers over the grid
+     * 22.4), backward 24 (39), 4x64x56x56 9.8, backward 13.0, 4x2048x7x7 14.0, 13.6. With 32 MB kept in the L2:
+     * 256x2048x7x7 46.7 us for 50, backward 70.3 for 73.0; 1x256x512x512 104.4 for 108.1. */
+    static const double AGAIN = 0.85;
+    static const struct {
+        double stretch, wait, channel, batch, batch_channel, round;
+    } of[2] = {{1.22, 5.5, 0.0, 2.0, 0.0022, 8.5}, {1.15, 8.0, 0.0013, 0.5, 0.0007, 5.5}};
+    const int d = shape->direction;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const double rounds = (double)divide_up(shape->problem->n, g->teams);
     const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
@@ -151,42 +163,35 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     const double busy =
         (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->teams);
     const double channels = (double)g->width * shape->elements;
-    return shape->bytes *
-               (policy->grid_stretch[shape->direction] + reads * policy->grid_again[shape->direction] * again) /
-               (policy->bytes_a_microsecond * busy) +
-           policy->grid_meeting[shape->direction] + channels * policy->grid_channel[shape->direction] +
-           (shape->batch
-                ? policy->grid_batch[shape->direction] + channels * policy->grid_batch_channel[shape->direction]
-                : 0.0) +
-           policy->grid_round[shape->direction] * (rounds - 1.0) / g->teams;
+    return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
+           of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
+           of[d].round * (rounds - 1.0) / g->teams;
 }
 
 static const char *refuse_registers(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    return shape->direction == FORWARD || !shape->compact ? "it takes backwards of group norm on plain tensors"
-           : is_modulated(p)                              ? "it has no scale and shift"
+    return shape->direction == FORWARD                                              ? "it takes backwards"
+           : is_modulated(p)                                                        ? "it has no scale and shift"
            : p->activation == NORMFUSE_HARDSWISH || p->activation == NORMFUSE_RELU6 ? "it lacks the activation"
            : p->mean.type > NORMFUSE_F32 || p->rstd.type > NORMFUSE_F32             ? "statistics are of 16 bits"
-                                                                                    : refuse_grid(shape);
+                                                                                    : NULL;
 }
 
 /* The backward of group norm of all samples at once, a block a multiprocessor, whose threads keep all vectors in
  * registers. */
-static const char *configure_registers(const struct shape *shape, int variant, struct step *step)
+static const char *configure_registers(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     enum { MOST_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
     step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p));
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
-    const int64_t most_threads = shape->policy->grid_threads;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
-    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > most_threads)
+    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
-    const int64_t slots = divide_up(part_rows, least(most_threads / g->width, part_rows));
+    const int64_t slots = divide_up(part_rows, least(GRID_THREADS / g->width, part_rows));
     const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
         divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
@@ -196,44 +201,24 @@ static const char *configure_registers(const struct shape *shape, int variant, s
     step->shared = (size_t)normfuse_lay_out_grid_backward(0, g->width, (int32_t)channels, (int32_t)groups,
                                                           (int32_t)at_once, false, gives)
                        .bytes;
-    g->part_rows = (int32_t)part_rows;
-    g->parts = g->parts_a_sample = (int32_t)parts;
-    g->teams = (int32_t)p->n;
-    step->at_once = (int32_t)at_once;
-    step->of.grid.teams = (int32_t)p->n;
-    g->by_pieces = g->by_set_channels = normfuse_cuda_divisor_of(g->group);
-    step->blocks = p->n * parts;
-    exchange_by_grid(step);
-    g->sums_by_channel = gives;
-    g->sum_slots = (int32_t)step->blocks;
-    g->contributors = gives ? (int32_t)step->blocks : 0;
-    return is_resident(shape, step) ? NULL : "its blocks are not resident together";
+    return share_grid(shape, step, p->n, parts, part_rows, at_once) ? NULL : "its blocks are not resident together";
 }
 
 static double estimate_registers(const struct shape *shape, const struct step *step)
 {
     (void)step;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    return shape->bytes * policy->spread_stretch / policy->bytes_a_microsecond + policy->spread_meeting;
-}
-
-/* What clusters do at once, with the gradients, waits less than the whole grid: 1x256x64x64 f16 backward 7.9 us, the
- * grid 9.1; 2x2560x8x8 5.2 and 8.0; in two waves 2x640x32x32 12.1 and 9.4. */
-static const char *yield_to_cluster(const struct shape *shape, const struct step *best)
-{
-    return shape->direction == BACKWARD && best->threads > 0 && is_of(best, NORMFUSE_SCHEDULE_cluster) &&
-                   is_resident(shape, best) && (!shape->wants_gradients || finds_gradients(best))
-               ? "clusters do it at once"
-               : NULL;
+    /* f16 NHWC with SiLU: 2x640x32x32 9.4 us, clusters 12.1; 2x320x64x64 12.8, from pipelines 13.4; 1x256x32x32 7.5, a
+     * cluster 5.1. */
+    return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
 }
 
 const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
+                                                     .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
                                                      .refuse = refuse_pipeline,
-                                                     .yield = yield_to_cluster,
                                                      .configure = configure_pipeline,
                                                      .estimate = estimate_pipeline};
 const struct schedule normfuse_cuda_grid_registers = {.name = "grid_registers",
+                                                      .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
                                                       .refuse = refuse_registers,
-                                                      .yield = yield_to_cluster,
                                                       .configure = configure_registers,
                                                       .estimate = estimate_registers};

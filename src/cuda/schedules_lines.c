@@ -5,13 +5,6 @@
 
 enum { MOST_LANES = 512, SLOTS_AT_ONCE = 4 };
 
-/* One kernel for both layouts, listed as one of rows. */
-static enum normfuse_cuda_kernel kernel(const struct shape *shape)
-{
-    return normfuse_cuda_kernel_of(false, NORMFUSE_SCHEDULE_lines, shape->direction == BACKWARD, shape->problem->type,
-                                   false);
-}
-
 static int64_t values_of_line(const struct shape *shape)
 {
     return group_of(shape->problem) * shape->problem->s;
@@ -32,7 +25,8 @@ static bool pays(const struct shape *shape)
     enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
     const struct normfuse_problem *const p = shape->problem;
     const bool forward = shape->direction == FORWARD;
-    if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES && normfuse_cuda_takes_rows_as_tiles(shape))
+    if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES &&
+        normfuse_cuda_refused(&normfuse_cuda_tile_rows, shape) == NULL)
         return false;
     /* Vectors are the better way for long rows that are norm groups. Of unaligned ones instance norm 2x1024x33x17 f16
      * 15.2 us, by vectors 7.2; 18x768x18x6 bf16 10.4, 20.4; backward 16x162x48 f32 7.8, 15.5; 1x16528x121 f16 27.7,
@@ -60,49 +54,48 @@ static const char *refuse(const struct shape *shape)
         return "it takes group norm of fewer than 2^28 samples";
     if (!shape->alike || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or tensors have different strides";
-    if (values_of_line(shape) > MOST_LANES * (int64_t)normfuse_cuda_kernel_table[kernel(shape)].vectors)
+    if (values_of_line(shape) >
+        MOST_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)
         return "a norm group has more values than a block holds";
     /* Their sums over samples are of one rstd, not of one scale. */
     if (shape->direction == BACKWARD &&
         (p->dscale.data != NULL || p->dshift.data != NULL || (shape->wants_gradients && p->scale.data != NULL)))
         return "gradients of single samples are wanted";
-    return pays(shape) || normfuse_experiment("lines", 1) == 2 ? NULL : "others have vectors of 16 bytes for it";
+    return pays(shape) || normfuse_cuda_wish("lines") == WANTED ? NULL : "others have vectors of 16 bytes for it";
 }
 
 /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
  * lines for the device. */
-static int lane_bits_of(const struct shape *shape, int64_t values, int64_t most_slots)
+static int bits_of_line(const struct shape *shape, int64_t values, int64_t most_slots)
 {
     enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t wanted =
-        normfuse_experiment("LINE_SLOTS", p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots);
+    const int64_t wanted = p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots;
     const int64_t few = (int64_t)FEW_THREADS * shape->device->multiprocessors;
     int bits = 0;
     while (values > most_slots << bits || (values > wanted << bits && bits < WARP_BITS))
         bits++;
     while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
-    return (int)normfuse_experiment("LINE_BITS", bits);
+    return bits;
 }
 
-static const char *configure(const struct shape *shape, int variant, struct step *step)
+static const char *configure(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     enum { THREADS = 128, MOST_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel(shape)];
+    const struct normfuse_cuda_kernel_row *const row =
+        &normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)];
     const int64_t values = values_of_line(shape), d = group_of(p);
-    const int bits = lane_bits_of(shape, values, row->vectors);
+    const int bits = bits_of_line(shape, values, row->vectors);
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
     if (slots > row->vectors || INT64_C(1) << bits > MOST_LANES)
         return "lanes are too few or too many";
-    const int64_t threads = most(normfuse_experiment("LINE_THREADS", THREADS), INT64_C(1) << bits),
-                  lines = threads >> bits;
+    const int64_t threads = most(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = least(lines / width, p->n);
-    step->kernel = kernel(shape);
+    step->kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_lines);
     step->threads = (uint32_t)threads;
     g->sets = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;
@@ -121,8 +114,8 @@ static const char *configure(const struct shape *shape, int variant, struct step
     if (resident == 0)
         return "no block is resident";
     const int64_t rounds = divide_up(p->n, samples);
-    int64_t parts = most(1, normfuse_experiment("WAVES", 1) * resident / blocks_wide);
-    if (shape->direction == BACKWARD && shape->wants_gradients)
+    int64_t parts = most(1, resident / blocks_wide);
+    if (shape->wants_gradients)
         parts = most(parts, divide_up(rounds, MOST_SUMMED));
     /* As many samples for each. */
     parts = divide_up(rounds, divide_up(rounds, least(parts, rounds)));
@@ -136,9 +129,3 @@ const struct schedule normfuse_cuda_lines = {.name = "lines",
                                              .configure = configure,
                                              .estimate = normfuse_cuda_estimate_once,
                                              .in_order = true};
-
-bool normfuse_cuda_holds_lines(const struct shape *shape)
-{
-    struct step step = {0};
-    return normfuse_experiment("lines", 1) != 0 && refuse(shape) == NULL && configure(shape, 0, &step) == NULL;
-}

@@ -73,7 +73,7 @@ static bool settle_lanes(const struct shape *shape, struct step *step)
         }
         const struct normfuse_cuda_geometry given = *g;
         *g = rows_geometry(&general);
-        if (g->rows > 0 && normfuse_experiment("UNALIGNED", 1) == 1 && settle_lanes(&general, step))
+        if (g->rows > 0 && settle_lanes(&general, step))
             return true;
         *g = given;
         return false;
@@ -134,8 +134,8 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
     exchange_by_grid(&trial);
     trial.geometry.late_blocks = device->multiprocessors;
     if (rounds)
-        trial.geometry.late_cycles = (int32_t)normfuse_experiment(
-            "LATE", (int64_t)(microseconds_a_round(shape, &trial) * shape->tensors * policy->cycles_a_microsecond));
+        trial.geometry.late_cycles =
+            (int32_t)(microseconds_a_round(shape, &trial) * shape->tensors * policy->cycles_a_microsecond);
     *step = trial;
     return true;
 }
@@ -152,22 +152,23 @@ struct split {
 
 static int64_t most_cluster_of(const struct shape *shape)
 {
-    const int64_t tuned = normfuse_experiment("CLUSTER", shape->policy->most_cluster[shape->direction]);
-    return shape->device->clusters ? least(NORMFUSE_CUDA_ROW_CLUSTER, tuned) : 1;
+    return shape->device->clusters ? least(NORMFUSE_CUDA_ROW_CLUSTER, shape->policy->most_cluster[shape->direction])
+                                   : 1;
 }
 
 static struct split split_of(const struct shape *shape, const struct normfuse_cuda_geometry *g)
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
-    const int64_t blocks_wanted = 2 * shape->device->multiprocessors, only = normfuse_experiment("PARTS", 0);
+    enum { LEAST_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
+    const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
     int64_t parts = divide_up(set_bytes, policy->part_bytes[shape->direction]);
     if (g->sets * parts < blocks_wanted)
-        parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / policy->least_part_bytes));
-    parts = most(1, only != 0 ? only : parts);
+        parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / LEAST_PART_BYTES));
+    parts = most(1, parts);
     struct split split = {.kept = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
-    int64_t threads = normfuse_experiment("THREADS", policy->many_threads[shape->direction]);
+    int64_t threads = 256;
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1)
@@ -177,9 +178,9 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
     split.threads = split.cluster_threads = (uint32_t)threads;
     split.cluster = parts;
     const int64_t small_bytes = policy->small_part_bytes[shape->direction];
-    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= most_cluster_of(shape) && only == 0) {
+    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= most_cluster_of(shape)) {
         split.cluster = most(parts, divide_up(set_bytes, small_bytes));
-        split.cluster_threads = (uint32_t)normfuse_experiment("THREADS", 128);
+        split.cluster_threads = 128;
     }
     return split;
 }
@@ -189,14 +190,8 @@ static const char *refuse(const struct shape *shape)
     return rows_geometry(shape).rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
 }
 
-static const char *refuse_additions(const struct shape *shape)
+static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
-    return !shape->plain ? "it takes plain tensors" : refuse(shape);
-}
-
-static const char *configure_lanes(const struct shape *shape, int variant, struct step *step)
-{
-    (void)variant;
     step->geometry = rows_geometry(shape);
     return settle_lanes(shape, step) ? NULL : "norm groups are too large, or too few";
 }
@@ -217,16 +212,13 @@ static bool settle_whole(const struct shape *shape, struct step *step)
     const enum normfuse_cuda_schedule whole = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
     const int64_t each = vectors_of(shape, whole);
     const int32_t *const sizes = policy->whole_threads[shape->direction];
-    const int64_t widest = normfuse_experiment("WHOLE", sizes[0]);
     int64_t most_blocks = 0;
     double best = 0.0;
     struct step fit = {0};
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
-        const int64_t size = i == 0 ? widest : sizes[i];
-        const int64_t threads = least(size, whole_warps(divide_up(g->rows, each)));
+        const int64_t threads = least(sizes[i], whole_warps(divide_up(g->rows, each)));
         struct step trial = *step;
-        if (size > widest || !settle_rows(shape, &trial, whole, g->rows, (uint32_t)threads) ||
-            trial.shared > (size_t)normfuse_experiment("WHOLE_SHARED", (int64_t)policy->shared_a_block))
+        if (!settle_rows(shape, &trial, whole, g->rows, (uint32_t)threads) || trial.shared > policy->shared_a_block)
             continue;
         const int64_t blocks =
             normfuse_cuda_blocks_per_multiprocessor(device, trial.kernel, trial.threads, trial.shared);
@@ -242,9 +234,8 @@ static bool settle_whole(const struct shape *shape, struct step *step)
     return fit.threads > 0;
 }
 
-static const char *configure_block(const struct shape *shape, int variant, struct step *step)
+static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     step->geometry = rows_geometry(shape);
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     if (split_of(shape, g).parts > 1)
@@ -252,9 +243,8 @@ static const char *configure_block(const struct shape *shape, int variant, struc
     return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
 }
 
-static const char *configure_grid(const struct shape *shape, int variant, struct step *step)
+static const char *configure_grid(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
     return split.parts < 4                                               ? "fewer blocks hold a norm group"
@@ -263,25 +253,25 @@ static const char *configure_grid(const struct shape *shape, int variant, struct
 }
 
 /* As many sets at a time as take the least time in all. */
-static const char *configure_rounds(const struct shape *shape, int variant, struct step *step)
+static const char *configure_rounds(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
-    const int64_t sets = g.sets, only = normfuse_experiment("TEAMS", 0);
+    const int64_t sets = g.sets;
     /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
     enum { FEW_VECTORS = 32 };
     if (g.rows < FEW_VECTORS)
         return "a norm group is small";
+    static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
     double least_time = INFINITY;
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
      * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
     for (int64_t teams = least(sets, 2 * shape->device->multiprocessors); teams >= fewest; teams--) {
         struct step trial;
-        if ((only != 0 && teams != only) || !settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
+        if (!settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
             continue;
-        const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + shape->policy->round_wait;
+        const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
         const double time = (double)divide_up(sets, teams) * round;
         if (time < least_time) {
             least_time = time;
@@ -292,9 +282,8 @@ static const char *configure_rounds(const struct shape *shape, int variant, stru
 }
 
 /* A block, or a cluster of few, with vectors in shared memory, too. */
-static const char *configure_cluster(const struct shape *shape, int variant, struct step *step)
+static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
-    (void)variant;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_device *const device = shape->device;
     step->geometry = rows_geometry(shape);
@@ -315,8 +304,7 @@ static const char *configure_cluster(const struct shape *shape, int variant, str
             if (shape->problem->sets == NORMFUSE_SETS_BATCH)
                 trial.geometry.sum_slots = trial.geometry.parts;
             trial.blocks = (int64_t)g->sets * cluster;
-            trial.cluster = (uint32_t)cluster;
-            trial.geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
+            exchange_by_cluster(&trial, cluster);
             if (normfuse_cuda_resident_blocks(shape, &trial) == 0)
                 continue;
         }
@@ -329,7 +317,7 @@ static const char *configure_cluster(const struct shape *shape, int variant, str
             least_time = time;
             fit = trial;
         }
-        if (waves > 3 || cluster == 1 || normfuse_experiment("PARTS", 0) != 0)
+        if (waves > 3 || cluster == 1)
             break;
     }
     *step = fit;
@@ -337,7 +325,7 @@ static const char *configure_cluster(const struct shape *shape, int variant, str
         return "no cluster has room for a norm group";
     /* 4x512x64x64 f16 in clusters 22.6 us, by the grid 15.9; 2x320x128x128 25.4, 18.1. Backwards are about the same. */
     struct step rounds = {0};
-    return shape->direction == FORWARD && fit.cluster > 1 && configure_rounds(shape, 0, &rounds) == NULL &&
+    return shape->direction == FORWARD && fit.cluster > 1 && configure_rounds(shape, &rounds) == NULL &&
                    normfuse_cuda_estimate_once(shape, &rounds) < 0.95 * normfuse_cuda_estimate_once(shape, &fit)
                ? "the whole grid takes less"
                : NULL;
@@ -355,22 +343,22 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     const enum normfuse_cuda_schedule small = small_schedule(shape);
     const bool stream = streams(shape, small);
     /* Vectors in shared memory are asked for with the others: more in flight for each wait. */
-    const int64_t more =
-        stream ? 0 : normfuse_experiment("SLOTS", shape->policy->passing_slots[shape->direction][sums]);
+    const int64_t more = stream ? 0 : shape->policy->passing_slots[shape->direction][sums];
     const int64_t slots = vectors_of(shape, small) + more;
-    const int64_t threads = least(normfuse_experiment("PASSING", shape->policy->passing_threads[stream && !sums]),
-                                  whole_warps(divide_up(g->rows, slots)));
+    /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142.
+     */
+    const int64_t threads = least(stream && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
     if (stream) {
-        const int64_t waves = normfuse_experiment(sums ? "SUM_WAVES" : "WAVES", shape->policy->passing_waves[0][sums]);
+        const int64_t waves = normfuse_cuda_passing_waves[sums];
         const int64_t resident = (int64_t)normfuse_cuda_blocks_per_multiprocessor(
                                      shape->device, kernel_of(shape, small), (uint32_t)threads, 1024) *
                                  shape->device->multiprocessors;
         passes = tiles * g->sets / (waves * most(1, resident));
-        passes = most(1, least(least(passes, tiles), sums ? 128 / slots : normfuse_experiment("PASSES", 2)));
+        passes = most(1, least(least(passes, tiles), sums ? 128 / slots : 2));
     } else if (sums && shape->direction == FORWARD) {
         passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)shape->device->multiprocessors)));
     }
@@ -391,13 +379,13 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     return true;
 }
 
-#define IN_ORDER .estimate = normfuse_cuda_estimate_once, .in_order = true
+#define IN_ORDER .refuse = refuse, .estimate = normfuse_cuda_estimate_once, .in_order = true
 static const struct schedule
-    lanes = {.name = "lanes", .refuse = refuse, .configure = configure_lanes, IN_ORDER},
-    block = {.name = "block", .refuse = refuse_additions, .configure = configure_block, IN_ORDER},
-    grid = {.name = "grid", .refuse = refuse_additions, .configure = configure_grid, IN_ORDER},
-    cluster = {.name = "cluster", .refuse = refuse_additions, .configure = configure_cluster, IN_ORDER},
-    rounds = {.name = "grid in rounds", .refuse = refuse_additions, .configure = configure_rounds, IN_ORDER};
+    lanes = {.name = "lanes", .configure = configure_lanes, IN_ORDER},
+    block = {.name = "block", .needs = NEEDS_PLAIN, .configure = configure_block, IN_ORDER},
+    grid = {.name = "grid", .needs = NEEDS_PLAIN, .configure = configure_grid, IN_ORDER},
+    cluster = {.name = "cluster", .needs = NEEDS_PLAIN, .configure = configure_cluster, IN_ORDER},
+    rounds = {.name = "grid in rounds", .needs = NEEDS_PLAIN, .configure = configure_rounds, IN_ORDER};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {&normfuse_cuda_lines,
                                                                &normfuse_cuda_tile_rows,

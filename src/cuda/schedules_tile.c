@@ -5,13 +5,6 @@
 
 #include <math.h>
 
-/* One kernel for both layouts, listed as one of rows. */
-static enum normfuse_cuda_kernel kernel(const struct shape *shape)
-{
-    return normfuse_cuda_kernel_of(false, NORMFUSE_SCHEDULE_tile, shape->direction == BACKWARD, shape->problem->type,
-                                   false);
-}
-
 /* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values. */
 struct view {
     int64_t samples, rows, columns;
@@ -54,7 +47,7 @@ static const char *refuse(const struct shape *shape)
     if (!shape->alike || !is_adjacent(p))
         return "channels, or positions of a sample, are not adjacent, or tensors have different strides";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
-    if (shape->compact && normfuse_experiment("tile", 1) != 2)
+    if (shape->compact && normfuse_cuda_wish("tile") != WANTED)
         return "others have vectors of 16 bytes for it";
     if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
@@ -66,47 +59,34 @@ static const char *refuse(const struct shape *shape)
 /* Variants: widths of blocks times sizes of clusters times threads. */
 enum { WIDTHS = 5, CLUSTERS = 5, THREADS = 4 };
 
-static int variants(const struct shape *shape)
+static const char *configure(const struct shape *shape, struct step *step)
 {
-    (void)shape;
-    return WIDTHS * CLUSTERS * THREADS;
-}
-
-static const char *configure(const struct shape *shape, int variant, struct step *step)
-{
-    enum { WARP_BITS = 5, SLOTS_AT_ONCE = 4 };
+    enum { SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
     struct view view = view_of(shape->problem);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     struct normfuse_cuda_tile *const tile = &step->tile;
+    const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
     if (view.length > 0)
         view = cut(&view, least(threads, view.length));
     const int64_t wanted = view.length > 0 ? 1 : widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
     const int64_t sets = least(most(1, wanted / view.group), all);
     const int64_t width = sets * view.group, at_once = least(threads / width, divide_up(view.rows, parts));
-    const int64_t only = normfuse_experiment("TILE", -1);
     if (parts > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    if (only >= 0 && only != variant)
-        return "another variant is wanted";
     if (variant >= CLUSTERS * THREADS && sets == least(most(1, wanted / 2 / view.group), all))
         return "a narrower block has as many norm groups";
     if (sets > 32 || at_once == 0)
         return "a norm group is wider than a block, or a warp has too many";
     const int64_t part_rows = divide_up(view.rows, parts), slots = divide_up(part_rows, at_once);
-    if (slots > normfuse_cuda_kernel_table[kernel(shape)].vectors)
+    if (slots > normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_tile)].vectors)
         return "registers do not hold its rows";
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
-    /* The blocks of all samples in one cluster, where that is small enough and nothing is asked for of each sample. */
-    const bool gives = shape->direction == BACKWARD && shape->wants_gradients,
-               by_channels = view.group == view.channel_columns;
-    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
-    const int64_t samples =
-        gives && !is_modulated(shape->problem) && view.samples * parts <= most_cluster ? view.samples : 0;
-    const int64_t ranks = parts * most(1, samples);
-    step->kernel = kernel(shape);
+    const bool gives = shape->wants_gradients, by_channels = view.group == view.channel_columns;
+    const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * most(1, samples);
+    step->kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_tile);
     step->threads = whole_warps(width * at_once);
     const int64_t blocks_wide = divide_up(view.columns, width),
                   bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
@@ -124,7 +104,8 @@ static const char *configure(const struct shape *shape, int variant, struct step
         .group = (int32_t)view.group,
         .channel_columns = (int32_t)view.channel_columns,
         .sets = (int32_t)sets,
-        .lane_bits = WARP_BITS,
+        .lane_bits = lane_bits_of(sets, 32),
+        .channel_bits = lane_bits_of(width / view.channel_columns, step->threads),
         .parts = (int32_t)parts,
         .samples = (int32_t)samples,
         .by_channels = by_channels,
@@ -136,11 +117,6 @@ static const char *configure(const struct shape *shape, int variant, struct step
         .by_group = normfuse_cuda_divisor_of(view.group),
         .by_channel_columns = normfuse_cuda_divisor_of(view.channel_columns),
     };
-    while (sets << tile->lane_bits > 32)
-        tile->lane_bits--;
-    while (tile->channel_bits < WARP_BITS &&
-           (width / view.channel_columns) << (tile->channel_bits + 1) <= (int64_t)step->threads)
-        tile->channel_bits++;
     g->rows = tile->rows;
     g->part_rows = tile->part_rows;
     g->width = tile->width;
@@ -153,10 +129,7 @@ static const char *configure(const struct shape *shape, int variant, struct step
     g->all_samples = g->sums_by_channel = shape->problem->sets == NORMFUSE_SETS_BATCH;
     g->sum_slots = tile->by_channels ? 1 : (int32_t)parts;
     step->blocks = view.samples * blocks_wide * parts;
-    if (ranks > 1) {
-        step->cluster = (uint32_t)ranks;
-        g->exchange = NORMFUSE_EXCHANGE_CLUSTER;
-    }
+    exchange_by_cluster(step, ranks);
     const int64_t senders = by_channels ? samples : samples > 0 ? ranks : 0;
     step->shared = (size_t)normfuse_lay_out_tile(
         width * at_once, parts > 1 ? sets * parts : 0, senders > 1 ? width / view.channel_columns * senders : 0,
@@ -215,21 +188,19 @@ static const char *refuse_rows(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     const bool pays = p->sets == NORMFUSE_SETS_BATCH ? p->s <= MOST_POSITIONS
                                                      : has_additions(p) || p->n * p->c < shape->device->multiprocessors;
-    if ((!pays || shape->bytes > MOST_BYTES) && normfuse_experiment("tile", 1) != 2)
+    if ((!pays || shape->bytes > MOST_BYTES) && normfuse_cuda_wish("tile") != WANTED)
         return "others have vectors of 16 bytes for it";
     return refuse(shape);
 }
 
-bool normfuse_cuda_takes_rows_as_tiles(const struct shape *shape)
-{
-    return normfuse_experiment("tile", 1) != 0 && refuse_rows(shape) == NULL;
-}
-
-const struct schedule normfuse_cuda_tile = {
-    .name = "tile", .refuse = refuse, .variants = variants, .configure = configure, .estimate = estimate};
+const struct schedule normfuse_cuda_tile = {.name = "tile",
+                                            .refuse = refuse,
+                                            .variants = WIDTHS * CLUSTERS * THREADS,
+                                            .configure = configure,
+                                            .estimate = estimate};
 const struct schedule normfuse_cuda_tile_rows = {.name = "tile",
                                                  .refuse = refuse_rows,
-                                                 .variants = variants,
+                                                 .variants = WIDTHS * CLUSTERS * THREADS,
                                                  .configure = configure,
                                                  .estimate = estimate,
                                                  .in_order = true};

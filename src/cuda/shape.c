@@ -3,8 +3,6 @@
  * shape.c - see shape.h. */
 #include "shape.h"
 
-#include <math.h>
-
 void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
 {
     struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
@@ -15,9 +13,9 @@ void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views
 
 static int present_views(const struct normfuse_problem *p, const struct normfuse_view *views[VIEWS])
 {
-    const struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
-                                                    &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    struct normfuse_view *all[VIEWS];
     int count = 0;
+    normfuse_cuda_views((struct normfuse_problem *)(uintptr_t)p, all);
     for (int i = 0; i < VIEWS; i++)
         if (all[i]->data != NULL)
             views[count++] = all[i];
@@ -181,7 +179,7 @@ bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
 {
     if (p->sets == NORMFUSE_SETS_NONE)
         return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0 &&
-               p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL;
+               !is_modulated(p);
     return p->sets == NORMFUSE_SETS_BATCH;
 }
 
@@ -218,24 +216,22 @@ void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t
  * added, the tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
 static bool takes_addition(const struct normfuse_problem *p, const struct shape *shape)
 {
-    const int32_t *const from = shape->policy->added_bytes[shape->direction];
-    const double least_bytes = (double)normfuse_experiment("ADDED", from[p->sets == NORMFUSE_SETS_BATCH]);
+    /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
+     * backward 25.7, 23.4; 39.1, 51.2; batch norm 64x1024x14x14 52.8, 50.4; 64x512x28x28 98.6, 110; backward
+     * 4x512x28x28 23.6, 23.6; 16x1024x14x14 26.4, 32.7. */
+    static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
+    const double least_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
-        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
-        !are_alike(p, normfuse_cuda_takes_all_samples(p)) || !is_packed(&p->weight, shape->elements) ||
-        !is_packed(&p->bias, shape->elements) || !is_packed(&p->scale, shape->elements) ||
-        !is_packed(&p->shift, shape->elements) || !reads_running(p, shape->elements))
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || !shape->alike ||
+        !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
         return true;
     if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < least_bytes)
         return false;
-    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    const bool exact = p->type == NORMFUSE_F32 || p->activation == NORMFUSE_IDENTITY ||
-                       p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6;
     return shape->direction == FORWARD
                ? p->y.data != NULL
-               : (p->phases & both) == both && p->dx.data != NULL && p->dpost_add.data != NULL && exact;
+               : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
 }
 
 /* The same shape element by element. */
@@ -262,9 +258,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
                             .device = device,
                             .policy = normfuse_cuda_policy(device->capability),
                             .has_grid_barriers = has_grid_barriers};
-    const int32_t backward = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    shape->direction = (p->phases & backward) != 0 ? BACKWARD : FORWARD;
-    shape->tensors = shape->direction == FORWARD ? 1 : 2;
+    const bool forward = !(p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY));
+    shape->direction = forward ? FORWARD : BACKWARD;
+    shape->tensors = forward ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
@@ -273,17 +269,17 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->same_strides = have_same_strides(p);
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
-    if (shape->folded > 1 && (normfuse_experiment("FOLDED", 1) == 0 || normfuse_cuda_most_at_once(shape, d) == 0))
+    if (shape->folded > 1 && normfuse_cuda_most_at_once(shape, d) == 0)
         shape->folded = 0;
-    if (shape->folded == 0 && shape->plain && normfuse_experiment("UNALIGNED_SAMPLES", 1)) {
+    if (shape->folded == 0 && shape->plain) {
         shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
         shape->unaligned_samples = shape->folded > 0;
     }
     shape->wide = shape->folded > 0;
     /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
-    const bool lacks_derivative = !p->columns && shape->direction == BACKWARD && is_rare(p->activation);
+    const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                       allows_unaligned_vectors(p, shape->elements) && normfuse_experiment("UNALIGNED", 1) != 0;
+                       allows_unaligned_vectors(p, shape->elements);
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)
@@ -291,12 +287,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 &&
-                         is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements);
+    const bool weights = is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements);
+    const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
     const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
     const bool groups = vectors && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
-    const bool forward = shape->direction == FORWARD;
     shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, shape->elements);
     shape->few_rows =
         groups && d > 0 && (d % shape->elements == 0 || shape->elements % d == 0) && !is_modulated(p) &&
@@ -306,15 +301,15 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
         (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
     shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
-                   !is_rare(p->activation) && normfuse_experiment("KNOWN", 1);
+                   !is_rare(p->activation);
     shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
-    shape->added = shape->wide && !shape->plain && takes_addition(p, shape);
+    shape->added = shape->wide && !shape->plain && weights && modulation && takes_addition(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||
         !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
         return false;
-    shape->bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) *
-                   (shape->direction == FORWARD ? 2.0 : 3.0);
+    shape->bytes =
+        (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) * (forward ? 2.0 : 3.0);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL);
     return true;

@@ -34,7 +34,7 @@ struct shape {
     bool known;             /* elementwise: evaluation and affine, the same */
     bool added;             /* elementwise_residual: what has an addition before the activation */
     bool has_pipeline;      /* grid_pipeline can take it */
-    bool wants_gradients;   /* the parameters' */
+    bool wants_gradients;   /* backward: the parameters' */
     int tensors;            /* that a kernel holds: x, or x and dy */
     size_t vector_bytes;
     double bytes; /* that must move at least */
@@ -72,6 +72,26 @@ static inline bool is_rare(int32_t activation)
 {
     return activation == NORMFUSE_GELU || activation == NORMFUSE_GELU_TANH || activation == NORMFUSE_ELU ||
            activation == NORMFUSE_MISH;
+}
+
+/* A backward that does both of its phases. */
+static inline bool has_both_phases(const struct normfuse_problem *p)
+{
+    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    return (p->phases & both) == both;
+}
+
+/* Whether dz is the same numbers after it was in memory. */
+static inline bool is_dz_exact(const struct normfuse_problem *p)
+{
+    return p->type == NORMFUSE_F32 || p->type == NORMFUSE_F64 || p->activation == NORMFUSE_IDENTITY ||
+           p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6;
+}
+
+/* Norm groups, or channels where there are none. */
+static inline int64_t sets_of(const struct normfuse_problem *p)
+{
+    return p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
 }
 
 /* Channels of a norm group; 1 where it is no group's. */
