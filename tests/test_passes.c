@@ -352,7 +352,7 @@ static void compare_conversions(const struct normfuse_table *table)
             }
             for (int side = 0; side < 2; side++) {
                 const struct normfuse_pass s = {.x = from, .dy = other, .y = to[side], .rows = 1, .n = COUNT};
-                (side ? table : &normfuse_table_scalar)->of[type]->add_runs(&s);
+                (side ? table : &normfuse_table_scalar)->of[type]->add_rows(&s);
             }
             int differ = 0;
             for (int i = 0; i < COUNT; i++) {

@@ -52,7 +52,7 @@ struct normfuse_pass {
     PASS(dot2_columns)                                                                                               \
     PASS(affine2_rows)    /* y = p*dy' + (q*(x - k) + r) [+ du]; q NULL: y = p*dy' [+ du]; writes dpost_add */          \
     PASS(affine2_columns)                                                                                            \
-    PASS(add_runs)        /* y = x [+ b] [+ dy], rounded; b is indexed likewise */                                      \
+    PASS(add_rows)        /* y = x [+ b] [+ dy], rounded; b is indexed likewise */                                      \
     PASS(add_columns)
 
 typedef void (*normfuse_pass_function)(const struct normfuse_pass *);

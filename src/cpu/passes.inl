@@ -765,7 +765,7 @@ BODY void FN(add)(const struct normfuse_pass *s, bool of_rows)
     }
 }
 
-static void FN(add_runs)(const struct normfuse_pass *s)
+static void FN(add_rows)(const struct normfuse_pass *s)
 {
     FN(add)(s, true);
 }

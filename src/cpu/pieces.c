@@ -193,7 +193,7 @@ static struct normfuse_pass rows_of_pass(const struct plan *plan, const struct n
 }
 
 /* y = x + pre_bias [+ dy] where a row is a channel, or one channel's samples are rows. */
-static void add_bias_runs(const struct plan *plan, struct worker *w, const struct tile *t, const struct normfuse_pass *tile)
+static void add_bias_rows(const struct plan *plan, struct worker *w, const struct tile *t, const struct normfuse_pass *tile)
 {
     const struct normfuse_problem *p = plan->p;
     const bool by_sample = plan->batch && !t->across;
@@ -208,7 +208,7 @@ static void add_bias_runs(const struct plan *plan, struct worker *w, const struc
         } else {
             s.b = bias_of_channels(plan, w, t->n, by_sample ? t->c : t->c + r, by_sample ? 1 : rows);
         }
-        plan->pass->add_runs(&s);
+        plan->pass->add_rows(&s);
     }
 }
 
@@ -233,7 +233,7 @@ static void add_bias_columns(const struct plan *plan, struct worker *w, const st
             struct normfuse_pass sample = rows_of_pass(plan, &s, i, channels);
             sample.n = (size_t)plan->spread;
             sample.x_stride = sample.dy_stride = sample.y_stride = plan->spread;
-            plan->pass->add_runs(&sample);
+            plan->pass->add_rows(&sample);
         }
     }
 }
@@ -257,13 +257,13 @@ static const void *input_u(const struct plan *plan, struct worker *w, const stru
         s.y_stride = t->width;
     }
     if (p->pre_bias.data) {
-        (p->columns ? add_bias_columns : add_bias_runs)(plan, w, t, &s);
+        (p->columns ? add_bias_columns : add_bias_rows)(plan, w, t, &s);
     } else {
         if (s.x_stride == t->width && s.dy_stride == t->width && s.y_stride == t->width) { /* short rows cost most of a vector each */
             s.n *= s.rows;
             s.rows = 1;
         }
-        plan->pass->add_runs(&s);
+        plan->pass->add_rows(&s);
     }
     scatter(plan, &p->u, t, w->stage[0]);
     *stride = s.y_stride;
