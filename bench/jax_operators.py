@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Times normfuse.jax beside flax.linen on the CPU: group norm with SiLU, channels last, under jit, forward and value and
-gradients; and the host time of a jitted call on a tiny array beside a jitted identity's. Rows, JSON a line, go to
-standard output.
+gradients; and the host time of a jitted call on a tiny array beside a jitted identity's, beside XLA's own operation of
+the same three arrays, and beside flax. Rows, JSON a line, go to standard output.
 
-Both run in this process, call by call in turn; a row has the medians and their ratio.
+All run in this process, call by call in turn; a row has the medians and their ratio, and the minima.
 
 Results above 32 MiB are fresh memory of the system in every call, for both; MALLOC_MMAP_THRESHOLD_=1073741824
 MALLOC_TRIM_THRESHOLD_=4294967296 in the environment leaves that time out, and rows say so.
@@ -12,6 +12,7 @@ MALLOC_TRIM_THRESHOLD_=4294967296 in the environment leaves that time out, and r
     build/venv-torch/bin/python bench/jax_operators.py >bench/results/DATE-MACHINE-jax-operators.jsonl
 """
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -46,7 +47,18 @@ def in_turn(functions, rounds, calls=1):
                 result = function()
             jax.block_until_ready(result)
             seconds.append((time.perf_counter() - start) / calls)
-    return [statistics.median(seconds) for seconds in times]
+    return times
+
+
+def figures(unit, scale, digits, **times):
+    """Medians and minima, and normfuse's ratios to the second."""
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    minima = {name: min(seconds) for name, seconds in times.items()}
+    row = {f"{name}_{unit}": round(median * scale, digits) for name, median in medians.items()}
+    row.update((f"{name}_min_{unit}", round(least * scale, digits)) for name, least in minima.items())
+    other = list(times)[1]
+    return {**row, "ratio": round(medians["normfuse"] / medians[other], 3),
+            "min_ratio": round(minima["normfuse"] / minima[other], 3)}
 
 
 def machine():
@@ -78,18 +90,22 @@ def problems(rounds, shape):
             mine, others = (jax.jit(wrap(function)) for function in (ours, theirs))
             a, b = in_turn([lambda: mine(x, weight, bias), lambda: others(x, weight, bias)], rounds)
             yield {"problem": f"group_norm {shape[0]}x{shape[3]}x{shape[1]}x{shape[2]} groups=32 layout=nhwc act=silu dtype={dtype}",
-                   "direction": direction, "normfuse_ms": round(a * 1e3, 3), "flax_ms": round(b * 1e3, 3),
-                   "ratio": round(a / b, 3)}
+                   "direction": direction, **figures("ms", 1e3, 3, normfuse=a, flax=b)}
 
 
 def host(rounds):
     x = jnp.ones((2, 4, 4, 8))
     weight, bias = jnp.ones(8), jnp.zeros(8)
-    identity = jax.jit(lambda x, weight, bias: x + 0)
-    ours = jax.jit(lambda x, weight, bias: normfuse.jax.group_norm(x, 4, weight, bias, activation="silu"))
-    a, b = in_turn([lambda: ours(x, weight, bias), lambda: identity(x, weight, bias)], rounds, 200)
+    stock = flax.linen.GroupNorm(4, epsilon=1e-5, dtype=None)
+    functions = {
+        "normfuse": lambda x, weight, bias: normfuse.jax.group_norm(x, 4, weight, bias, activation="silu"),
+        "identity": lambda x, weight, bias: x + 0,
+        "affine": lambda x, weight, bias: x * weight + bias,
+        "flax": lambda x, weight, bias: jax.nn.silu(stock.apply({"params": {"scale": weight, "bias": bias}}, x))}
+    calls = [functools.partial(jax.jit(function), x, weight, bias) for function in functions.values()]
+    times = dict(zip(functions, in_turn(calls, rounds, 200)))
     yield {"problem": "host time of a jitted call, group_norm 2x8x4x4 groups=4 layout=nhwc act=silu",
-           "normfuse_us": round(a * 1e6, 2), "identity_us": round(b * 1e6, 2), "ratio": round(a / b, 3)}
+           **figures("us", 1e6, 2, **times)}
 
 
 if __name__ == "__main__":

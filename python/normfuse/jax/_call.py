@@ -163,8 +163,8 @@ def _abstract(*avals: Any, call: Call) -> List[Any]:
 # ---- lowering -------------------------------------------------------------------------------------------------------
 
 
-def _mask(names: Sequence[str]) -> numpy.int64:
-    return numpy.int64(sum(1 << SLOTS.index(name) for name in names))
+def _mask(names: Sequence[str]) -> int:
+    return sum(1 << SLOTS.index(name) for name in names)
 
 
 def _whole(call: Call) -> Call:
@@ -180,12 +180,10 @@ def _whole(call: Call) -> Call:
 
 
 def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
-    attributes = {"call": numpy.int64(OPERATIONS.index(call.operation)), "inputs": _mask(call.inputs),
-                  "outputs": _mask(call.outputs), "channels_last": numpy.int64(call.channels_last),
-                  "groups": numpy.int64(call.groups), "flags": numpy.int64(call.flags),
-                  "activation": numpy.int64(call.activation), "set_values": numpy.int64(call.set_values),
-                  "eps": numpy.float64(call.eps), "momentum": numpy.float64(call.momentum),
-                  "act_param": numpy.float64(call.act_param)}
+    # `struct attributes` of src/xla.c.
+    integers = [OPERATIONS.index(call.operation), _mask(call.inputs), _mask(call.outputs), call.channels_last, call.groups,
+                call.flags, call.activation, call.set_values]
+    reals = [call.eps, call.momentum, call.act_param]
     shared = {i: call.outputs.index(name) for i, name in enumerate(call.inputs) if name in call.outputs} \
         if not call.operation.endswith("_merge") else {}
     avals = list(ctx.avals_out)
@@ -195,7 +193,8 @@ def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
         size = _scratch_bytes(whole, [given[name] for name in whole.inputs], _library.CUDA)
         avals.append(jax.core.ShapedArray((size,), numpy.dtype("uint8")))
     rule = jax.ffi.ffi_lowering(TARGET, operand_output_aliases=shared)
-    return rule(ctx.replace(avals_out=avals), *operands, **attributes)[:len(call.outputs)]
+    return rule(ctx.replace(avals_out=avals), *operands, integers=numpy.array(integers, "int64"),
+                reals=numpy.array(reals, "float64"))[:len(call.outputs)]
 
 
 handler_p = Primitive("normfuse_handler")
