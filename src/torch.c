@@ -9,6 +9,8 @@
  *
  * A kernel is called with a stack of 64-bit values: a tensor or a list is an owned handle, an optional tensor a cell on
  * the heap that holds one, or 0. It leaves its outputs there, owned by the caller. */
+#include "huge_pages.h"
+
 #include "torch.h"
 
 #include <dlfcn.h>
@@ -729,7 +731,12 @@ static bool make_output(struct call *call, const struct operation *operation, in
     case SUMS:
         return make(call, slot, handle, of_channels ? 2 : 3,
                     of_channels ? (const int64_t[]){c, 2} : (const int64_t[]){n, c, 2}, torch.f64);
-    default: return make_like_x(call, slot, handle);
+    default:
+        if (!make_like_x(call, slot, handle))
+            return false;
+        if (call->device_type != torch.cuda)
+            normfuse_advise_huge_pages(&call->tensors[slot]);
+        return true;
     }
 }
 

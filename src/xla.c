@@ -11,9 +11,8 @@
  *
  * f64 buffers of a program that runs without f64 are u32 with a last axis of 2. Running statistics that are an input
  * and an output share a buffer. CUDA: a result behind `outputs` is scratch memory. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* madvise */
-#endif
+#include "huge_pages.h"
+
 #include "xla.h"
 
 #include <pthread.h>
@@ -21,7 +20,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "torch.h"
 
@@ -174,7 +172,6 @@ _Static_assert(offsetof(normfuse_tensors, dpre_bias) == offsetof(normfuse_tensor
                "slots are in the order of normfuse_tensors");
 
 enum { MAX_ON_ONE_THREAD = 16384 }; /* elements, which the library gives to one thread however many there are */
-enum { HUGE_PAGES_BYTES = 4194304 }; /* results of at least so many bytes get huge pages: two of them at any address */
 
 #define BIT(slot) (INT64_C(1) << (slot))
 static const int64_t big = BIT(X) | BIT(PRE_ADD) | BIT(POST_ADD) | BIT(Y) | BIT(U) | BIT(DY) | BIT(DU) | BIT(DX) |
@@ -508,30 +505,6 @@ static bool share_running(const normfuse_tensors *inputs, const normfuse_tensors
     return true;
 }
 
-/* XLA allocates results by malloc. glibc maps more than 32 MiB anew in every call, and the system zeroes each 4 KiB page
- * in a fault of its own, which takes longer than the norm: 42 MB of f32, two threads, 20.4 ms of CPU time without and
- * 7.9 with huge pages. Advice for memory that has its pages, or that the system does not follow, changes nothing. */
-static void advise_huge_pages(const normfuse_tensors *tensors, int64_t outputs)
-{
-#if defined(MADV_HUGEPAGE)
-    enum { PAGES = 65536 }; /* bytes: a multiple of every page size, to which the system wants addresses aligned */
-    for (int64_t left = outputs & big; left != 0; left &= left - 1) {
-        const normfuse_tensor *const tensor = (&tensors->x)[lowest(left)];
-        uintptr_t bytes = tensor->dtype.bits / 8;
-        for (int32_t a = 0; a < tensor->ndim; a++)
-            bytes *= (uintptr_t)tensor->shape[a];
-        if (bytes < HUGE_PAGES_BYTES)
-            continue;
-        const uintptr_t first = ((uintptr_t)tensor->data + PAGES - 1) / PAGES * PAGES;
-        const uintptr_t end = ((uintptr_t)tensor->data + bytes) / PAGES * PAGES;
-        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
-    }
-#else
-    (void)tensors;
-    (void)outputs;
-#endif
-}
-
 static void *run(const struct xla_frame *frame, normfuse_device device)
 {
     const struct xla_api *const api = frame->api;
@@ -556,7 +529,8 @@ static void *run(const struct xla_frame *frame, normfuse_device device)
         return error(api, ERROR_INVALID_ARGUMENT, problem);
     struct pool pool;
     if (device.device_type == NORMFUSE_CPU) {
-        advise_huge_pages(&tensors, outputs);
+        for (int64_t left = outputs & big; left != 0; left &= left - 1)
+            normfuse_advise_huge_pages((&tensors.x)[lowest(left)]);
         if (elements_of(frame->arguments.buffers[0]) > MAX_ON_ONE_THREAD)
             use_threads(frame, &pool, &exec);
         else

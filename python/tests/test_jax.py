@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 import normfuse.jax as nfj  # noqa: E402
 import reference  # noqa: E402
+from pages import wants_huge_pages  # noqa: E402
 
 ACTIVATIONS = ["identity", "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6"]
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -485,21 +486,9 @@ def test_options_without_a_kernel(name, options, words):
 
 
 def test_large_results_have_huge_pages():
-    """Where the system has any: the flag of the mapping that a result lies in."""
-    if not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
-        pytest.skip("this system has no transparent huge pages")
     y = jax.block_until_ready(nfj.group_norm(values(0, (2, 64, 64, 1280)), 32))  # more than glibc ever keeps
-    address = y.unsafe_buffer_pointer() + y.nbytes // 2
-    is_there, flags = False, []
-    with open("/proc/self/smaps") as text:
-        for line in text:
-            words = line.split()
-            if "-" in words[0] and not words[0].endswith(":"):
-                first, end = (int(word, 16) for word in words[0].split("-"))
-                is_there = first <= address < end
-            elif words[0] == "VmFlags:" and is_there:
-                flags = words[1:]
-    assert "hg" in flags
+    assert wants_huge_pages(y.unsafe_buffer_pointer() + y.nbytes // 2)
+
 
 def test_mask_is_refused():
     pytest.importorskip("flax.linen", reason="flax is not installed")

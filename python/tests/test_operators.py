@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pages import wants_huge_pages  # noqa: E402
 from device import DEVICE, ON_CUDA, hardswish, of_the_cpu  # noqa: E402
 from normfuse.torch import _operators  # noqa: E402
 from normfuse.torch._operators import ACTIVATIONS, SCHEMAS, ops  # noqa: E402
@@ -556,6 +557,13 @@ def test_threads():
 
 
 @of_the_cpu
+@pytest.mark.skipif(ON_CUDA, reason="of results on the CPU")
+@pytest.mark.skipif(_operators.binding()[0] == "ctypes", reason="the kernels over ctypes take torch's tensors as they are")
+def test_large_results_have_huge_pages():
+    y = ops.group_norm_inference(tensor(2, 1280, 64, 64, dtype=F32), None, None, None, None, None, None, 32, 1e-5, SILU, 0)
+    assert wants_huge_pages(y.data_ptr() + y.nbytes // 2)  # more than glibc ever keeps
+
+
 def test_number_of_threads_changes_no_bit():
     x = tensor(2, 64, 64, 64, dtype=F32)
     before = torch.get_num_threads()
