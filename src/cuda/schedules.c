@@ -10,8 +10,7 @@
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
 {
     struct normfuse_cuda_divisor by = {.divisor = (uint32_t)most(1, value)};
-    while ((INT64_C(1) << by.shift) < by.divisor)
-        by.shift++;
+    by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
     by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
     return by;
 }
@@ -77,8 +76,9 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
     const char *reason = normfuse_cuda_refused(schedule, shape);
     if (reason != NULL)
         return reason;
+    struct step step = {0};
     for (int variant = 0; variant < most(1, schedule->variants); variant++) {
-        struct step step = {.variant = variant};
+        step.variant = variant;
         const char *const why = schedule->configure != NULL ? schedule->configure(shape, &step) : NULL;
         if (why != NULL) {
             reason = why;

@@ -20,7 +20,7 @@ struct step {
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
     union normfuse_cuda_of_schedule of;
-    struct normfuse_cuda_tile tile; /* but for what the tensors say */
+    struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_grid_barriers;
@@ -41,8 +41,9 @@ struct schedule {
     int needs;
     const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
     int variants;                                /* sizes of blocks and clusters; 0: one */
-    /* NULL: `step`, zeros but for its variant and what this sets; else why not. A schedule without this holds nothing:
-     * two passes. */
+    /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this holds nothing: two
+     * passes.
+     */
     const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
     bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
@@ -99,6 +100,13 @@ static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enu
 {
     const struct normfuse_problem *const p = shape->problem;
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+}
+
+/* Zeros but for the variant and what is known of the geometry; most variants are refused before they need it. */
+static inline struct normfuse_cuda_geometry *begin_step(struct step *step, struct normfuse_cuda_geometry geometry)
+{
+    *step = (struct step){.variant = step->variant, .geometry = geometry};
+    return &step->geometry;
 }
 
 /* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */

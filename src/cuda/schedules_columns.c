@@ -159,7 +159,6 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
 static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
     enum { MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
-    struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     if (!shape->few_rows || p->n > INT32_MAX / 8)
         return "it takes group norm of plain tensors, of groups of or in whole vectors";
@@ -180,7 +179,8 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
     const int64_t units = normfuse_cuda_vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
-    *g = normfuse_cuda_columns_geometry(shape, units_here * vectors, d);
+    struct normfuse_cuda_geometry *const g =
+        begin_step(step, normfuse_cuda_columns_geometry(shape, units_here * vectors, d));
     step->kernel = kernel_of(shape, kept);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
@@ -362,8 +362,7 @@ static const char *begin_variant(const struct shape *shape, struct step *step, s
         return shape->has_grid_barriers ? "grid_pipeline does it better" : "there is no sync memory";
     if (clusters[way] > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    step->geometry = normfuse_cuda_columns_geometry(shape, width, d);
-    struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = begin_step(step, normfuse_cuda_columns_geometry(shape, width, d));
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     if (variant->grid)
@@ -461,8 +460,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
                                               : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
                                                                          : NORMFUSE_SCHEDULE_two_pass;
     const int64_t slots = vectors_of(shape, small);
-    step->geometry = normfuse_cuda_columns_geometry(shape, width, group);
-    struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = begin_step(step, normfuse_cuda_columns_geometry(shape, width, group));
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
