@@ -93,7 +93,8 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
 /* Columns: vectors of what is walked as a row; `width` of them a block, in which `group` channels are joined; vectors
  * of a row that have channels of one group, at most. */
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
-struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape *shape, int64_t width, int64_t group);
+struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
+                                                           int64_t group);
 int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
 
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
@@ -102,10 +103,11 @@ static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enu
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
 }
 
-/* Zeros but for the variant and what is known of the geometry; most variants are refused before they need it. */
-static inline struct normfuse_cuda_geometry *begin_step(struct step *step, struct normfuse_cuda_geometry geometry)
+/* What most schedules begin with; most variants are refused before they need it. */
+static inline struct normfuse_cuda_geometry *begin_step(struct step *step)
 {
-    *step = (struct step){.variant = step->variant, .geometry = geometry};
+    *step = (struct step){.variant = step->variant,
+                          .geometry = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1}};
     return &step->geometry;
 }
 

@@ -94,8 +94,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t threads = most(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = least(lines / width, p->n);
-    struct normfuse_cuda_geometry *const g =
-        begin_step(step, (struct normfuse_cuda_geometry){.passes = 1, .teams = 1, .parts_a_sample = 1});
+    struct normfuse_cuda_geometry *const g = begin_step(step);
     step->kernel = kernel;
     step->threads = (uint32_t)threads;
     g->sets = (int32_t)(p->n * p->groups);

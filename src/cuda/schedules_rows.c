@@ -192,7 +192,7 @@ static const char *refuse(const struct shape *shape)
 
 static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
-    begin_step(step, rows_geometry(shape));
+    *begin_step(step) = rows_geometry(shape);
     return settle_lanes(shape, step) ? NULL : "norm groups are too large, or too few";
 }
 
@@ -236,7 +236,8 @@ static bool settle_whole(const struct shape *shape, struct step *step)
 
 static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry *const g = begin_step(step, rows_geometry(shape));
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    *g = rows_geometry(shape);
     if (split_of(shape, g).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
     return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
@@ -285,7 +286,8 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_device *const device = shape->device;
-    const struct normfuse_cuda_geometry *const g = begin_step(step, rows_geometry(shape));
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    *g = rows_geometry(shape);
     const struct split split = split_of(shape, g);
     const int64_t most_cluster = most_cluster_of(shape);
     struct step fit = {0};
@@ -332,7 +334,8 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 /* Tiles that only sum, or that only write from statistics that are known. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
 {
-    struct normfuse_cuda_geometry *const g = begin_step(step, rows_geometry(shape));
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    *g = rows_geometry(shape);
     if (g->rows == 0)
         return false;
     if (!sums && settle_lanes(shape, step))

@@ -85,8 +85,7 @@ static const char *configure(const struct shape *shape, struct step *step)
         return "rows are fewer than blocks";
     const bool gives = shape->wants_gradients, by_channels = view.group == view.channel_columns;
     const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * most(1, samples);
-    begin_step(step, (struct normfuse_cuda_geometry){.passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1});
-    struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
     step->kernel = kernel;
     step->threads = whole_warps(width * at_once);
