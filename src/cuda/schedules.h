@@ -66,9 +66,6 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);
 /* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
-/* For measuring alternatives: in a build with NORMFUSE_EXPERIMENTS the environment variable NORMFUSE_EXPERIMENT_name
- * leaves a schedule out (0), or has it taken also where its rules leave a call to others (2). */
-enum normfuse_cuda_wish { LEFT_OUT = 0, IN_TURN = 1, WANTED = 2 } normfuse_cuda_wish(const char *schedule);
 /* NULL: it does not refuse this. */
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
 /* Whether the schedule, of one variant, would hold this. */

@@ -61,7 +61,7 @@ static const char *refuse(const struct shape *shape)
     if (shape->direction == BACKWARD &&
         (p->dscale.data != NULL || p->dshift.data != NULL || (shape->wants_gradients && p->scale.data != NULL)))
         return "gradients of single samples are wanted";
-    return pays(shape) || normfuse_cuda_wish("lines") == WANTED ? NULL : "others have vectors of 16 bytes for it";
+    return pays(shape) ? NULL : "others have vectors of 16 bytes for it";
 }
 
 /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few

@@ -47,7 +47,7 @@ static const char *refuse(const struct shape *shape)
     if (!shape->alike || !is_adjacent(p))
         return "channels, or positions of a sample, are not adjacent, or tensors have different strides";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
-    if (shape->compact && normfuse_cuda_wish("tile") != WANTED)
+    if (shape->compact)
         return "others have vectors of 16 bytes for it";
     if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
@@ -185,7 +185,7 @@ static const char *refuse_rows(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     const bool pays = p->sets == NORMFUSE_SETS_BATCH ? p->s <= MOST_POSITIONS
                                                      : has_additions(p) || p->n * p->c < shape->device->multiprocessors;
-    if ((!pays || shape->bytes > MOST_BYTES) && normfuse_cuda_wish("tile") != WANTED)
+    if (!pays || shape->bytes > MOST_BYTES)
         return "others have vectors of 16 bytes for it";
     return refuse(shape);
 }
