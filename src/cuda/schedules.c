@@ -144,7 +144,7 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
             lowest = time;
             taken = schedule;
             *best = step;
-            *choice = (struct normfuse_cuda_choice){schedule->name, columns, in_order, own, time};
+            *choice = (struct normfuse_cuda_choice){schedule->name, columns, own};
         }
     }
     return taken != NULL && taken->configure != NULL;

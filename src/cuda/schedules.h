@@ -57,8 +57,8 @@ extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes
 /* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
 struct normfuse_cuda_choice {
     const char *schedule; /* NULL: nothing fits */
-    bool columns, in_order;
-    double estimate, time; /* microseconds: its own, and by the tuning; 0: in order */
+    bool columns;
+    double estimate; /* its own, in microseconds */
 };
 struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 
