@@ -121,6 +121,9 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
 static void describe_tile(const struct normfuse_problem *p, const struct step *step, struct normfuse_cuda_tile *tile)
 {
     *tile = step->tile;
+    tile->by_parts = step->geometry.by_parts;
+    tile->by_blocks_wide = step->geometry.by_blocks_wide;
+    tile->by_width = step->geometry.by_width;
     tile->x = p->x.data;
     tile->dy = p->dy.data;
     tile->pre_add = p->pre_add.data;

@@ -5,13 +5,11 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
 {
     struct normfuse_cuda_divisor by = {.divisor = (uint32_t)most(1, value)};
-    while ((INT64_C(1) << by.shift) < by.divisor)
-        by.shift++;
+    by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
     by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
     return by;
 }
@@ -38,25 +36,11 @@ static bool has_few_values(const struct shape *shape)
     return !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
 }
 
-enum normfuse_cuda_wish normfuse_cuda_wish(const char *schedule)
-{
-#if defined(NORMFUSE_EXPERIMENTS)
-    char variable[64];
-    snprintf(variable, sizeof variable, "NORMFUSE_EXPERIMENT_%s", schedule);
-    const char *const value = getenv(variable);
-    return value == NULL ? IN_TURN : *value == '0' ? LEFT_OUT : *value == '2' ? WANTED : IN_TURN;
-#else
-    (void)schedule;
-    return IN_TURN;
-#endif
-}
-
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
     const int needs = schedule->needs;
-    return normfuse_cuda_wish(schedule->name) == LEFT_OUT         ? "left out by NORMFUSE_EXPERIMENT"
-           : schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
-           : (needs & NEEDS_PLAIN) != 0 && !shape->plain          ? "it takes plain tensors"
+    return schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
+           : (needs & NEEDS_PLAIN) != 0 && !shape->plain        ? "it takes plain tensors"
            : (needs & NEEDS_COMPACT) != 0 && !shape->compact
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"
            : (needs & NEEDS_CLUSTERS) != 0 && !shape->device->clusters       ? "the device is older than 9.0"
@@ -77,8 +61,9 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
     const char *reason = normfuse_cuda_refused(schedule, shape);
     if (reason != NULL)
         return reason;
+    struct step step = {0};
     for (int variant = 0; variant < most(1, schedule->variants); variant++) {
-        struct step step = {.variant = variant};
+        step.variant = variant;
         const char *const why = schedule->configure != NULL ? schedule->configure(shape, &step) : NULL;
         if (why != NULL) {
             reason = why;
@@ -90,8 +75,6 @@ static const char *ask(const struct schedule *schedule, const struct shape *shap
             *found = step;
         }
     }
-    if (normfuse_cuda_wish(schedule->name) == WANTED && *lowest < INFINITY)
-        *lowest = -1.0;
     return *lowest < INFINITY ? NULL : reason != NULL ? reason : "no variant runs on this device";
 }
 
@@ -153,15 +136,15 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
          * with two groups 17.3 us; tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0, a general kernel 17.6.
          */
         const bool in_order = schedule->in_order && line == NULL && 0.95 * own <= twice;
-        const double tuned = line != NULL && own > 0.0 ? fmax(1e-3, line->start + line->factor * own) : own;
-        const double time = in_order && reason == NULL ? fmin(0.0, own) : tuned;
+        const double tuned = line != NULL ? fmax(1e-3, line->start + line->factor * own) : own;
+        const double time = in_order ? 0.0 : tuned;
         if (shape.explains)
             say(&shape, schedule, reason, tuned, in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
         if (time < lowest) {
             lowest = time;
             taken = schedule;
             *best = step;
-            *choice = (struct normfuse_cuda_choice){schedule->name, columns, in_order, own, time};
+            *choice = (struct normfuse_cuda_choice){schedule->name, columns, own};
         }
     }
     return taken != NULL && taken->configure != NULL;

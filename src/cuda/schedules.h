@@ -20,7 +20,7 @@ struct step {
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
     union normfuse_cuda_of_schedule of;
-    struct normfuse_cuda_tile tile; /* but for what the tensors say */
+    struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     int64_t blocks;
     size_t shared;
     bool cooperative, needs_grid_barriers;
@@ -41,8 +41,9 @@ struct schedule {
     int needs;
     const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
     int variants;                                /* sizes of blocks and clusters; 0: one */
-    /* NULL: `step`, zeros but for its variant and what this sets; else why not. A schedule without this holds nothing:
-     * two passes. */
+    /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this holds nothing: two
+     * passes.
+     */
     const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
     bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
@@ -56,8 +57,8 @@ extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes
 /* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
 struct normfuse_cuda_choice {
     const char *schedule; /* NULL: nothing fits */
-    bool columns, in_order;
-    double estimate, time; /* microseconds: its own, and by the tuning; 0: in order */
+    bool columns;
+    double estimate; /* its own, in microseconds */
 };
 struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 
@@ -65,9 +66,6 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);
 /* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
-/* For measuring alternatives: in a build with NORMFUSE_EXPERIMENTS the environment variable NORMFUSE_EXPERIMENT_name
- * leaves a schedule out (0), or has it taken also where its rules leave a call to others (2). */
-enum normfuse_cuda_wish { LEFT_OUT = 0, IN_TURN = 1, WANTED = 2 } normfuse_cuda_wish(const char *schedule);
 /* NULL: it does not refuse this. */
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
 /* Whether the schedule, of one variant, would hold this. */
@@ -92,13 +90,22 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
 /* Columns: vectors of what is walked as a row; `width` of them a block, in which `group` channels are joined; vectors
  * of a row that have channels of one group, at most. */
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
-struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape *shape, int64_t width, int64_t group);
+struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
+                                                           int64_t group);
 int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
 
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+}
+
+/* What most schedules begin with; most variants are refused before they need it. */
+static inline struct normfuse_cuda_geometry *begin_step(struct step *step)
+{
+    *step = (struct step){.variant = step->variant,
+                          .geometry = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1}};
+    return &step->geometry;
 }
 
 /* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */

@@ -26,22 +26,23 @@ static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 }
 
 /* `width` vectors a block; `group` channels are joined in it. */
-struct normfuse_cuda_geometry normfuse_cuda_columns_geometry(const struct shape *shape, int64_t width, int64_t group)
+struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
+                                                           int64_t group)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
-    g.width = (int32_t)width;
-    g.blocks_wide = (int32_t)divide_up(normfuse_cuda_vectors_of_row(shape), width);
-    g.all_samples = normfuse_cuda_takes_all_samples(p);
-    g.folded = shape->folded;
-    g.row_channels = (int32_t)(p->c * shape->folded);
-    g.row_values = (int32_t)(group * shape->folded);
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    g->width = (int32_t)width;
+    g->blocks_wide = (int32_t)divide_up(normfuse_cuda_vectors_of_row(shape), width);
+    g->all_samples = normfuse_cuda_takes_all_samples(p);
+    g->folded = shape->folded;
+    g->row_channels = (int32_t)(p->c * shape->folded);
+    g->row_values = (int32_t)(group * shape->folded);
     /* A sample begins up to all but one elements into its first vector. */
-    g.rows = (int32_t)(shape->unaligned_samples ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
-                                                : p->s / shape->folded);
-    g.sets = (int32_t)(g.all_samples ? g.blocks_wide : p->n * g.blocks_wide);
-    g.group = (int32_t)group;
-    g.sums_by_channel = g.all_samples;
+    g->rows = (int32_t)(shape->unaligned_samples ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
+                                                 : p->s / shape->folded);
+    g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
+    g->group = (int32_t)group;
+    g->sums_by_channel = g->all_samples;
     return g;
 }
 
@@ -159,7 +160,6 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
 static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
     enum { MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
-    struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     if (!shape->few_rows || p->n > INT32_MAX / 8)
         return "it takes group norm of plain tensors, of groups of or in whole vectors";
@@ -180,7 +180,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
     const int64_t units = normfuse_cuda_vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
-    *g = normfuse_cuda_columns_geometry(shape, units_here * vectors, d);
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, units_here * vectors, d);
     step->kernel = kernel_of(shape, kept);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
@@ -362,8 +362,7 @@ static const char *begin_variant(const struct shape *shape, struct step *step, s
         return shape->has_grid_barriers ? "grid_pipeline does it better" : "there is no sync memory";
     if (clusters[way] > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    step->geometry = normfuse_cuda_columns_geometry(shape, width, d);
-    struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     if (variant->grid)
@@ -461,8 +460,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
                                               : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
                                                                          : NORMFUSE_SCHEDULE_two_pass;
     const int64_t slots = vectors_of(shape, small);
-    step->geometry = normfuse_cuda_columns_geometry(shape, width, group);
-    struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, group);
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;

@@ -204,6 +204,7 @@ static const char *configure(const struct shape *given, struct step *step)
     static const int64_t lanes[WIDTHS] = {4, 16, 64, 256};
     if (blocks > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
+    *step = (struct step){.variant = step->variant};
     if (!choose_block(shape, g, true, shares[width] * (shape->elements == 1 ? 4 : 1), lanes[width]))
         return "a norm group is too wide for a block, and no whole number of vectors";
     const int64_t shares_of_group = group_of(p) / g->group;

@@ -35,6 +35,12 @@ static const char *refuse_pipeline(const struct shape *shape)
                                                              : NULL;
 }
 
+/* A block has all vectors of a row. */
+static struct normfuse_cuda_geometry *begin_whole_rows(const struct shape *shape, struct step *step)
+{
+    return normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(shape->problem));
+}
+
 /* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
 static bool share_grid(const struct shape *shape, struct step *step, int64_t teams, int64_t parts, int64_t part_rows,
                        int64_t at_once)
@@ -129,8 +135,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
     for (int64_t rounds = 1; rounds <= p->n; rounds++) {
         if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
-        *step = (struct step){
-            .geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p))};
+        begin_whole_rows(shape, step);
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.teams == 1))
@@ -184,8 +189,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
 {
     enum { MOST_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
-    step->geometry = normfuse_cuda_columns_geometry(shape, normfuse_cuda_vectors_of_row(shape), group_of(p));
-    struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = begin_whole_rows(shape, step);
     const bool gives = shape->wants_gradients;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
     if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)

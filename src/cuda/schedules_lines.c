@@ -61,7 +61,7 @@ static const char *refuse(const struct shape *shape)
     if (shape->direction == BACKWARD &&
         (p->dscale.data != NULL || p->dshift.data != NULL || (shape->wants_gradients && p->scale.data != NULL)))
         return "gradients of single samples are wanted";
-    return pays(shape) || normfuse_cuda_wish("lines") == WANTED ? NULL : "others have vectors of 16 bytes for it";
+    return pays(shape) ? NULL : "others have vectors of 16 bytes for it";
 }
 
 /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
@@ -83,30 +83,28 @@ static int bits_of_line(const struct shape *shape, int64_t values, int64_t most_
 static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { THREADS = 128, MOST_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
-    struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const struct normfuse_cuda_kernel_row *const row =
-        &normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)];
+    const enum normfuse_cuda_kernel kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_lines);
+    const int64_t most_slots = normfuse_cuda_kernel_table[kernel].vectors;
     const int64_t values = values_of_line(shape), d = group_of(p);
-    const int bits = bits_of_line(shape, values, row->vectors);
+    const int bits = bits_of_line(shape, values, most_slots);
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
-    if (slots > row->vectors || INT64_C(1) << bits > MOST_LANES)
+    if (slots > most_slots || INT64_C(1) << bits > MOST_LANES)
         return "lanes are too few or too many";
     const int64_t threads = most(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = least(lines / width, p->n);
-    step->kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_lines);
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    step->kernel = kernel;
     step->threads = (uint32_t)threads;
     g->sets = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;
     g->lane_bits = bits;
     g->segment_rows = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE);
-    g->passes = g->teams = g->parts_a_sample = 1;
     g->sets_a_block = (int32_t)samples;
     g->width = (int32_t)width;
     g->blocks_wide = (int32_t)blocks_wide;
-    g->group = (int32_t)d;
-    g->outer = (int32_t)d;
+    g->group = g->outer = (int32_t)d;
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
     step->shared = (size_t)(g->segment_rows + 1) * (size_t)threads * 2 * shape->value_bytes;

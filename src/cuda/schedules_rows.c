@@ -60,35 +60,31 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
 
 /* Sets so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so a warp
  * that has one to itself would gain nothing by vectors. */
-static bool settle_lanes(const struct shape *shape, struct step *step)
+static bool settle_lanes(const struct shape *given, struct step *step)
 {
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    if (shape->unaligned || (shape->wide && shape->problem->type == NORMFUSE_F64)) {
-        struct shape general = normfuse_cuda_narrowed(shape);
+    const struct normfuse_problem *const p = given->problem;
+    struct shape shape = *given;
+    if (given->unaligned || (given->wide && p->type == NORMFUSE_F64)) {
+        shape = normfuse_cuda_narrowed(given);
         /* Unaligned for their derivative alone. */
-        general.wide = shape->unaligned && normfuse_cuda_rows_folded(shape->problem, shape->elements, false) == 1;
-        if (general.wide) {
-            general.elements = shape->elements;
-            general.vector_bytes = shape->vector_bytes;
+        shape.wide = p->type != NORMFUSE_F64 && normfuse_cuda_rows_folded(p, given->elements, false) == 1;
+        if (shape.wide) {
+            shape.elements = given->elements;
+            shape.vector_bytes = given->vector_bytes;
         }
-        const struct normfuse_cuda_geometry given = *g;
-        *g = rows_geometry(&general);
-        if (g->rows > 0 && settle_lanes(&general, step))
-            return true;
-        *g = given;
-        return false;
     }
-    const struct normfuse_problem *const p = shape->problem;
-    const int least_vectors = vectors_of(shape, NORMFUSE_SCHEDULE_lanes);
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    *g = rows_geometry(&shape);
+    const int least_vectors = vectors_of(&shape, NORMFUSE_SCHEDULE_lanes);
     int32_t lane_bits = 0;
     while (INT64_C(1) << lane_bits < divide_up(g->rows, least_vectors))
         lane_bits++;
-    if (lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * shape->device->multiprocessors)
+    if (g->rows == 0 || lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * shape.device->multiprocessors)
         return false;
     g->lane_bits = lane_bits;
     const uint32_t threads = 128;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lanes);
+    step->kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_lanes);
     step->threads = threads;
     g->sets_a_block = (int32_t)(threads >> g->lane_bits);
     g->segment_rows = (int32_t)g->rows;
@@ -97,9 +93,9 @@ static bool settle_lanes(const struct shape *shape, struct step *step)
     g->sum_slots = 1;
     step->blocks = divide_up(g->sets, g->sets_a_block);
     step->shared =
-        (size_t)(shape->direction == FORWARD ? 4 * g->coefficients
-                                             : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
-        shape->value_bytes;
+        (size_t)(shape.direction == FORWARD ? 4 * g->coefficients
+                                            : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
+        shape.value_bytes;
     return true;
 }
 
@@ -192,7 +188,6 @@ static const char *refuse(const struct shape *shape)
 
 static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
-    step->geometry = rows_geometry(shape);
     return settle_lanes(shape, step) ? NULL : "norm groups are too large, or too few";
 }
 
@@ -236,8 +231,8 @@ static bool settle_whole(const struct shape *shape, struct step *step)
 
 static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    step->geometry = rows_geometry(shape);
-    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    *g = rows_geometry(shape);
     if (split_of(shape, g).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
     return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
@@ -286,8 +281,8 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_device *const device = shape->device;
-    step->geometry = rows_geometry(shape);
-    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    *g = rows_geometry(shape);
     const struct split split = split_of(shape, g);
     const int64_t most_cluster = most_cluster_of(shape);
     struct step fit = {0};
@@ -334,12 +329,12 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 /* Tiles that only sum, or that only write from statistics that are known. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
 {
-    step->geometry = rows_geometry(shape);
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    if (g->rows == 0)
-        return false;
     if (!sums && settle_lanes(shape, step))
         return true;
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    *g = rows_geometry(shape);
+    if (g->rows == 0)
+        return false;
     const enum normfuse_cuda_schedule small = small_schedule(shape);
     const bool stream = streams(shape, small);
     /* Vectors in shared memory are asked for with the others: more in flight for each wait. */

@@ -47,7 +47,7 @@ static const char *refuse(const struct shape *shape)
     if (!shape->alike || !is_adjacent(p))
         return "channels, or positions of a sample, are not adjacent, or tensors have different strides";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
-    if (shape->compact && normfuse_cuda_wish("tile") != WANTED)
+    if (shape->compact)
         return "others have vectors of 16 bytes for it";
     if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
@@ -64,8 +64,6 @@ static const char *configure(const struct shape *shape, struct step *step)
     enum { SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
     struct view view = view_of(shape->problem);
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    struct normfuse_cuda_tile *const tile = &step->tile;
     const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
     if (view.length > 0)
@@ -80,13 +78,16 @@ static const char *configure(const struct shape *shape, struct step *step)
     if (sets > 32 || at_once == 0)
         return "a norm group is wider than a block, or a warp has too many";
     const int64_t part_rows = divide_up(view.rows, parts), slots = divide_up(part_rows, at_once);
-    if (slots > normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_tile)].vectors)
+    const enum normfuse_cuda_kernel kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_tile);
+    if (slots > normfuse_cuda_kernel_table[kernel].vectors)
         return "registers do not hold its rows";
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
     const bool gives = shape->wants_gradients, by_channels = view.group == view.channel_columns;
     const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * most(1, samples);
-    step->kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_tile);
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    struct normfuse_cuda_tile *const tile = &step->tile;
+    step->kernel = kernel;
     step->threads = whole_warps(width * at_once);
     const int64_t blocks_wide = divide_up(view.columns, width),
                   bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
@@ -111,9 +112,6 @@ static const char *configure(const struct shape *shape, struct step *step)
         .by_channels = by_channels,
         .gives = gives,
         .by_ranks = normfuse_cuda_divisor_of(ranks),
-        .by_parts = normfuse_cuda_divisor_of(parts),
-        .by_blocks_wide = normfuse_cuda_divisor_of(blocks_wide),
-        .by_width = normfuse_cuda_divisor_of(width),
         .by_group = normfuse_cuda_divisor_of(view.group),
         .by_channel_columns = normfuse_cuda_divisor_of(view.channel_columns),
     };
@@ -124,7 +122,6 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->group = (int32_t)group_of(shape->problem);
     g->lane_bits = tile->lane_bits;
     g->sets = (int32_t)(view.samples * blocks_wide);
-    g->teams = g->passes = g->sets_a_block = g->parts_a_sample = 1;
     g->parts = (int32_t)parts;
     g->all_samples = g->sums_by_channel = shape->problem->sets == NORMFUSE_SETS_BATCH;
     g->sum_slots = tile->by_channels ? 1 : (int32_t)parts;
@@ -188,7 +185,7 @@ static const char *refuse_rows(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     const bool pays = p->sets == NORMFUSE_SETS_BATCH ? p->s <= MOST_POSITIONS
                                                      : has_additions(p) || p->n * p->c < shape->device->multiprocessors;
-    if ((!pays || shape->bytes > MOST_BYTES) && normfuse_cuda_wish("tile") != WANTED)
+    if (!pays || shape->bytes > MOST_BYTES)
         return "others have vectors of 16 bytes for it";
     return refuse(shape);
 }
