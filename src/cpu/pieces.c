@@ -165,6 +165,15 @@ static void run_tile(const struct plan *plan, normfuse_pass_function pass, const
     }
 }
 
+/* Values of pre_bias, `step` elements apart, in the compute type. A call: unrolled for each type it is 2 KB, twice. */
+static __attribute__((noinline)) void load_bias(const struct plan *plan, void *to, const char *from, ptrdiff_t step, int64_t count)
+{
+    const int32_t type = plan->p->pre_bias.type;
+    step *= (ptrdiff_t)normfuse_type_bytes(type);
+    for (int64_t i = 0; i < count; i++)
+        store_real(plan, to, i, normfuse_load(from + i * step, type));
+}
+
 /* pre_bias of `count` channels of a sample, from channel c on, in the compute type. */
 static const void *bias_of_channels(const struct plan *plan, struct worker *w, int64_t n, int64_t c, int64_t count)
 {
@@ -175,8 +184,7 @@ static const void *bias_of_channels(const struct plan *plan, struct worker *w, i
     if (bias->channel == 1 && bias->type == plan->p->type)
         plan->pass->load(from, w->pre_bias, (size_t)count, false, 0);
     else
-        for (int64_t i = 0; i < count; i++)
-            store_real(plan, w->pre_bias, i, load_parameter(bias, n, c + i, 0));
+        load_bias(plan, w->pre_bias, from, bias->channel, count);
     return w->pre_bias;
 }
 
@@ -200,15 +208,17 @@ static void add_bias_rows(const struct plan *plan, struct worker *w, const struc
     for (int64_t r = 0, rows; r < t->rows; r += rows) {
         rows = smaller(t->rows - r, BIAS_ROWS);
         struct normfuse_pass s = rows_of_pass(plan, tile, r, rows);
+        s.b_per_row = true;
         s.coefficient_step = !by_sample || p->pre_bias.batch;
         if (by_sample && p->pre_bias.batch) {
-            for (int64_t i = 0; i < rows; i++)
-                store_real(plan, w->pre_bias, i, load_parameter(&p->pre_bias, t->n + r + i, t->c, 0));
+            const ptrdiff_t at = (t->n + r) * p->pre_bias.batch + t->c * p->pre_bias.channel;
+            const char *const from = p->pre_bias.data + at * (ptrdiff_t)normfuse_type_bytes(p->pre_bias.type);
+            load_bias(plan, w->pre_bias, from, p->pre_bias.batch, rows);
             s.b = w->pre_bias;
         } else {
             s.b = bias_of_channels(plan, w, t->n, by_sample ? t->c : t->c + r, by_sample ? 1 : rows);
         }
-        plan->pass->add_rows(&s);
+        plan->pass->add(&s);
     }
 }
 
@@ -225,15 +235,16 @@ static void add_bias_columns(const struct plan *plan, struct worker *w, const st
         if (plan->spread == 1) {
             if (s.b == w->pre_bias)
                 repeat_folded(plan, w->pre_bias, channels);
-            run_tile(plan, plan->pass->add_columns, &s);
+            run_tile(plan, plan->pass->add, &s);
             continue;
         }
+        s.b_per_row = true;
         s.coefficient_step = 1;
         for (int64_t i = 0; i < rows; i++) { /* the channels of a sample are rows */
             struct normfuse_pass sample = rows_of_pass(plan, &s, i, channels);
             sample.n = (size_t)plan->spread;
             sample.x_stride = sample.dy_stride = sample.y_stride = plan->spread;
-            plan->pass->add_rows(&sample);
+            plan->pass->add(&sample);
         }
     }
 }
@@ -263,7 +274,7 @@ static const void *input_u(const struct plan *plan, struct worker *w, const stru
             s.n *= s.rows;
             s.rows = 1;
         }
-        plan->pass->add_rows(&s);
+        plan->pass->add(&s);
     }
     scatter(plan, &p->u, t, w->stage[0]);
     *stride = s.y_stride;

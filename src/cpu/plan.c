@@ -307,7 +307,8 @@ static void *take(struct arena *arena, int64_t count, size_t bytes)
     return arena->base ? arena->base + at : NULL;
 }
 
-static bool is_copied(const struct plan *plan, const struct normfuse_view *view)
+/* A call: eleven copies of it were 5 KB. */
+static __attribute__((noinline)) bool is_copied(const struct plan *plan, const struct normfuse_view *view)
 {
     return view->data && !direct(plan, view);
 }
