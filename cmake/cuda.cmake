@@ -18,7 +18,7 @@ endmacro()
 set(NORMFUSE_CUDA AUTO CACHE STRING "Build the CUDA part: ON, OFF, or AUTO (where nvcc is found)")
 set_property(CACHE NORMFUSE_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(NORMFUSE_CUDA_ARCHITECTURES "90a" CACHE STRING
-    "GPUs to compile for: machine code (80, 90a), PTX that the driver compiles (90-virtual), separated by ';', or all")
+    "GPUs to compile for, separated by ';': machine code (80, 90a), PTX (90-virtual, or 90-general: of the general kernels); or all")
 set(NORMFUSE_CUDA_HOST_COMPILER "" CACHE STRING "The C++ compiler that nvcc preprocesses with; empty: nvcc's choice")
 set(NORMFUSE_CUDA_FATBIN_DIR ${PROJECT_BINARY_DIR}/cuda CACHE PATH
     "Where the fatbins are made; build trees with the same architectures may share it")
@@ -45,43 +45,59 @@ if(NORMFUSE_CUDA_HOST_COMPILER)
 endif()
 
 set(NORMFUSE_CUDA_TARGETS ${NORMFUSE_CUDA_ARCHITECTURES})
-# GPUs of 8.6 and 8.9 run machine code of 8.0, those of 10.3 that of 10.0, those of 12.1 that of 12.0.
+# GPUs of 8.6 and 8.9 run machine code of 8.0, those of 10.3 that of 10.0, those of 12.1 that of 12.0. Newer ones run PTX
+# of the general kernels, which take every call: that of all would be 2.4 MiB more, and take the driver three times as long.
 if(NORMFUSE_CUDA_TARGETS STREQUAL "all")
-    set(NORMFUSE_CUDA_TARGETS 80 90a 100 120 90-virtual)
+    set(NORMFUSE_CUDA_TARGETS 80 90a 100 120 90-general)
 endif()
 set(NORMFUSE_CUDA_BUILT_FOR "")
+set(NORMFUSE_CODE_OF_ALL "")
+set(NORMFUSE_CODE_OF_GENERAL "")
 foreach(target ${NORMFUSE_CUDA_TARGETS})
-    if(target MATCHES "^([0-9]+[af]?)-virtual$")
+    if(target MATCHES "^([0-9]+[af]?)-(virtual|general)$")
         # Kernels of clusters and of bulk copies are empty in it, and GPUs of 9.0 and newer launch them: an H200 with PTX of
         # 8.0 ended in "unspecified launch failure". For GPUs of 8.x machine code of 8.0 serves all.
         set(virtual ${CMAKE_MATCH_1})
+        set(kernels ${CMAKE_MATCH_2})
         if(virtual MATCHES "^[1-8][0-9]$")
             message(FATAL_ERROR "NORMFUSE_CUDA_ARCHITECTURES: '${target}' is PTX that newer GPUs cannot use; "
                                 "write 80 for GPUs of 8.x, and 90-virtual for newer ones.")
         endif()
-        list(APPEND NORMFUSE_NVCC_FLAGS -gencode arch=compute_${virtual},code=compute_${virtual})
-        string(APPEND NORMFUSE_CUDA_BUILT_FOR " ${virtual}-PTX")
+        if(kernels STREQUAL "virtual")
+            list(APPEND NORMFUSE_CODE_OF_ALL -gencode arch=compute_${virtual},code=compute_${virtual})
+            string(APPEND NORMFUSE_CUDA_BUILT_FOR " ${virtual}-PTX")
+        else()
+            list(APPEND NORMFUSE_CODE_OF_GENERAL -gencode arch=compute_${virtual},code=compute_${virtual})
+            string(APPEND NORMFUSE_CUDA_BUILT_FOR " ${virtual}-general-PTX")
+        endif()
     elseif(target MATCHES "^[0-9]+[af]?$")
-        list(APPEND NORMFUSE_NVCC_FLAGS -gencode arch=compute_${target},code=sm_${target})
+        list(APPEND NORMFUSE_CODE_OF_ALL -gencode arch=compute_${target},code=sm_${target})
         string(APPEND NORMFUSE_CUDA_BUILT_FOR " ${target}")
     else()
         message(FATAL_ERROR "NORMFUSE_CUDA_ARCHITECTURES: '${target}' is neither like 90a nor like 90-virtual.")
     endif()
 endforeach()
 string(STRIP "${NORMFUSE_CUDA_BUILT_FOR}" NORMFUSE_CUDA_BUILT_FOR)
+if(NOT NORMFUSE_CODE_OF_ALL)
+    message(FATAL_ERROR "NORMFUSE_CUDA_ARCHITECTURES: '${NORMFUSE_CUDA_ARCHITECTURES}' has PTX of the general kernels alone; "
+                        "name machine code beside it, such as 90a.")
+endif()
+# Those of bench/ and tests/ too.
+set(NORMFUSE_GENERAL_FLAGS ${NORMFUSE_NVCC_FLAGS} ${NORMFUSE_CODE_OF_ALL} ${NORMFUSE_CODE_OF_GENERAL})
+list(APPEND NORMFUSE_NVCC_FLAGS ${NORMFUSE_CODE_OF_ALL})
 
 # Tried with the very flags: an old nvcc, one without a host compiler, or one that lacks an architecture is told here.
 set(NORMFUSE_PROBE ${PROJECT_BINARY_DIR}/CMakeFiles/normfuse_nvcc)
-if(NOT NORMFUSE_NVCC_WORKS STREQUAL "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}")
+if(NOT NORMFUSE_NVCC_WORKS STREQUAL "${NORMFUSE_NVCC} ${NORMFUSE_GENERAL_FLAGS}")
     file(WRITE ${NORMFUSE_PROBE}.cu "extern \"C\" __global__ void probe() {}\n")
-    execute_process(COMMAND ${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS} ${NORMFUSE_PROBE}.cu -o ${NORMFUSE_PROBE}.fatbin
+    execute_process(COMMAND ${NORMFUSE_NVCC} ${NORMFUSE_GENERAL_FLAGS} ${NORMFUSE_PROBE}.cu -o ${NORMFUSE_PROBE}.fatbin
                     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
     if(NOT result EQUAL 0)
         # AUTO does not let this pass quietly: who has nvcc may well want the CUDA part.
         message(WARNING "CUDA: ${output}")
         normfuse_no_cuda("${NORMFUSE_NVCC} cannot compile for ${NORMFUSE_CUDA_BUILT_FOR}")
     endif()
-    set(NORMFUSE_NVCC_WORKS "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}" CACHE INTERNAL "")
+    set(NORMFUSE_NVCC_WORKS "${NORMFUSE_NVCC} ${NORMFUSE_GENERAL_FLAGS}" CACHE INTERNAL "")
 endif()
 
 # nvcc may be a wrapper elsewhere, but it says which headers are its own.
@@ -106,16 +122,25 @@ list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
     ${PROJECT_SOURCE_DIR}/src/cuda/layout.h ${PROJECT_SOURCE_DIR}/src/problem.h
     ${PROJECT_SOURCE_DIR}/include/normfuse.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
 # Other flags make other fatbins.
-file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_NVCC_FLAGS}\n")
+file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_GENERAL_FLAGS}: ${NORMFUSE_CUDA_BUILT_FOR}\n")
 list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt)
+# The general kernels and what follows them come first: loader.c loads no others where a GPU has these alone.
+set(general ${NORMFUSE_CUDA_KERNEL_SOURCES})
+list(FILTER general INCLUDE REGEX "/(general_[a-z]+|finish)\\.cu$")
+list(LENGTH general NORMFUSE_CUDA_GENERAL_IMAGES)
+list(REMOVE_ITEM NORMFUSE_CUDA_KERNEL_SOURCES ${general})
 set(NORMFUSE_FATBINS "")
 set(NORMFUSE_INCBINS "")
 set(NORMFUSE_POINTERS "")
-foreach(source ${NORMFUSE_CUDA_KERNEL_SOURCES})
+foreach(source ${general} ${NORMFUSE_CUDA_KERNEL_SOURCES})
     get_filename_component(name ${source} NAME_WE)
     set(fatbin ${NORMFUSE_CUDA_FATBIN_DIR}/${name}.fatbin)
+    set(flags ${NORMFUSE_NVCC_FLAGS})
+    if(source IN_LIST general)
+        set(flags ${NORMFUSE_GENERAL_FLAGS})
+    endif()
     # The list travels as one argument of a shell: ';' would end it.
-    string(REPLACE ";" " " flags "${NORMFUSE_NVCC_FLAGS}")
+    string(REPLACE ";" " " flags "${flags}")
     add_custom_command(OUTPUT ${fatbin}
         COMMAND ${CMAKE_COMMAND} -DNVCC=${NORMFUSE_NVCC} "-DFLAGS=${flags}" -DSOURCE=${source} -DOUTPUT=${fatbin}
                 -P ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake
@@ -159,6 +184,6 @@ list(APPEND NORMFUSE_SOURCES
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
 set_source_files_properties(src/cuda/loader.c PROPERTIES COMPILE_DEFINITIONS
-    "NORMFUSE_CUDA_BUILT_FOR=\"${NORMFUSE_CUDA_BUILT_FOR}\"")
+    "NORMFUSE_CUDA_BUILT_FOR=\"${NORMFUSE_CUDA_BUILT_FOR}\";NORMFUSE_CUDA_GENERAL_IMAGES=${NORMFUSE_CUDA_GENERAL_IMAGES}")
 set(NORMFUSE_HAVE_CUDA ON)
 message(STATUS "CUDA: kernels for ${NORMFUSE_CUDA_BUILT_FOR} with ${NORMFUSE_NVCC}")

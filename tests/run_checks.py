@@ -431,9 +431,14 @@ def cuda():
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
     test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
                                                BUILD / "release/cuda"])
-    code, output, _ = run("PTX of 8.0", [args.cmake, "-S", ROOT, "-B", BUILD / "ptx", "-DNORMFUSE_CUDA_ARCHITECTURES=80-virtual"])
-    good = code not in (0, None) and "write 80 for GPUs of 8.x" in " ".join(output.split())
-    count("CMake refuses PTX that newer GPUs cannot use", good, not good, 0)
+    for targets, words, is_refused in (
+            ("80-virtual", "write 80 for GPUs of 8.x", True),
+            ("90-general", "name machine code beside it", True),
+            ("80;90-virtual;90-general", "CUDA: kernels for 80 90-PTX 90-general-PTX with", False)):
+        code, output, _ = run(f"CMake of {targets}", [args.cmake, "-S", ROOT, "-B", BUILD / "ptx",
+                                                      f"-DNORMFUSE_CUDA_ARCHITECTURES={targets}"])
+        good = (code not in (0, None) if is_refused else code == 0) and words in " ".join(output.split())
+        count(f"CMake {'refuses' if is_refused else 'takes'} kernels for {targets}", good, not good, 0)
     if cmake_build("build without CUDA", "cpu", ["-DNORMFUSE_CUDA=OFF", "-DNORMFUSE_WERROR=ON",
                                                  "-DNORMFUSE_BUILD_CLI=OFF"]):
         test_program("without CUDA: test_arguments", [BUILD / "cpu/test_arguments"])

@@ -450,6 +450,56 @@ static void test_kernels_missing(void)
     CHECK(fake_driver.libraries == 0, "%d libraries stay loaded", fake_driver.libraries);
 }
 
+/* A device may have the general kernels and no others, as PTX; one beside it has all. */
+static void test_general_alone(void)
+{
+    static const struct {
+        const char *built_for;
+        int32_t capability;
+        bool alone;
+    } builds[] = {{"80 90a 100 120 90-general-PTX", 80, false},  {"80 90a 100 120 90-general-PTX", 89, false},
+                  {"80 90a 100 120 90-general-PTX", 90, false},  {"80 90a 100 120 90-general-PTX", 103, false},
+                  {"80 90a 100 120 90-general-PTX", 121, false}, {"80 90a 100 120 90-general-PTX", 110, true},
+                  {"80 90a 100 120 90-general-PTX", 130, true},  {"90a 90-general-PTX", 100, true},
+                  {"80 90-general-PTX", 75, false},              {"100f 90-general-PTX", 103, false},
+                  {"90-general-PTX 100-PTX", 120, false},        {"90-general-PTX 100-PTX", 90, true},
+                  {"80 90a 90-PTX", 120, false},                 {"90a", 100, false}};
+    for (size_t i = 0; i < sizeof builds / sizeof *builds; i++)
+        CHECK(normfuse_cuda_has_general_alone(builds[i].built_for, builds[i].capability) == builds[i].alone,
+              "%d.%d of %s", (int)builds[i].capability / 10, (int)builds[i].capability % 10, builds[i].built_for);
+
+    fake_driver_reset();
+    fake_driver.devices = 2;
+    fake_driver.device[1].name = "NVIDIA R100";
+    fake_driver.device[1].capability = 130;
+    normfuse_cuda_built_for = "90a 90-general-PTX";
+    fake_driver_use();
+    for (int32_t i = 2; i-- > 0;)
+        CHECK(prepare_quietly(i) == NORMFUSE_OK, "%s", normfuse_last_error());
+    const struct normfuse_cuda_device *const first = device_of(0), *const second = device_of(1);
+    normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
+    if (first == NULL || second == NULL)
+        return;
+    CHECK(!first->general_alone && second->general_alone, "device 0 or 1");
+    int general = 0;
+    for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++) {
+        const char *const name = fake_driver_kernel_name(k);
+        const bool is_general = strstr(name, "_general_") != NULL || k >= NORMFUSE_CUDA_shares;
+        general += is_general;
+        CHECK(fake_driver.device[0].functions_loaded[k] == 1 && fake_driver.device[1].functions_loaded[k] == is_general,
+              "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
+              fake_driver.device[1].functions_loaded[k]);
+    }
+    CHECK(general == 35, "%d kernels", general);
+    const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
+    CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
+    REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);
+    CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 256, 0) == 8 &&
+              normfuse_cuda_blocks_per_multiprocessor(second, KERNEL, 256, 0) == 0 && !normfuse_cuda_lacks_answers() &&
+              normfuse_cuda_blocks_per_multiprocessor(second, LAST_KERNEL, 256, 0) == 8,
+          "occupancy");
+}
+
 static void test_kernels_prepared(void)
 {
     fake_driver_reset();
@@ -609,6 +659,9 @@ static void test_plan_in_words(void)
     plan_in_words("NVIDIA H200", 90, ": by figures of this kind of GPU and the table of NVIDIA H200\n");
     plan_in_words("NVIDIA A100-SXM4-80GB", 80, "none below 9.0 was measured and the nearest table, of NVIDIA H200\n");
     plan_in_words("NVIDIA B200", 100, "the newest measured and the nearest table, of NVIDIA H200\n");
+    normfuse_cuda_built_for = "90a 90-general-PTX";
+    plan_in_words("NVIDIA R100", 130, ": the library has the general kernels alone for this GPU, as PTX\n");
+    normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
 #endif
 }
 
@@ -2439,6 +2492,26 @@ static void test_plans(void)
         harness_skip("%d problems with sets of 2^31 vectors or more were refused", too_large);
 }
 
+/* The general kernels take every call: run_plan_case finds a launch of any other refused. */
+static void test_plans_of_general_alone(void)
+{
+    fake_driver_reset();
+    fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
+    read_registers();
+    fake_driver.device[0].name = "NVIDIA R100";
+    fake_driver.device[0].capability = 130;
+    normfuse_cuda_built_for = "90a 90-general-PTX";
+    fake_driver_use();
+    const struct normfuse_cuda_device *const device = device_of(0);
+    normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
+    const int before = general_launches;
+    for (int i = 0; i < 6000 && device != NULL; i++) {
+        struct plan_case test = draw_plan_case(i);
+        run_plan_case(&test, device);
+    }
+    CHECK(general_launches - before > 6000, "general kernels were launched %d times", general_launches - before);
+}
+
 /* Of the first cases, in one layout: how many a schedule took. */
 static int run_plan_cases(const struct normfuse_cuda_device *device, bool columns, const char *schedule)
 {
@@ -2932,6 +3005,7 @@ int main(void)
     test_entries();
     test_facts();
     test_kernels_missing();
+    test_general_alone();
     test_kernels_prepared();
     test_reset();
     test_fork();
@@ -2958,6 +3032,7 @@ int main(void)
     if (draws_plans) {
         test_plans();
         test_plans_of_each_schedule();
+        test_plans_of_general_alone();
         test_lines();
     } else {
         harness_skip("drawn plans: one thread makes them, and ThreadSanitizer looks for races");

@@ -44,5 +44,7 @@ struct normfuse_cuda_driver {
 /* For tests: forgets everything known of the driver, and takes `driver` in place of libcuda.so.1 from now on; NULL:
  * that one again. No other call of the library may be running. */
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver);
+/* "80 90a 90-general-PTX": what the library was built for, read when devices are found. Tests set others. */
+extern const char *normfuse_cuda_built_for;
 
 #endif

@@ -4,6 +4,8 @@
 #include "kernels.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { DIRECTION_forward = 0, DIRECTION_backward = 1, LAYOUT_rows = 0, LAYOUT_columns = 1 };
 enum { TYPE_f64 = NORMFUSE_F64, TYPE_f32 = NORMFUSE_F32, TYPE_f16 = NORMFUSE_F16, TYPE_bf16 = NORMFUSE_BF16, TYPES };
@@ -54,6 +56,29 @@ const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel)
                  schedules[row->schedule], row->backward ? "backward" : "forward", types[row->type], row->elements,
                  row->vectors);
     return name;
+}
+
+bool normfuse_cuda_is_general(enum normfuse_cuda_kernel kernel)
+{
+    const uint8_t schedule = normfuse_cuda_kernel_table[kernel].schedule;
+    return schedule == NORMFUSE_SCHEDULE_general || schedule == NORMFUSE_SCHEDULES;
+}
+
+bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability)
+{
+    bool has_general = false;
+    for (const char *target = built_for; *target != '\0';) {
+        char *end;
+        const long of = strtol(target, &end, 10);
+        const bool of_generation = of / 10 == capability / 10 && of <= capability;
+        if (strncmp(end, "-general", strlen("-general")) == 0)
+            has_general = has_general || of <= capability;
+        else if (*end == 'a' ? of == capability : of_generation || (*end == '-' && of <= capability))
+            return false;
+        target += strcspn(target, " ");
+        target += strspn(target, " ");
+    }
+    return has_general;
 }
 
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,

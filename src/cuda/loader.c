@@ -25,8 +25,11 @@
 
 enum { DRIVER_MAJOR = CUDA_VERSION / 1000 };
 
-/* The fatbins that the build embedded, one of each .cu file; ends with NULL. */
+/* The fatbins that the build embedded, one of each .cu file, NORMFUSE_CUDA_GENERAL_IMAGES of the general kernels first;
+ * ends with NULL. */
 extern const void *const normfuse_cuda_images[];
+
+const char *normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
@@ -35,6 +38,7 @@ enum { OCCUPANCY_SLOTS = 512, OCCUPANCY_PROBES = 8 };
 
 struct device {
     struct normfuse_cuda_device facts; /* first: a pointer to it is a pointer to the device */
+    struct loaded *loaded;
     CUdevice handle;
     _Atomic(bool) ready;
     _Atomic(CUcontext) primary; /* retained at the first call whose thread has no context of this device */
@@ -49,10 +53,12 @@ struct loaded {
     int32_t devices;        /* 0 where the status is not OK */
     struct device *device;
     struct loaded *before; /* what was found earlier, whose words normfuse_info may have given out */
-    /* Libraries and kernels belong to no context: one set serves all devices. Under the mutex until a device is ready.
-     */
-    bool has_kernels;
-    CUkernel kernels[NORMFUSE_CUDA_KERNELS];
+    /* Libraries and kernels belong to no context: these serve all devices, [1] those that have the general kernels
+     * alone. Under the mutex until a device is ready. */
+    struct {
+        bool found;
+        CUkernel of[NORMFUSE_CUDA_KERNELS]; /* NULL: devices lack it */
+    } kernels[2];
     char problem[256];
     char state[512];
 };
@@ -61,7 +67,8 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct loaded *) known;
 static const struct normfuse_cuda_driver *stand_in;
 /* What a call finds where there is no memory for more. */
-static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = "no memory for the list of devices"};
+#define NO_MEMORY "no memory for the list of devices"
+static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = NO_MEMORY, .state = NO_MEMORY};
 
 static const char *error_text(const struct loaded *loaded, CUresult result)
 {
@@ -80,12 +87,15 @@ static bool look_up(void *library, const char *name, void *entry)
     return address != NULL;
 }
 
-static normfuse_status old_driver(struct loaded *loaded)
+/* Returns `status`; the words are loaded->problem. */
+__attribute__((format(printf, 3, 4))) static normfuse_status fail(struct loaded *loaded, normfuse_status status,
+                                                                  const char *format, ...)
 {
-    snprintf(loaded->problem, sizeof loaded->problem,
-             "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", loaded->version / 1000,
-             loaded->version % 1000 / 10, (int)DRIVER_MAJOR);
-    return NORMFUSE_OLD_DRIVER;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(loaded->problem, sizeof loaded->problem, format, arguments);
+    va_end(arguments);
+    return status;
 }
 
 /* Fills loaded->driver. The version is asked for first: an older driver lacks some of the rest. */
@@ -101,31 +111,27 @@ static normfuse_status find_entries(struct loaded *loaded)
         library = opened;
         if (library == NULL) {
             const char *const reason = dlerror();
-            snprintf(loaded->problem, sizeof loaded->problem, "no CUDA driver: %s",
-                     reason != NULL ? reason : "libcuda.so.1 cannot be opened");
-            return NORMFUSE_NO_DRIVER;
+            return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s",
+                        reason != NULL ? reason : "libcuda.so.1 cannot be opened");
         }
-        if (!look_up(library, "cuDriverGetVersion", &loaded->driver.cuDriverGetVersion)) {
-            snprintf(loaded->problem, sizeof loaded->problem,
-                     "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
-            return NORMFUSE_NO_DRIVER;
-        }
+        if (!look_up(library, "cuDriverGetVersion", &loaded->driver.cuDriverGetVersion))
+            return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
     }
     int version = 0;
     if (loaded->driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
         version = 0;
     loaded->version = version;
     if (version / 1000 < DRIVER_MAJOR)
-        return old_driver(loaded);
+        return fail(loaded, NORMFUSE_OLD_DRIVER,
+                    "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", version / 1000,
+                    version % 1000 / 10, (int)DRIVER_MAJOR);
     if (library == NULL)
         return NORMFUSE_OK;
 #define TEXT(name) #name
 #define LOOK_UP(name)                                                                                                  \
-    if (!look_up(library, TEXT(name), &loaded->driver.name)) {                                                         \
-        snprintf(loaded->problem, sizeof loaded->problem, "the CUDA driver, of version %d.%d, has no function %s",     \
-                 version / 1000, version % 1000 / 10, TEXT(name));                                                     \
-        return NORMFUSE_OLD_DRIVER;                                                                                    \
-    }
+    if (!look_up(library, TEXT(name), &loaded->driver.name))                                                           \
+        return fail(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",              \
+                    version / 1000, version % 1000 / 10, TEXT(name));
     NORMFUSE_CUDA_DRIVER_LIST(LOOK_UP)
 #undef LOOK_UP
     return NORMFUSE_OK;
@@ -154,50 +160,43 @@ __attribute__((format(printf, 2, 3))) static void append(struct loaded *loaded, 
     va_end(arguments);
 }
 
+/* 0, and *result, where the driver does not say. */
+static int read_attribute(const struct device *device, CUdevice_attribute attribute, CUresult *result)
+{
+    int value = 0;
+    if (*result == CUDA_SUCCESS)
+        *result = device->loaded->driver.cuDeviceGetAttribute(&value, attribute, device->handle);
+    return value;
+}
+
 static normfuse_status read_facts(struct loaded *loaded, struct device *device, int32_t ordinal)
 {
-    const struct normfuse_cuda_driver *const driver = &loaded->driver;
-    int major = 0, minor = 0, multiprocessors = 0, threads = 0, registers = 0, shared_multiprocessor = 0,
-        shared_block = 0;
-    int shared_reserved = 0, l2 = 0, clusters = 0;
-    const struct {
-        CUdevice_attribute attribute;
-        int *value;
-    } wanted[] = {
-        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major},
-        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor},
-        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &multiprocessors},
-        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, &threads},
-        {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, &registers},
-        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &shared_multiprocessor},
-        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &shared_block},
-        {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, &shared_reserved},
-        {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &l2},
-        {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, &clusters},
-    };
-    CUresult result = driver->cuDeviceGet(&device->handle, ordinal);
-    if (result == CUDA_SUCCESS)
-        result = driver->cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
-    for (size_t i = 0; result == CUDA_SUCCESS && i < sizeof wanted / sizeof *wanted; i++)
-        result = driver->cuDeviceGetAttribute(wanted[i].value, wanted[i].attribute, device->handle);
-    if (result != CUDA_SUCCESS) {
-        snprintf(loaded->problem, sizeof loaded->problem, "the driver says of device %" PRId32 ": %s", ordinal,
-                 error_text(loaded, result));
-        return NORMFUSE_DEVICE_ERROR;
-    }
     static _Atomic(uint64_t) readings;
-    device->facts = (struct normfuse_cuda_device){.serial = atomic_fetch_add(&readings, 1) + 1,
-                                                  .ordinal = ordinal,
-                                                  .capability = 10 * major + minor,
-                                                  .multiprocessors = multiprocessors,
-                                                  .threads_per_multiprocessor = threads,
-                                                  .registers_per_multiprocessor = registers,
-                                                  .shared_per_multiprocessor = (size_t)shared_multiprocessor,
-                                                  .shared_per_block = (size_t)shared_block,
-                                                  .shared_reserved = (size_t)shared_reserved,
-                                                  .l2_bytes = (size_t)l2,
-                                                  .clusters = clusters != 0,
-                                                  .name = device->name};
+    device->loaded = loaded;
+    CUresult result = loaded->driver.cuDeviceGet(&device->handle, ordinal);
+    if (result == CUDA_SUCCESS)
+        result = loaded->driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
+#define READ(attribute) read_attribute(device, CU_DEVICE_ATTRIBUTE_##attribute, &result)
+    const int capability = 10 * READ(COMPUTE_CAPABILITY_MAJOR) + READ(COMPUTE_CAPABILITY_MINOR);
+    device->facts =
+        (struct normfuse_cuda_device){.serial = atomic_fetch_add(&readings, 1) + 1,
+                                      .ordinal = ordinal,
+                                      .capability = capability,
+                                      .multiprocessors = READ(MULTIPROCESSOR_COUNT),
+                                      .threads_per_multiprocessor = READ(MAX_THREADS_PER_MULTIPROCESSOR),
+                                      .registers_per_multiprocessor = READ(MAX_REGISTERS_PER_MULTIPROCESSOR),
+                                      .shared_per_multiprocessor = (size_t)READ(MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+                                      .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+                                      .shared_reserved = (size_t)READ(RESERVED_SHARED_MEMORY_PER_BLOCK),
+                                      .l2_bytes = (size_t)READ(L2_CACHE_SIZE),
+                                      .clusters = READ(CLUSTER_LAUNCH) != 0,
+                                      .general_alone =
+                                          normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
+                                      .name = device->name};
+#undef READ
+    if (result != CUDA_SUCCESS)
+        return fail(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
+                    error_text(loaded, result));
     return NORMFUSE_OK;
 }
 
@@ -207,29 +206,21 @@ static normfuse_status find_driver(struct loaded *loaded)
     if (status != NORMFUSE_OK)
         return status;
     const CUresult result = loaded->driver.cuInit(0);
-    if (result == CUDA_ERROR_STUB_LIBRARY) {
-        snprintf(loaded->problem, sizeof loaded->problem,
-                 "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
-        return NORMFUSE_NO_DRIVER;
-    }
+    if (result == CUDA_ERROR_STUB_LIBRARY)
+        return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
     /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
      */
     if (result == CUDA_ERROR_NO_DEVICE)
         return NORMFUSE_OK;
     int count = 0;
     const CUresult counted = result == CUDA_SUCCESS ? loaded->driver.cuDeviceGetCount(&count) : result;
-    if (counted != CUDA_SUCCESS) {
-        snprintf(loaded->problem, sizeof loaded->problem, "the CUDA driver does not start: %s",
-                 error_text(loaded, counted));
-        return NORMFUSE_DEVICE_ERROR;
-    }
+    if (counted != CUDA_SUCCESS)
+        return fail(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(loaded, counted));
     if (count <= 0)
         return NORMFUSE_OK;
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
-    if (loaded->device == NULL) {
-        snprintf(loaded->problem, sizeof loaded->problem, "%s", no_memory.problem);
-        return NORMFUSE_OUT_OF_MEMORY;
-    }
+    if (loaded->device == NULL)
+        return fail(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
     for (int32_t i = 0; i < count; i++) {
         const normfuse_status read = read_facts(loaded, &loaded->device[i], i);
         if (read != NORMFUSE_OK)
@@ -299,8 +290,7 @@ static struct loaded *driver_known(void)
         }
         if (now == NULL) {
             loaded = &no_memory;
-        } else if (loaded != NULL && now->devices == 0 && now->status == loaded->status &&
-                   strcmp(now->problem, loaded->problem) == 0 && strcmp(now->state, loaded->state) == 0) {
+        } else if (loaded != NULL && now->devices == 0 && strcmp(now->state, loaded->state) == 0) {
             forget(now);
         } else {
             now->before = loaded;
@@ -317,9 +307,9 @@ static struct loaded *driver_known(void)
 
 /* Makes a context of this device current: the caller's, if it is one, else the device's primary one. *pushed says
  * whether leave() has one to take away again. */
-static CUresult enter(struct loaded *loaded, struct device *device, bool *pushed)
+static CUresult enter(struct device *device, bool *pushed)
 {
-    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     *pushed = false;
     CUcontext current = NULL;
     CUresult result = driver->cuCtxGetCurrent(&current);
@@ -346,19 +336,20 @@ static CUresult enter(struct loaded *loaded, struct device *device, bool *pushed
     return result;
 }
 
-static void leave(struct loaded *loaded, bool pushed)
+static void leave(const struct device *device, bool pushed)
 {
     CUcontext popped;
     if (pushed)
-        loaded->driver.cuCtxPopCurrent(&popped);
+        device->loaded->driver.cuCtxPopCurrent(&popped);
 }
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
-static normfuse_status refuse_kernels(const char *call, const struct loaded *loaded, const struct device *device,
-                                      const char *kernel, CUresult result)
+static normfuse_status refuse_kernels(const char *call, const struct device *device, const char *kernel,
+                                      CUresult result)
 {
-    const int32_t capability = device->facts.capability;
+    const char *const error = error_text(device->loaded, result);
+    const int ordinal = device->facts.ordinal, capability = device->facts.capability;
     switch (result) {
     case CUDA_ERROR_INVALID_IMAGE:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
@@ -370,58 +361,67 @@ static normfuse_status refuse_kernels(const char *call, const struct loaded *loa
         return normfuse_refuse(NORMFUSE_NO_KERNEL,
                                "%s: no kernel for device %d, %s (compute capability %d.%d): this library was built "
                                "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
-                               call, (int)device->facts.ordinal, device->name, (int)capability / 10,
-                               (int)capability % 10, kernel, error_text(loaded, result));
+                               call, ordinal, device->name, capability / 10, capability % 10, kernel, error);
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %d, %s, loads no kernels while a stream is captured: call normfuse_prepare, "
                                "or any operator, before the first capture (%s)",
-                               call, (int)device->facts.ordinal, device->name, error_text(loaded, result));
+                               call, ordinal, device->name, error);
     case CUDA_ERROR_OUT_OF_MEMORY:
         return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory to load the kernels on device %d, %s", call,
-                               (int)device->facts.ordinal, device->name);
+                               ordinal, device->name);
     default:
-        return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call,
-                               (int)device->facts.ordinal, device->name, kernel, error_text(loaded, result));
+        return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call, ordinal, device->name,
+                               kernel, error);
     }
 }
 
 /* Under the mutex. */
-static normfuse_status find_kernels(const char *call, struct loaded *loaded, const struct device *device)
+static normfuse_status find_kernels(const char *call, const struct device *device)
 {
     enum { MOST_IMAGES = 64 };
+    struct loaded *const loaded = device->loaded;
     const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    const bool general_alone = device->facts.general_alone;
+    const size_t most_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MOST_IMAGES;
+    CUkernel *const kernels = loaded->kernels[general_alone].of;
     CUlibrary libraries[MOST_IMAGES];
     size_t images = 0;
     const char *refused = "the images";
     CUresult result = CUDA_SUCCESS;
-    while (result == CUDA_SUCCESS && images < MOST_IMAGES && normfuse_cuda_images[images] != NULL) {
+    while (result == CUDA_SUCCESS && images < most_images && normfuse_cuda_images[images] != NULL) {
         result =
             driver->cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
         images += result == CUDA_SUCCESS;
     }
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
+        if (general_alone && !normfuse_cuda_is_general((enum normfuse_cuda_kernel)i))
+            continue;
+        refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = CUDA_ERROR_NOT_FOUND;
         for (size_t image = 0; result == CUDA_ERROR_NOT_FOUND && image < images; image++)
-            result = driver->cuLibraryGetKernel(&loaded->kernels[i], libraries[image],
-                                                normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i));
-        refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
+            result = driver->cuLibraryGetKernel(&kernels[i], libraries[image], refused);
     }
-    if (result == CUDA_SUCCESS) {
-        loaded->has_kernels = true;
+    loaded->kernels[general_alone].found = result == CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
-    }
     /* Another device may still be served, so the next call tries again. */
     while (images > 0)
         driver->cuLibraryUnload(libraries[--images]);
-    return refuse_kernels(call, loaded, device, refused, result);
+    return refuse_kernels(call, device, refused, result);
+}
+
+/* NULL: the device lacks it. */
+static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel kernel)
+{
+    return device->loaded->kernels[device->facts.general_alone].of[kernel];
 }
 
 /* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
-static CUresult allow_most(const struct loaded *loaded, const struct device *device, CUkernel kernel)
+static CUresult allow_most(const struct device *device, CUkernel kernel)
 {
-    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     int fixed = 0;
     CUresult result = driver->cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle);
     if (result == CUDA_SUCCESS)
@@ -434,45 +434,48 @@ static CUresult allow_most(const struct loaded *loaded, const struct device *dev
 }
 
 /* Into the context that a call of this thread would use; *refused is what was. */
-static CUresult load_into_context(struct loaded *loaded, struct device *device, const char **refused)
+static CUresult load_into_context(struct device *device, const char **refused)
 {
-    const struct normfuse_cuda_driver *const driver = &loaded->driver;
+    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     bool pushed = false;
     *refused = "its context";
-    CUresult result = enter(loaded, device, &pushed);
+    CUresult result = enter(device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         CUfunction function;
+        const CUkernel kernel = kernel_of(device, (enum normfuse_cuda_kernel)i);
+        if (kernel == NULL)
+            continue;
         *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = driver->cuKernelGetFunction(&function, loaded->kernels[i]);
+        result = driver->cuKernelGetFunction(&function, kernel);
         if (result == CUDA_SUCCESS)
             result = driver->cuFuncLoad(function);
         if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
-            result = allow_most(loaded, device, loaded->kernels[i]);
+            result = allow_most(device, kernel);
     }
-    leave(loaded, pushed);
+    leave(device, pushed);
     return result;
 }
 
 /* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
  * survive: this asks for it ahead. */
-static normfuse_status load_kernels(const char *call, struct loaded *loaded, struct device *device)
+static normfuse_status load_kernels(const char *call, struct device *device)
 {
     const char *refused;
-    CUresult result = load_into_context(loaded, device, &refused);
+    CUresult result = load_into_context(device, &refused);
     CUcontext primary;
     /* A device reset destroys what is in the primary context, and retaining it again revives it. */
     if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED &&
-        loaded->driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
+        device->loaded->driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
         atomic_store_explicit(&device->primary, primary, memory_order_release);
-        result = load_into_context(loaded, device, &refused);
+        result = load_into_context(device, &refused);
     }
     if (result != CUDA_SUCCESS)
-        return refuse_kernels(call, loaded, device, refused, result);
+        return refuse_kernels(call, device, refused, result);
     atomic_store_explicit(&device->ready, true, memory_order_release);
     return NORMFUSE_OK;
 }
 
-static normfuse_status find_device(const char *call, int32_t ordinal, struct loaded **loaded, struct device **device)
+static normfuse_status find_device(const char *call, int32_t ordinal, struct device **device)
 {
     struct loaded *const driver = driver_known();
     if (driver->status != NORMFUSE_OK)
@@ -481,14 +484,14 @@ static normfuse_status find_device(const char *call, int32_t ordinal, struct loa
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
                                "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
                                driver->devices);
-    *loaded = driver;
     *device = &driver->device[ordinal];
     return NORMFUSE_OK;
 }
 
 /* `again`: also where another call has done so. */
-static normfuse_status prepare(const char *call, struct loaded *loaded, struct device *device, bool again)
+static normfuse_status prepare(const char *call, struct device *device, bool again)
 {
+    struct loaded *const loaded = device->loaded;
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
@@ -496,9 +499,10 @@ static normfuse_status prepare(const char *call, struct loaded *loaded, struct d
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     const bool is_relaxed = loaded->driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
-    normfuse_status status = loaded->has_kernels ? NORMFUSE_OK : find_kernels(call, loaded, device);
+    const bool found = loaded->kernels[device->facts.general_alone].found;
+    normfuse_status status = found ? NORMFUSE_OK : find_kernels(call, device);
     if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
-        status = load_kernels(call, loaded, device);
+        status = load_kernels(call, device);
     pthread_mutex_unlock(&mutex);
     if (is_relaxed)
         (void)loaded->driver.cuThreadExchangeStreamCaptureMode(&mode);
@@ -508,32 +512,29 @@ static normfuse_status prepare(const char *call, struct loaded *loaded, struct d
 
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
 {
-    struct loaded *loaded = NULL;
     struct device *found = NULL;
-    normfuse_status status = find_device(call, ordinal, &loaded, &found);
+    normfuse_status status = find_device(call, ordinal, &found);
     if (status != NORMFUSE_OK)
         return status;
     if (!atomic_load_explicit(&found->ready, memory_order_acquire))
-        status = prepare(call, loaded, found, false);
+        status = prepare(call, found, false);
     *device = &found->facts;
     return status;
 }
 
 normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
 {
-    struct loaded *loaded = NULL;
     struct device *device = NULL;
-    const normfuse_status status = find_device(call, ordinal, &loaded, &device);
-    return status != NORMFUSE_OK ? status : prepare(call, loaded, device, true);
+    const normfuse_status status = find_device(call, ordinal, &device);
+    return status != NORMFUSE_OK ? status : prepare(call, device, true);
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------- */
 
-/* A device that normfuse_cuda_device gave: the driver is known then. */
-static struct device *own(const struct normfuse_cuda_device *device, struct loaded **loaded)
+/* A device that normfuse_cuda_device gave. */
+static struct device *own(const struct normfuse_cuda_device *facts)
 {
-    *loaded = atomic_load_explicit(&known, memory_order_acquire);
-    return &(*loaded)->device[device->ordinal];
+    return (struct device *)(uintptr_t)facts;
 }
 
 enum { MOST_ATTRIBUTES = 3 };
@@ -562,17 +563,11 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
                             .numAttrs = count};
 }
 
-/* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
-static CUfunction function_of(const struct loaded *loaded, enum normfuse_cuda_kernel kernel)
-{
-    return (CUfunction)loaded->kernels[kernel];
-}
-
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
-    struct loaded *loaded;
-    struct device *const found = own(device, &loaded);
+    struct device *const found = own(device);
+    const struct normfuse_cuda_driver *const driver = &found->loaded->driver;
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
@@ -580,17 +575,19 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     memcpy(&arguments, &launch->arguments, sizeof arguments);
     void *parameters[] = {arguments};
     bool pushed;
-    CUresult result = enter(loaded, found, &pushed);
+    CUresult result = enter(found, &pushed);
+    /* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
     if (result == CUDA_SUCCESS)
-        result = loaded->driver.cuLaunchKernelEx(&config, function_of(loaded, launch->kernel), parameters, NULL);
-    leave(loaded, pushed);
+        result = driver->cuLaunchKernelEx(&config, (CUfunction)kernel_of(found, launch->kernel), parameters, NULL);
+    leave(found, pushed);
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                            "%s: device %d, %s, refused to launch %s (%" PRIu32 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
                            call, (int)device->ordinal, device->name, normfuse_cuda_kernel_name(launch->kernel),
-                           launch->grid, launch->threads, launch->cluster, launch->shared, error_text(loaded, result));
+                           launch->grid, launch->threads, launch->cluster, launch->shared,
+                           error_text(found->loaded, result));
 }
 
 /* ---- occupancy ------------------------------------------------------------------------------------------------ */
@@ -605,13 +602,14 @@ static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_
 
 _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
 
-static CUresult ask_occupancy(struct loaded *loaded, const struct normfuse_cuda_launch *launch, uint32_t cluster,
+static CUresult ask_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch, uint32_t cluster,
                               int *answer)
 {
-    const CUfunction function = function_of(loaded, launch->kernel);
+    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
+    const CUfunction function = (CUfunction)kernel_of(device, launch->kernel);
     if (cluster == 0)
-        return loaded->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
-                                                                          launch->shared);
+        return driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
+                                                                   launch->shared);
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
     struct normfuse_cuda_launch asked = *launch;
     /* Residency does not depend on these, but the driver refuses to answer for some of them. */
@@ -620,7 +618,7 @@ static CUresult ask_occupancy(struct loaded *loaded, const struct normfuse_cuda_
     /* Nor on the grid, but the driver wants one. */
     asked.grid = cluster;
     const CUlaunchConfig config = configure(&asked, NULL, attributes);
-    return loaded->driver.cuOccupancyMaxActiveClusters(answer, function, &config);
+    return driver->cuOccupancyMaxActiveClusters(answer, function, &config);
 }
 
 static _Thread_local bool lacks_answers;
@@ -636,11 +634,11 @@ bool normfuse_cuda_lacks_answers(void)
 static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch,
                          uint32_t cluster)
 {
+    struct device *const found = own(device);
     if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block ||
-        launch->shared >= 1u << 18 || cluster > 16)
+        launch->shared >= 1u << 18 || cluster > 16 ||
+        kernel_of(found, launch->kernel) == NULL)
         return 0;
-    struct loaded *loaded;
-    struct device *const found = own(device, &loaded);
     const uint64_t key = occupancy_key(launch, cluster);
     const uint64_t hash = key * UINT64_C(0x9e3779b97f4a7c15) >> 32;
     _Atomic(uint64_t) *slot = NULL;
@@ -654,10 +652,10 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
     }
     bool pushed;
     int answer = 0;
-    CUresult result = enter(loaded, found, &pushed);
+    CUresult result = enter(found, &pushed);
     if (result == CUDA_SUCCESS)
-        result = ask_occupancy(loaded, launch, cluster, &answer);
-    leave(loaded, pushed);
+        result = ask_occupancy(found, launch, cluster, &answer);
+    leave(found, pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
     if (result != CUDA_SUCCESS || answer < 0) {
         lacks_answers = true;
@@ -689,16 +687,14 @@ int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *devic
 
 const char *normfuse_cuda_state(void)
 {
-    const struct loaded *const loaded = driver_known();
-    return loaded->state[0] != '\0' ? loaded->state : loaded->problem;
+    return driver_known()->state;
 }
 
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver)
 {
-    for (struct loaded *loaded = atomic_exchange(&known, NULL); loaded != NULL;) {
-        struct loaded *const before = loaded->before;
+    for (struct loaded *loaded = atomic_exchange(&known, NULL), *before; loaded != NULL; loaded = before) {
+        before = loaded->before;
         forget(loaded);
-        loaded = before;
     }
     stand_in = driver;
 }

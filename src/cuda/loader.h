@@ -26,12 +26,13 @@ struct normfuse_cuda_device {
     size_t shared_reserved;  /* that the driver takes of each block */
     size_t l2_bytes;
     bool clusters; /* capability 90 and later */
+    bool general_alone;      /* it has the general kernels and no others, from PTX */
     const char *name;
 };
 
-/* The device's facts, with every kernel ready to launch on it: the first call for a device loads the module, so that a
- * later one under graph capture finds it. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER, NO_KERNEL,
- * DEVICE_ERROR, BAD_ARGUMENT (no such device). Thread-safe. */
+/* The device's facts, with every kernel that it has ready to launch on it: the first call for a device loads the
+ * module, so that a later one under graph capture finds it. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER,
+ * NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT (no such device). Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
 
 /* normfuse_prepare: the same, and loads the kernels into the current context too. */
@@ -52,7 +53,8 @@ struct normfuse_cuda_launch {
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch);
 
-/* How many blocks of this kernel one multiprocessor holds at once; 0: it cannot run. Cached: cheap to ask again. */
+/* How many blocks of this kernel one multiprocessor holds at once; 0: it cannot run, or the device lacks it. Cached:
+ * cheap to ask again. */
 int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_device *device,
                                                 enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared);
 /* How many clusters of this launch the device holds at once; 0: it cannot run. Cached likewise. */

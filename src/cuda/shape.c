@@ -265,7 +265,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
-    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike;
+    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike && !device->general_alone;
     shape->same_strides = have_same_strides(p);
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
@@ -303,7 +303,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
                    !is_rare(p->activation);
     shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
-    shape->added = shape->wide && !shape->plain && weights && modulation && takes_addition(p, shape);
+    shape->added = shape->wide && !shape->plain && weights && modulation && !device->general_alone &&
+                   takes_addition(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||
         !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))

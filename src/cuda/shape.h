@@ -27,7 +27,8 @@ struct shape {
     size_t value_bytes;     /* of what is computed in */
     bool same_strides;      /* of all tensors */
     bool alike;             /* the tensors have the same strides, and what a block has of one fewer than 2^31 bytes */
-    bool plain;             /* vectors of singles or halves, nothing is added, the tensors are alike */
+    bool plain;             /* vectors of singles or halves, nothing is added, the tensors are alike; the device has
+                                more than general kernels */
     bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
     bool batch;             /* grid_pipeline_batch: batch norm, the same */
