@@ -659,8 +659,11 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const 
     static const int multiprocessors[PARTS] = {18, 18, 18, 16, 16, 16, 16, 14};
     const int on_each = resident(device, (int)launch.kernel, (int)launch.threads, launch.shared);
     *clusters = 0;
-    for (int i = 0; i < PARTS; i++)
-        *clusters += on_each * multiprocessors[i] * device->multiprocessors / 132 / (int)launch.cluster;
+    if (device->multiprocessors <= multiprocessors[0]) /* a small chip is one part */
+        *clusters = on_each * device->multiprocessors / (int)launch.cluster;
+    else
+        for (int i = 0; i < PARTS; i++)
+            *clusters += on_each * multiprocessors[i] * device->multiprocessors / 132 / (int)launch.cluster;
     return fake_driver.occupancy_result;
 }
 
@@ -690,5 +693,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         fake_driver.launch[fake_driver.launches] = launch;
     fake_driver.launches++;
     pthread_mutex_unlock(&mutex);
+    if (fake_driver.run != NULL)
+        fake_driver.run(&launch, parameters[0]);
     return CUDA_SUCCESS;
 }

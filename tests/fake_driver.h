@@ -73,6 +73,7 @@ struct fake_driver {
     int resets;                              /* of all devices: contexts and streams are others, their memory is gone */
     bool is_out_of_memory;
     CUresult user_object_result;
+    void (*run)(const struct fake_launch *launch, const void *parameter); /* what runs launches; NULL: nothing */
     /* What happened */
     int calls[FAKE_ENTRIES];
     int libraries;      /* loaded and not unloaded */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * fake_gpu.c - with fake_driver.c a libcuda.so.1 that the program can open, of one H200 that computes nothing: memory
- * is addresses of nothing, and a replay takes a time that is made up from the kernels of its graph. */
+ * is addresses of nothing, and a replay takes a time that is made up from the kernels of its graph. What is weak has
+ * another meaning in tests/emulator/driver.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@ static double clock_us, event_us[2];
 static int events;
 
 /* As many blocks are resident as on a real one. */
-__attribute__((constructor)) static void begin(void)
+__attribute__((constructor(101))) static void begin(void)
 {
     fake_driver_reset();
     (void)fake_driver_read_registers(NORMFUSE_KERNEL_LIMITS);
@@ -35,7 +36,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
+__attribute__((weak)) CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 {
     static uint64_t next = UINT64_C(0x100000000000);
     *memory = next;
@@ -43,32 +44,32 @@ CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemFree(CUdeviceptr memory)
+__attribute__((weak)) CUresult cuMemFree(CUdeviceptr memory)
 {
     (void)memory;
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream)
+__attribute__((weak)) CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream)
 {
     (void)memory, (void)value, (void)bytes, (void)stream;
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+__attribute__((weak)) CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     (void)to, (void)from, (void)bytes, (void)stream;
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+__attribute__((weak)) CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     (void)from, (void)stream;
     memset(to, 0, bytes);
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+__attribute__((weak)) CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     (void)to, (void)from, (void)bytes, (void)stream;
     return CUDA_SUCCESS;
@@ -80,7 +81,7 @@ CUresult cuStreamQuery(CUstream stream)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
+__attribute__((weak)) CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
 {
     (void)stream, (void)mode;
     fake_driver.launches = 0;

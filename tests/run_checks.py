@@ -428,6 +428,8 @@ def cuda():
         return
     test_program(CUDA_PROGRAM, [BUILD / "release" / CUDA_PROGRAM])
     test_program("test_tuning", [BUILD / "release" / "test_tuning"])
+    test_program("check_emulator.py", [sys.executable, ROOT / "tests/check_emulator.py", "--jobs", args.jobs,
+                                       "--cmake", args.cmake])
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
     test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
                                                BUILD / "release/cuda"])

@@ -6,23 +6,9 @@
 
 #include "vector.cuh"
 
-/* 1/x within 1 ulp, and 0 beyond 2^126. */
-__device__ __forceinline__ float reciprocal(float x)
-{
-    float found;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
-    return found;
-}
 __device__ __forceinline__ double reciprocal(double x)
 {
     return 1.0 / x;
-}
-
-__device__ __forceinline__ float fast_tanh(float z)
-{
-    float t;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(z));
-    return t;
 }
 
 template <bool fast> __device__ __forceinline__ float exponential(float z)
@@ -96,25 +82,11 @@ template <bool fast> __device__ __forceinline__ normal<double> normal_of(double 
     return {0.5 * erfc(z * -0.7071067811865476), 0.3989422804014327 * exp(-0.5 * z * z)};
 }
 
-/* maximum that keeps a NaN */
-__device__ __forceinline__ float relu_of(float z)
-{
-    float most;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(most) : "f"(z));
-    return most;
-}
 __device__ __forceinline__ double relu_of(double z)
 {
     return z > 0.0 ? z : z != z ? z : 0.0;
 }
 
-/* minimum of z and 6 that keeps a NaN */
-__device__ __forceinline__ float at_most_6(float z)
-{
-    float least;
-    asm("min.NaN.f32 %0, %1, 0f40C00000;" : "=f"(least) : "f"(z));
-    return least;
-}
 __device__ __forceinline__ double at_most_6(double z)
 {
     return z > 6.0 ? 6.0 : z;

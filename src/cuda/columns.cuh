@@ -35,7 +35,7 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     place.first = of_all * (g.interleaved ? place.rows_at_once : g.part_rows);
     place.stop = g.interleaved ? g.rows : min(g.rows, place.first + g.part_rows);
     place.step = g.by_row_step.divisor * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
-    asm("" : "+r"(place.step));
+    keep(place.step);
     return place;
 }
 
@@ -50,7 +50,7 @@ template <typename T, int V> struct column_cursor {
     {
         base = own.data + ((int64_t)place.n * own.batch - lead) * (int64_t)sizeof(T);
         /* Else it is found again at each access, by a dozen instructions. */
-        asm("" : "+l"(base));
+        base = kept(base);
         at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
     }
     /* To the row that the thread has next. */

@@ -20,7 +20,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     using values_of_part = float[H];
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ mailbox mail;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
@@ -422,10 +422,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 char *const first_dx = dx.base + dx.at;
                 if constexpr (unaligned_samples)
                     dx.at += edges.skipped() - (unsigned)edges.edges() * place.step;
+                struct row_values {
+                    float x[V / H][H], dy[V / H][H];
+                };
                 choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
-                    struct row_values {
-                        float x[V / H][H], dy[V / H][H];
-                    };
                     walk_pipeline<K>(
                         count, copy,
                         [&](int slot) {

@@ -77,7 +77,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ mailbox mail;
     /* What a thread found in a group: a value that it sums about, its mean less that, squares about the mean, and how
      * many values these are. */
@@ -253,22 +253,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Four floats into the same place of another block's shared memory. */
-__device__ __forceinline__ void send_four(mailbox &box, float4 *place, int rank, float4 value)
-{
-#if __CUDA_ARCH__ >= 900
-    unsigned address, barrier;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&box.barrier)), "r"(rank));
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
-        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
-        : "memory");
-#else
-    __trap();
-#endif
-}
-
 /* The last warp's, beside the others, which write dx: the block's sums of channels, and what the parameters get of
  * them. Four channels a lane. Where the cluster has all samples each block adds for some channels what the others send
  * it: every fourth of its channels' quads for a cluster of four. Else the sums go to memory, where the last block that
@@ -364,7 +348,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ mailbox mail, channel_mail;
     const int channels = a.width * V, ranks = (int)a.of.cluster.by_ranks.divisor;
     const bool gives = a.of.cluster.samples != 0 || all.sums != nullptr;

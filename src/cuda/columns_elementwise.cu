@@ -203,7 +203,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     constexpr int H = values_a_part;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     const int team = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - team * g.parts;
     const column_place place = place_of<T, V>(a, team, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);

@@ -20,7 +20,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     constexpr int most_held = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ mailbox mail;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;

@@ -198,14 +198,7 @@ template <> struct channel_pairs<float> {
 
     __device__ __forceinline__ void ask(const char *from, bool wanted)
     {
-        asm volatile("{\n"
-                     ".reg .pred wanted;\n"
-                     "setp.ne.s32 wanted, %5, 0;\n"
-                     "@wanted ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                     "}"
-                     : "+f"(of.x), "+f"(of.y), "+f"(of.z), "+f"(of.w)
-                     : "l"(from), "r"((int)wanted)
-                     : "memory");
+        request_where(wanted, of, from);
     }
     __device__ __forceinline__ void add_to(double (&sums)[4]) const
     {

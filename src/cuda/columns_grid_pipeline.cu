@@ -155,7 +155,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32;
     grid_place place;
@@ -348,7 +348,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
     grid_place place;
@@ -401,9 +401,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         }
         if (gives) {
             if (lane == 0) {
-                asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
-                             "r"(grid_barrier_share((int)blockIdx.x, (int)gridDim.x))
-                             : "memory");
+                add_release(grid_barrier, grid_barrier_share((int)blockIdx.x, (int)gridDim.x));
                 await_grid_barrier(grid_barrier, before);
             }
             __syncwarp();

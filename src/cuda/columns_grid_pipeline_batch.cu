@@ -48,9 +48,7 @@ __device__ __forceinline__ void meet_owners(uint32_t *grid_barrier, int owners, 
     meet(MEETING_OF_CONSUMERS, consumers);
     if (threadIdx.x == 0) {
         if ((int)blockIdx.x < owners)
-            asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
-                         "r"(grid_barrier_share((int)blockIdx.x, owners))
-                         : "memory");
+            add_release(grid_barrier, grid_barrier_share((int)blockIdx.x, owners));
         await_grid_barrier(grid_barrier, before);
     }
     meet(MEETING_OF_CONSUMERS, consumers);
@@ -76,7 +74,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     const normfuse_cuda_columns &a = all.columns;
     const normfuse_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
     const grid_part own(a);
@@ -291,7 +289,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     const normfuse_cuda_columns &a = all.columns;
     const normfuse_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
     const grid_part own(a);

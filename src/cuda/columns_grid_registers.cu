@@ -61,7 +61,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     const int threads = (int)blockDim.x, channels = a.width * V;
     const bool gives = all.sums != nullptr;
     /* Of each row and channel two sums, one after the other; two sums of each thread in a group; of each group what its

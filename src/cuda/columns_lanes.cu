@@ -217,7 +217,7 @@ __device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &
                                                  int part, const float (&plain)[V], const float (&normalized)[V])
 {
     const normfuse_cuda_columns &a = all.columns;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     const int channels = a.width * V;
     const int first_channel = ((int)blockIdx.x - part * (int)a.by_blocks_wide.divisor) * channels;
     const normfuse_lanes_layout at_of = normfuse_lay_out_lanes(a.of.lanes.samples, a.at_once, channels);

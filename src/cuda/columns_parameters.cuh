@@ -142,16 +142,7 @@ struct saved_statistic {
 
     __device__ __forceinline__ void ask(const char *data, int64_t element, int type)
     {
-        asm volatile("{\n"
-                     ".reg .pred is_single, is_double;\n"
-                     "setp.eq.s32 is_single, %4, %5;\n"
-                     "setp.eq.s32 is_double, %4, %6;\n"
-                     "@is_single ld.global.f32 %0, [%2];\n"
-                     "@is_double ld.global.f64 %1, [%3];\n"
-                     "}"
-                     : "+f"(single), "+d"(twice)
-                     : "l"(data + element * 4), "l"(data + element * 8), "r"(type), "n"((int)NORMFUSE_F32),
-                       "n"((int)NORMFUSE_F64));
+        load_statistic<NORMFUSE_F32, NORMFUSE_F64>(single, twice, data + element * 4, data + element * 8, type);
     }
     __device__ __forceinline__ double tell(int type) const
     {

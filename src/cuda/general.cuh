@@ -207,21 +207,7 @@ template <int N> struct general_places {
 /* One element, where it is wanted, without a branch. Through the L1: neighbours share its sectors. */
 template <typename T> __device__ __forceinline__ void request_element(bool wanted, raw<T, 1> &element, const char *from)
 {
-    if constexpr (sizeof(T) == 8)
-        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f64 %0, [%1];\n}"
-                     : "+d"(element)
-                     : "l"(from), "r"((int)wanted)
-                     : "memory");
-    else if constexpr (sizeof(T) == 4)
-        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
-                     : "+f"(element)
-                     : "l"(from), "r"((int)wanted)
-                     : "memory");
-    else
-        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-                     : "+h"(element)
-                     : "l"(from), "r"((int)wanted)
-                     : "memory");
+    request_where(wanted, element, from);
 }
 
 /* A call for its size: every loop over an activation has it. */
@@ -317,7 +303,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             next.of[i].find(tile, through_shared ? a.problem.x : view(i), a.geometry.unit_lanes);
         next.begin(tile.each, tile.samples);
         if constexpr (through_shared) {
-            extern __shared__ uint4 dynamic[];
+            NORMFUSE_DYNAMIC_SHARED(dynamic);
             first_slot = dynamic + threadIdx.x;
             apart = 0;
 #pragma unroll

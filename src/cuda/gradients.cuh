@@ -89,13 +89,9 @@ constexpr int first_counter = NORMFUSE_CUDA_GRID_BARRIER_WORDS;
 /* Thread 0, once all threads of the block have written and met. What the word said before. */
 __device__ __forceinline__ uint32_t count_block(const normfuse_cuda_arguments &a, int channels)
 {
-    uint32_t before = 0;
-    if (a.geometry.contributors > 1)
-        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(a.grid_barriers + first_counter + channels), "r"((uint32_t)a.geometry.contributors - 1)
-                     : "memory");
-    return before;
+    return a.geometry.contributors > 1
+               ? count_up(a.grid_barriers + first_counter + channels, (uint32_t)a.geometry.contributors - 1)
+               : 0;
 }
 
 /* All threads. */

@@ -158,97 +158,8 @@ __device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stri
     return {(R)sum_lanes(plain, 32), (R)sum_lanes(centred, 32)};
 }
 
-/* ---- kernels of a call ------------------------------------------------------------------------------------------- */
-
-/* The kernels of one call follow one another by dependent launch: the next may be brought up as soon as every block of
- * this one has begun, and waits here until all that this one wrote is there. A first kernel has nobody to wait for. */
-__device__ __forceinline__ void follow_kernel()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 /* ---- clusters --------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a cluster send one another numbers by asynchronous stores, whose bytes a barrier in the receiver's shared
- * memory counts: nobody waits for his own writes, as the fence of a cluster-wide barrier with release makes him (under
- * load that is a trip to memory and back). A block that has all of its mail may leave, and one that waits for mail is
- * there to receive it. */
-struct mailbox {
-    uint64_t barrier;
-};
-
-#if __CUDA_ARCH__ >= 900
-/* By all threads of each block, early: `bytes` will come. */
-__device__ __forceinline__ void open_box(mailbox &box, int bytes)
-{
-    const unsigned address = shared_address(&box.barrier);
-    if (threadIdx.x == 0) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    /* The compiler may make an instruction of the whole warp of the first, which racecheck takes for one of its other
-     * threads'. */
-    __syncwarp();
-    if (threadIdx.x == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
-    __syncwarp();
-}
-/* Once, by all threads, when the block's boxes are open. */
-__device__ __forceinline__ void announce_boxes()
-{
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-/* Once, by all threads, before the first is sent: every block has opened its box. */
-__device__ __forceinline__ void await_boxes()
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-/* Eight bytes into the same place of another block's shared memory. */
-__device__ __forceinline__ void send(mailbox &box, double *place, int rank, double value)
-{
-    unsigned address, barrier;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&box.barrier)), "r"(rank));
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address),
-                 "l"(__double_as_longlong(value)), "r"(barrier)
-                 : "memory");
-}
-__device__ __forceinline__ void await_mail(mailbox &box)
-{
-    asm volatile("{\n"
-                 ".reg .pred arrived;\n"
-                 "again%=:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 arrived, [%0], 0;\n"
-                 "@!arrived bra again%=;\n"
-                 "}" ::"r"(shared_address(&box.barrier))
-                 : "memory");
-}
-#else
-/* No launch asks for clusters here. */
-__device__ __forceinline__ void open_box(mailbox &, int)
-{
-    __trap();
-}
-__device__ __forceinline__ void announce_boxes()
-{
-    __trap();
-}
-__device__ __forceinline__ void await_boxes()
-{
-    __trap();
-}
-__device__ __forceinline__ void send(mailbox &, double *, int, double)
-{
-    __trap();
-}
-__device__ __forceinline__ void await_mail(mailbox &)
-{
-    __trap();
-}
-#endif
 /* A block's only box. */
 __device__ __forceinline__ void open_mail(mailbox &box, int bytes)
 {
@@ -269,42 +180,22 @@ __device__ __forceinline__ uint32_t grid_barrier_share(int part, int parts)
     return part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
 }
 
-/* One thread; `before` is what the grid barrier said before this block added its share. */
-__device__ __forceinline__ void await_grid_barrier(const uint32_t *grid_barrier, uint32_t before)
-{
-    uint32_t now;
-    do
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_barrier) : "memory");
-    while (((now ^ before) & 0x80000000u) == 0);
-}
-
 /* What the grid barrier says is asked for while the data arrive, which spares a way to memory and back: it cannot
  * change until this block has arrived, too. Thread 0. */
 __device__ __forceinline__ uint32_t look_at_grid_barrier(const uint32_t *grid_barrier)
 {
-    uint32_t before;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(grid_barrier) : "memory");
-    return before;
+    return load_relaxed(grid_barrier);
 }
 
 /* The same by a load that no branch surrounds, and where it waits without a register of every thread's. */
 __device__ __forceinline__ uint32_t look_at_grid_barrier_where(bool wanted, const uint32_t *grid_barrier)
 {
-    uint32_t before = 0;
-    asm volatile("{\n"
-                 ".reg .pred wanted;\n"
-                 "setp.ne.s32 wanted, %2, 0;\n"
-                 "@wanted ld.relaxed.gpu.global.u32 %0, [%1];\n"
-                 "}"
-                 : "+r"(before)
-                 : "l"(grid_barrier), "r"((int)wanted)
-                 : "memory");
-    return before;
+    return load_relaxed_where(wanted, grid_barrier);
 }
 
 __device__ __forceinline__ uint32_t &grid_barrier_before()
 {
-    static __shared__ uint32_t before;
+    __shared__ uint32_t before;
     return before;
 }
 
@@ -312,9 +203,7 @@ __device__ __forceinline__ void join_team(uint32_t *grid_barrier, int part, int 
 {
     __syncthreads();
     if (threadIdx.x == 0)
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
-                     "r"(grid_barrier_share(part, parts))
-                     : "memory");
+        add_release(grid_barrier, grid_barrier_share(part, parts));
 }
 
 __device__ __forceinline__ void await_team(const uint32_t *grid_barrier, uint32_t before)

@@ -145,7 +145,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ R base_of[most_line_warps], sum_of[most_line_warps], square_of[most_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide);
@@ -325,7 +325,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ totals<R> of_warps[2][most_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide), block_of_row = (int)blockIdx.x - part * g.blocks_wide;

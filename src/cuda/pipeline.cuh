@@ -16,68 +16,6 @@ struct pipeline_barriers {
     uint64_t full[most_stages], empty[most_stages];
 };
 
-__device__ __forceinline__ void open_barrier(uint64_t &barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
-}
-/* What was opened is known to copies, too. */
-__device__ __forceinline__ void announce_barriers()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void arrive(uint64_t &barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
-}
-__device__ __forceinline__ void expect_bytes(uint64_t &barrier, unsigned bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void await(uint64_t &barrier, unsigned parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again%=:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again%=;\n"
-                 "}" ::"r"(shared_address(&barrier)),
-                 "r"(parity)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_bulk(uint4 *to, const char *from, unsigned bytes, uint64_t &barrier,
-                                          uint64_t policy)
-{
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-            "r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
-        : "memory");
-}
-
-/* What the L2 keeps of what is read: what is read again next, and nothing else. */
-struct l2_policies {
-    uint64_t first, last; /* to go */
-
-    __device__ __forceinline__ l2_policies()
-    {
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
-        asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
-    }
-};
-
-/* Some of the block's threads, whole warps. */
-__device__ __forceinline__ void meet(int which, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void announce(int which, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
-}
-
 enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
 
 /* The block's part of each of its samples: tiles of tile_vectors vectors, of which the sample's last may be shorter,
@@ -336,9 +274,7 @@ __device__ __forceinline__ void meet_blocks(uint32_t *grid_barrier, int part, in
 {
     meet(MEETING_OF_CONSUMERS, consumers);
     if (threadIdx.x == 0) {
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(grid_barrier),
-                     "r"(grid_barrier_share(part, parts))
-                     : "memory");
+        add_release(grid_barrier, grid_barrier_share(part, parts));
         await_grid_barrier(grid_barrier, before);
     }
     meet(MEETING_OF_CONSUMERS, consumers);

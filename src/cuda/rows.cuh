@@ -174,7 +174,7 @@ template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
         static_assert(!unaligned || (alike && V > 1), "unaligned vectors are of 16 bytes, of tensors that are alike");
         /* Found again for each walk: kept from one to the next these would be more registers than the vectors. */
         if (!alike)
-            asm volatile("" : "+r"(n), "+r"(c));
+            forget(n, c);
         data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? strides.batch : strides.channel) * (int64_t)sizeof(T);
         inner = V > 1 ? (int64_t)sizeof(T) * V : strides.position * (int64_t)sizeof(T);
@@ -273,7 +273,7 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, c
     }
     if constexpr (unaligned) {
         /* One address with offsets: the compiler would find that of each element again. */
-        asm("" : "+l"(data));
+        data = kept(data);
         const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
         for (int i = 0; i < V; i++)

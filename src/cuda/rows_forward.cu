@@ -63,7 +63,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ moments<R> of_warps[most_row_warps];
     __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
     __shared__ mailbox mail;

@@ -9,29 +9,6 @@
 /* Values of a thread that are worked on together; slots that are used are a multiple of this. */
 constexpr int slots_at_once = 4;
 
-/* Loads without a branch, at whose end all of them would be waited for; 0 where none is wanted. */
-__device__ __forceinline__ void load_where(bool wanted, unsigned short &value, const char *data)
-{
-    value = 0;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-                 : "+h"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-__device__ __forceinline__ void load_where(bool wanted, float &value, const char *data)
-{
-    value = 0.0f;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
-                 : "+f"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-__device__ __forceinline__ void load_where(bool wanted, double &value, const char *data)
-{
-    value = 0.0;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f64 %0, [%1];\n}"
-                 : "+d"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-
 template <typename T> __device__ __forceinline__ compute<T> number_of(const raw<T, 1> &value)
 {
     compute<T> number[1];

@@ -288,7 +288,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ mailbox mail;
     tile_entry<R> *const entries = reinterpret_cast<tile_entry<R> *>(dynamic), *const of_parts =
                                                                                    entries + a.width * a.at_once;
@@ -459,7 +459,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
-    extern __shared__ uint4 dynamic[];
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ mailbox mail, gradient_mail;
     tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
                         *const of_columns = entries + a.width * a.at_once,

@@ -9,6 +9,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels.h"
+#include "ptx.cuh"
 
 using f64 = double;
 using f32 = float;
@@ -125,9 +126,7 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> load_vector(co
     const T *address = reinterpret_cast<const T *>(data) + element;
     if constexpr (V > 1) {
         uint4 value;
-        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                     : "l"(address));
+        NORMFUSE_LOAD_UINT4(value, address);
         return value;
     } else {
         return *reinterpret_cast<const raw<T, V> *>(address);
@@ -139,13 +138,7 @@ template <typename T, int V>
 __device__ __forceinline__ void load_vector_where(bool wanted, raw<T, V> &vector, const char *data)
 {
     if constexpr (V > 1)
-        asm volatile("{\n"
-                     ".reg .pred wanted;\n"
-                     "setp.ne.s32 wanted, %5, 0;\n"
-                     "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                     "}"
-                     : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w)
-                     : "l"(data), "r"((int)wanted));
+        load_uint4_where(wanted, vector, data);
     else if (wanted)
         vector = load_vector<T, V>(data, 0);
 }
@@ -198,75 +191,10 @@ template <typename T> __device__ __forceinline__ void store_range(char *data, ui
     }
 }
 
-/* Keeps the compiler from holding values that can be had again from what it holds anyway: without it unpacked copies of
- * all vectors of a thread live from the sums to the stores and spill. */
-__device__ __forceinline__ void forget(uint4 &vector)
-{
-    asm volatile("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));
-}
-__device__ __forceinline__ void forget(unsigned short &vector)
-{
-    asm volatile("" : "+h"(vector));
-}
-__device__ __forceinline__ void forget(float &vector)
-{
-    asm volatile("" : "+f"(vector));
-}
-__device__ __forceinline__ void forget(double &vector)
-{
-    asm volatile("" : "+d"(vector));
-}
-__device__ __forceinline__ void forget(int &value)
-{
-    asm volatile("" : "+r"(value));
-}
-
 /* What layout.h places in dynamic shared memory. */
 template <typename T> __device__ __forceinline__ T *in_shared(uint4 *dynamic, int bytes)
 {
     return reinterpret_cast<T *>(reinterpret_cast<char *>(dynamic) + bytes);
-}
-
-__device__ __forceinline__ unsigned shared_address(const void *pointer)
-{
-    return (unsigned)__cvta_generic_to_shared(pointer);
-}
-
-/* Each thread copies what it alone reads, so waiting is enough and no barrier is needed. */
-__device__ __forceinline__ void copy_ahead(uint4 *to, const char *data, int64_t bytes)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(data + bytes) : "memory");
-}
-/* What is read once is the first that the L2 gives up: batch norm 64x1024x14x14 backward 58.6 to 55.7 us, 32x10x200x200
- * 69.8 to 64.8. */
-__device__ __forceinline__ void copy_once(uint4 *to, const char *data, int64_t bytes)
-{
-    uint64_t first_to_go;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(data + bytes), "l"(first_to_go)
-                 : "memory");
-}
-/* The same of what is before `bytes` from there on, and zeros. */
-__device__ __forceinline__ void copy_before(uint4 *to, const char *data, int64_t bytes)
-{
-    const int own = bytes < 0 ? 0 : bytes > 16 ? 16 : (int)bytes;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(data), "r"(own)
-                 : "memory");
-}
-__device__ __forceinline__ void wait_for_copies()
-{
-    asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-/* Of copies in order: a group for each commit, of which all but the last `behind` are waited for. */
-__device__ __forceinline__ void commit_copies()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int behind> __device__ __forceinline__ void wait_for_older_copies()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
 }
 
 /* What a thread reads once, in registers, K vectors on their way at a time: ask(vector, wanted) asks for the next one,
@@ -391,18 +319,7 @@ __device__ __forceinline__ asked ask_at_once(const normfuse_parameter &p, int64_
     asked found = {0, 0};
     const int type = wanted && p.data ? p.type : -1;
     const char *const address = p.data + (element << (type == NORMFUSE_F64 ? 3 : type == NORMFUSE_F32 ? 2 : 1));
-    /* Of two loads into one register the second waits for the first, if that is done: rare ones come first. */
-    asm volatile("{\n"
-                 ".reg .pred twice, word, half;\n"
-                 "setp.eq.s32 twice, %3, %5;\n"
-                 "setp.eq.or.s32 word, %3, %4, twice;\n"
-                 "setp.gt.s32 half, %3, %4;\n"
-                 "@twice ld.global.cg.u32 %1, [%2 + 4];\n"
-                 "@half ld.global.cg.u16 %1, [%2];\n"
-                 "@word ld.global.cg.u32 %0, [%2];\n"
-                 "}"
-                 : "+r"(found.low), "+r"(found.high)
-                 : "l"(address), "r"(type), "n"((int)NORMFUSE_F32), "n"((int)NORMFUSE_F64));
+    load_parameter<NORMFUSE_F32, NORMFUSE_F64>(found.low, found.high, address, type);
     return found;
 }
 template <typename R> __device__ __forceinline__ R told_of(const asked &found, int type)

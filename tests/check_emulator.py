@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them, and compares what they compute with
+the double reference. Random cases of everything as they are planned, then random problems by each schedule alone. Names
+the kernels that no problem ran, as skipped. Closes with `N passed, N failed, N skipped`.
+
+    tests/check_emulator.py [--jobs 2] [--cmake cmake] [--cases 40] [--seed 1] [BUILD_FOLDER]
+    tests/check_emulator.py [--schedule general] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
+
+BUILD_FOLDER is build/release. What the emulator sees, and what it cannot see, is in docs/testing.md."""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Dict, List, Optional, Set, Tuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
+CLOSING_OF_RANDOM = re.compile(r"^(\d+) random problems, seed \d+: (\d+) failed", re.M)
+FORBIDDEN = 1000000  # the longest start of a tuning file, in microseconds
+RUN_SECONDS = 240  # a kernel that waits for ever is noticed by the emulator itself
+# What few random problems of the size are: norm groups that a whole grid shares, small ones, layers.
+CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
+         "instance_norm 40x16x{8x8,24x24} layout={nchw,nhwc} dtype={f32,f16,bf16} dir={fwd,bwd}",
+         "batch_norm 2x64x24x24 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
+         "batch_norm 2x64x8x8 mode=eval layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} +post_add"]
+
+
+totals = [0, 0, 0]
+
+
+def count(name: str, passed: int, failed: int, skipped: int, note: str = "") -> None:
+    for k, n in enumerate((passed, failed, skipped)):
+        totals[k] += n
+    word = "FAIL" if failed else "skip" if skipped and not passed else "ok"
+    print(f"{word:4}  {name}: {passed} passed, {failed} failed, {skipped} skipped  ({note})", flush=True)
+
+
+class Emulator:
+    def __init__(self, build: pathlib.Path) -> None:
+        self.build = build
+        self.env = {**os.environ, "LD_LIBRARY_PATH": str(build / "emulator"), "NORMFUSE_VERBOSE": "dispatch",
+                    "NORMFUSE_NUM_THREADS": "1"}
+
+    def run(self, program: str, *words: str, **env: str) -> Tuple[Optional[int], str, float]:
+        begin = time.monotonic()
+        try:
+            done = subprocess.run([str(self.build / program), *words], env={**self.env, **env}, cwd=ROOT,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  timeout=RUN_SECONDS)
+            code, output = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as error:
+            code, output = None, error.stdout or b""
+        return code, output.decode("utf-8", "replace"), time.monotonic() - begin
+
+    def schedules(self) -> Dict[str, List[str]]:
+        """The names of all by layout, which the planner prints for a problem."""
+        names: Dict[str, List[str]] = {}
+        for layout, of_line in (("rows", "nchw"), ("columns", "nhwc")):
+            _, output, _ = self.run("test_operators", "--case", f"group_norm 2x8x6x6 groups=2 layout={of_line} device=cuda",
+                                    NORMFUSE_VERBOSE="plan")
+            found = re.findall(r"^normfuse: plan: [^:]*: ([a-z_, ]+): ", output, re.M)
+            names[layout] = list(dict.fromkeys(found))
+        return names
+
+
+def tuning_of(only: str, schedules: Dict[str, List[str]]) -> str:
+    """By which only one schedule is taken, where it takes a problem at all."""
+    lines = ["normfuse tuning 1", "gpu emulated GPU", "capability 9.0"]
+    for layout, names in schedules.items():
+        for direction in ("forward", "backward"):
+            lines += [f"schedule {layout} {direction} {name} start {0 if name == only else FORBIDDEN} factor 1"
+                      for name in names]
+    return "\n".join([*lines, "end", ""])
+
+
+def kernels_in(output: str) -> Set[str]:
+    found: Set[str] = set()
+    for line in re.findall(r"^normfuse: dispatch: [^:]*: (.*)$", output, re.M):
+        found.update(word.split()[0] for word in line.split(" + ") if word)
+    return found
+
+
+def all_kernels() -> Set[str]:
+    return set(re.findall(r"^normfuse_(\w+) ", (ROOT / "src/cuda/limits.txt").read_text(), re.M))
+
+
+def report(name: str, code: Optional[int], output: str, seconds: float, note: str = "") -> None:
+    passed = failed = skipped = 0
+    for counts in CLOSING.findall(output):
+        passed, failed, skipped = (int(n) for n in counts)
+    for problems, wrong in CLOSING_OF_RANDOM.findall(output):
+        passed, failed = int(problems) - int(wrong), int(wrong)
+    if not failed and (code != 0 or passed + skipped == 0):
+        failed = 1
+    if failed:
+        shown = [line for line in output.splitlines() if line.startswith(("FAIL", "emulator:"))]
+        print("\n".join(shown[:20] or output.splitlines()[-20:]))
+    count(name, passed, failed, skipped, ("ran past its time, " if code is None else "") + note + f"{seconds:.0f} s")
+
+
+def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
+    schedules = emulator.schedules()
+    names = list(dict.fromkeys(sum(schedules.values(), [])))
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        tasks = {}
+        for k in range(jobs):
+            tasks[f"as planned, seed {seed + k}"] = pool.submit(
+                emulator.run, "test_operators", "--with", "device=cuda +twice", "--seed", str(seed + k), "--random",
+                str(7 * cases))
+        tasks["without sync memory"] = pool.submit(
+            emulator.run, "test_operators", "--with", "device=cuda +no_sync", "--seed", str(seed), "--random",
+            str(2 * cases))
+        for k, name in enumerate(names):
+            path = pathlib.Path(folder) / f"{k}.tuning"
+            path.write_text(tuning_of(name, schedules))
+            # Few multiprocessors: what one cluster cannot hold is small, and goes to the whole grid.
+            env = {"NORMFUSE_TUNING": str(path), "NORMFUSE_EMULATED_MULTIPROCESSORS": "4"}
+            tasks[f"{name} alone, random"] = pool.submit(
+                emulator.run, "normfuse", "check", "--random", str(cases), "--seed", str(seed + k), "--max-bytes",
+                "128KiB", "device=cuda", **env)
+            tasks[f"{name} alone, cases"] = pool.submit(
+                emulator.run, "test_operators", "--with", "device=cuda",
+                *(word for case in CASES for word in ("--case", case)), **env)
+        ran: Set[str] = set()
+        for name, task in tasks.items():
+            code, output, seconds = task.result()
+            kernels = kernels_in(output)
+            ran |= kernels
+            report(name, code, output, seconds, f"{len(kernels)} kernels, ")
+    ran.add("merge")  # sharded cases have it; a call that merges prints no line
+    wanted = all_kernels()
+    never = sorted(wanted - ran)
+    if never:
+        print("skip  no problem ran " + ", ".join(never))
+    count("kernels that ran", len(wanted) - len(never), 0, len(never), f"of {len(wanted)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", nargs="?", type=pathlib.Path, default=ROOT / "build/release", metavar="BUILD_FOLDER")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--cmake", default="cmake")
+    parser.add_argument("--cases", type=int, default=40, help="random problems of each schedule")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--case", action="append", metavar="CASE", help="only these cases of test_operators")
+    parser.add_argument("--schedule", metavar="NAME", help="run these cases by one schedule alone")
+    args = parser.parse_args()
+    build = args.build.resolve()
+    if platform.machine() != "x86_64":
+        count("emulator", 0, 0, 1, f"it has no switch of stacks for {platform.machine()}")
+    else:
+        begin = time.monotonic()
+        made = subprocess.run([args.cmake, "--build", str(build), "--target", "emulator", "-j", str(args.jobs)],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if made.returncode != 0:
+            print("\n".join(made.stdout.splitlines()[-40:]))
+        count("build", int(made.returncode == 0), int(made.returncode != 0), 0, f"{time.monotonic() - begin:.0f} s")
+        emulator = Emulator(build)
+        if made.returncode == 0 and args.case:
+            words = [word for case in args.case for word in ("--case", case)]
+            with tempfile.NamedTemporaryFile("w", suffix=".tuning") as tuning:
+                env = {}
+                if args.schedule:
+                    tuning.write(tuning_of(args.schedule, emulator.schedules()))
+                    tuning.flush()
+                    env["NORMFUSE_TUNING"] = tuning.name
+                report("cases", *emulator.run("test_operators", *words, **env))
+        elif made.returncode == 0:
+            check(emulator, args.jobs, args.cases, args.seed)
+    print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")
+    return 1 if totals[1] or not sum(totals) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

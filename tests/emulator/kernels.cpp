@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kernels.cpp - the kernels by their numbers. */
+#include "kernels.h"
+
+extern "C" {
+#define DECLARE(layout, schedule, direction, type, elements, vectors, threads, registers)                              \
+    void NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors);
+NORMFUSE_KERNELS(DECLARE)
+#undef DECLARE
+void normfuse_shares(normfuse_cuda_arguments);
+void normfuse_statistics(normfuse_cuda_arguments);
+void normfuse_running(normfuse_cuda_arguments);
+void normfuse_gradients(normfuse_cuda_arguments);
+void normfuse_merge(normfuse_cuda_merge_arguments);
+}
+
+template <typename Arguments, void (*kernel)(Arguments)> static void call(const void *arguments)
+{
+    kernel(*static_cast<const Arguments *>(arguments));
+}
+
+namespace emulator {
+
+extern void (*const kernels[])(const void *);
+void (*const kernels[NORMFUSE_CUDA_KERNELS])(const void *) = {
+#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
+    call<normfuse_cuda_arguments,                                                                                      \
+         normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors>,
+    NORMFUSE_KERNELS(ROW)
+#undef ROW
+    call<normfuse_cuda_arguments, normfuse_shares>,
+    call<normfuse_cuda_arguments, normfuse_statistics>,
+    call<normfuse_cuda_arguments, normfuse_running>,
+    call<normfuse_cuda_arguments, normfuse_gradients>,
+    call<normfuse_cuda_merge_arguments, normfuse_merge>,
+};
+
+} // namespace emulator
