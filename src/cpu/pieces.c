@@ -249,7 +249,27 @@ static void add_bias_columns(const struct plan *plan, struct worker *w, const st
     }
 }
 
-/* The tile of u: x, or x [+ pre_bias] [+ pre_add], rounded; `first` is the part of the call that writes u out. */
+static const struct team *team_of(const struct plan *plan, const struct worker *w)
+{
+    return plan->teams_of_one ? &w->own : &plan->shared;
+}
+
+/* Where a tile's first value is among those of its set that are held for the apply part, *stride from row to row: a set's
+ * values, or rows, follow one another. */
+static int64_t place_in_set(const struct plan *plan, const struct tile *t, ptrdiff_t *stride)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t n = plan->batch ? t->n : 0, sample = plan->set_channels * plan->spread * p->s; /* values of one, whatever is adjacent */
+    if (p->columns) {
+        *stride = sample / p->s;
+        return (n * p->s + t->s) * *stride;
+    }
+    *stride = t->across_values || (plan->batch && !t->across) ? plan->set_channels * p->s : p->s;
+    return (n * plan->set_channels + t->c % plan->set_channels) * p->s + t->s;
+}
+
+/* The tile of u: x, or x [+ pre_bias] [+ pre_add], rounded; `first` is the part of the call that makes
+ * it. */
 static const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
 {
     const struct normfuse_problem *p = plan->p;
@@ -257,6 +277,12 @@ static const void *input_u(const struct plan *plan, struct worker *w, const stru
         return input(plan, &p->x, t, w->stage[0], stride);
     if (p->u.data && !first)
         return input(plan, &p->u, t, w->stage[0], stride);
+    ptrdiff_t held_stride = 0;
+    char *const held = plan->held_u ? team_of(plan, w)->u + (size_t)place_in_set(plan, t, &held_stride) * plan->type_bytes : NULL;
+    if (held && !first) {
+        *stride = held_stride;
+        return held;
+    }
     struct normfuse_pass s = {.rows = (size_t)t->rows, .n = (size_t)t->width};
     s.x = input(plan, &p->x, t, w->stage[0], &s.x_stride);
     if (p->pre_add.data)
@@ -264,8 +290,8 @@ static const void *input_u(const struct plan *plan, struct worker *w, const stru
     if (p->u.data)
         s.y = output(plan, &p->u, t, w->stage[0], &s.y_stride);
     else {
-        s.y = w->stage[0];
-        s.y_stride = t->width;
+        s.y = held ? held : w->stage[0];
+        s.y_stride = held ? held_stride : t->width;
     }
     if (p->pre_bias.data) {
         (p->columns ? add_bias_columns : add_bias_rows)(plan, w, t, &s);
@@ -303,10 +329,12 @@ static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment
     return t;
 }
 
-/* Bytes from a tile of a set to the same tile of the next set, which the apply part prefetches while it stores; 0: none. */
-static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next)
+/* Bytes from what is read of a tile, rows `stride` apart, to the same tile of the next set in a tensor, which the apply
+ * part prefetches while it stores; 0: none. */
+static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next, const void *read,
+                          ptrdiff_t stride)
 {
-    if (next < 0 || plan->staged)
+    if (next < 0 || plan->apply_staged || stride != row_stride(plan, v, t))
         return 0;
     const struct normfuse_problem *p = plan->p;
     struct tile to = *t;
@@ -316,7 +344,7 @@ static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v
         to.c += first_channel(plan, next) - first_channel(plan, next - 1);
     else
         to.c += (group_of(plan, next) - group_of(plan, next - 1)) * plan->group_channels;
-    return element(plan, v, &to) - element(plan, v, t);
+    return element(plan, v, &to) - (const char *)read;
 }
 
 /* ---- joining statistics ------------------------------------------------------------------------------------------ */
@@ -644,21 +672,14 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
     return s;
 }
 
-/* Where dy' of a tile is kept: as a set's values, or rows, follow one another. */
-static void keep_tile(const struct plan *plan, const struct worker *w, int64_t set, const struct tile *t, struct normfuse_pass *s)
+/* Where dy' of a tile is kept. */
+static void keep_tile(const struct plan *plan, const struct worker *w, const struct tile *t, struct normfuse_pass *s)
 {
-    const struct normfuse_problem *p = plan->p;
-    if (!plan->kept_values)
-        return;
-    const int64_t n = plan->batch ? t->n : 0, first = p->columns ? t->c : group_of(plan, set) * plan->group_channels;
-    const int64_t sample = plan->set_channels * plan->spread * p->s; /* values of one, where channels are rows as where they are columns */
-    const int64_t row = p->columns ? sample / p->s : plan->batch && !t->across ? plan->set_channels * p->s : p->s;
-    const int64_t at = p->columns ? (n * p->s + t->s) * row : (n * plan->set_channels + t->c - first) * p->s + t->s;
-    s->kept = (char *)(plan->teams_of_one ? w->own.kept : plan->shared.kept) + (size_t)at * plan->real_bytes;
-    s->kept_stride = t->across_values ? plan->set_channels * p->s : row;
+    if (plan->kept_values)
+        s->kept = team_of(plan, w)->kept + (size_t)place_in_set(plan, t, &s->kept_stride) * plan->real_bytes;
 }
 
-static void sums_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, const struct tile *t, int64_t i)
+static void sums_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i)
 {
     const struct coefficients *c = &state->c;
     const struct normfuse_problem *p = plan->p;
@@ -666,7 +687,7 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
     s.sum = w->sum;
     s.square = w->square;
     s.sum_per_row = !plan->batch;
-    keep_tile(plan, w, set, t, &s);
+    keep_tile(plan, w, t, &s);
     const bool gives_dx = plan->apply && !plan->dependent;
     if (gives_dx) {
         s.p = at_real(plan, c->p, i);
@@ -684,13 +705,13 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
         scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
 
-static void dx_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, const struct tile *t, int64_t i,
+static void dx_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i,
                        int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
     const struct coefficients *c = &state->c;
-    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
-    keep_tile(plan, w, set, t, &s);
+    struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, !plan->reduce);
+    keep_tile(plan, w, t, &s);
     s.p = at_real(plan, c->p, i);
     s.q = plan->none ? NULL : at_real(plan, c->q, i);
     s.r = plan->none ? NULL : at_real(plan, c->r, i);
@@ -700,8 +721,8 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct s
     s.stream = plan->stream && direct(plan, &p->dx);
     if (p->dpost_add.data)
         s.dpost_add = output(plan, &p->dpost_add, t, w->stage[5], &s.dpost_add_stride);
-    s.ahead_x = ahead_of(plan, &p->x, t, next);
-    s.ahead_dy = ahead_of(plan, &p->dy, t, next);
+    s.ahead_x = ahead_of(plan, &p->x, t, next, s.x, s.x_stride);
+    s.ahead_dy = ahead_of(plan, &p->dy, t, next, s.dy, s.dy_stride);
     run_tile(plan, p->columns || t->across_values ? plan->pass->affine2_columns : plan->pass->affine2_rows, &s);
     scatter(plan, &p->dx, t, w->stage[4]);
     scatter(plan, &p->dpost_add, t, w->stage[5]);
@@ -737,7 +758,7 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
                 struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                         smaller(width, piece.length - at));
                 t.c += j;
-                sums_of_tile(plan, w, state, set, &t, plan->batch ? j * plan->spread : piece.segment + r);
+                sums_of_tile(plan, w, state, &t, plan->batch ? j * plan->spread : piece.segment + r);
                 add_reals(plan, w->sum, sums + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
                 add_reals(plan, w->square, products + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
             }
@@ -755,7 +776,7 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         clear_sums(plan, w);
         for (int64_t q = 0; q < chunk; q += maximum) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
-            sums_of_tile(plan, w, state, set, &t, 0);
+            sums_of_tile(plan, w, state, &t, 0);
         }
         plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->folded);
         plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->folded);
@@ -791,16 +812,16 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct se
         return;
     s.y = output(plan, &p->y, t, w->stage[4], &s.y_stride);
     s.stream = plan->stream && direct(plan, &p->y);
-    s.ahead_x = ahead_of(plan, &p->x, t, next);
+    s.ahead_x = ahead_of(plan, &p->x, t, next, s.x, s.x_stride);
     run_tile(plan, p->columns || t->across_values ? plan->pass->affine_columns : plan->pass->affine_rows, &s);
     scatter(plan, &p->y, t, w->stage[4]);
 }
 
-static void apply_tile(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, const struct tile *t, int64_t i,
+static void apply_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i,
                        int64_t next)
 {
     if (plan->backward)
-        dx_of_tile(plan, w, state, set, t, i, next);
+        dx_of_tile(plan, w, state, t, i, next);
     else
         y_of_tile(plan, w, state, t, i, next);
 }
@@ -809,10 +830,10 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
 {
     const struct piece piece = piece_of(plan, index);
     if (plan->p->columns) {
-        const int64_t rows = piece.segments * piece.length, maximum = rows_of_tile(plan, rows);
+        const int64_t rows = piece.segments * piece.length, maximum = plan->apply_staged ? rows_of_tile(plan, rows) : rows;
         for (int64_t r = 0; r < rows; r += maximum) {
             const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(maximum, rows - r), columns_of(plan, set));
-            apply_tile(plan, w, state, set, &t, 0, next);
+            apply_tile(plan, w, state, &t, 0, next);
         }
         return;
     }
@@ -821,23 +842,23 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
     if (plan->spread > 1) {
         struct tile t = tile_at(plan, set, piece.segment, 0, piece.segments, bundled(plan, set) * plan->spread);
         t.across_values = true;
-        apply_tile(plan, w, state, set, &t, 0, next);
+        apply_tile(plan, w, state, &t, 0, next);
         return;
     }
     if (plan->batch && plan->bundle > 1) { /* a bundle's rows are short: whole */
         for (int64_t r = 0; r < piece.segments; r++) {
             struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
             t.across = true;
-            apply_tile(plan, w, state, set, &t, 0, next);
+            apply_tile(plan, w, state, &t, 0, next);
         }
         return;
     }
-    const int64_t width = plan->staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
-    const int64_t segments = bundled(plan, set) * piece.segments, rows = plan->staged ? larger(1, STAGE_VALUES / width) : segments;
+    const int64_t width = plan->apply_staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
+    const int64_t segments = bundled(plan, set) * piece.segments, rows = plan->apply_staged ? larger(1, STAGE_VALUES / width) : segments;
     for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width) {
             const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                           smaller(width, piece.length - at));
-            apply_tile(plan, w, state, set, &t, plan->batch ? 0 : piece.segment + r, next);
+            apply_tile(plan, w, state, &t, plan->batch ? 0 : piece.segment + r, next);
         }
 }

@@ -143,6 +143,25 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
 }
 
+static int64_t values_of_set(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    return plan->set_channels * (p->columns ? plan->spread : 1) * p->s * (plan->batch ? p->n : 1);
+}
+
+/* Whether so many bytes for each value of a set stay in the caches from the reduce to the apply part, and all scratch
+ * within 1/share of what a call may need. */
+static bool may_hold(struct plan *plan, size_t bytes, int share)
+{
+    const struct normfuse_machine *machine = normfuse_machine_known();
+    const struct normfuse_problem *p = plan->p;
+    const int64_t l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
+    const int64_t held = values_of_set(plan) * (int64_t)bytes * (plan->teams_of_one ? plan->threads : 1);
+    const double most = SCRATCH_BYTES + (double)(p->n * p->c * p->s * (p->columns ? plan->spread : 1)) * (double)plan->type_bytes / 16;
+    const double left = most / share - (double)normfuse_plan_lay_out(plan, NULL) - 2 * COLOUR * plan->threads;
+    return held <= larger(l2 * plan->threads, machine->llc_bytes / 2) && (double)held <= left;
+}
+
 void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
     const struct normfuse_machine *machine = normfuse_machine_known();
@@ -269,9 +288,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
-    /* prefetching helps where a thread computes for longer than it waits: docs/decisions/0004 */
     const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6;
-    plan->ahead = (p->columns ? busy || plan->type_bytes == 2 : plan->batch || !plan->backward) && !plan->staged;
     plan->back_and_forth = set_bytes > l2 * plan->threads;
     /* threads that share a set of one piece would wait for one another */
     const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
@@ -279,13 +296,14 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
         plan->teams_of_one = false;
     }
-    if (plan->backward && plan->dependent && plan->reduce && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y && !plan->small_sets) {
-        const int64_t sample = plan->set_channels * (p->columns ? plan->spread : 1) * p->s;
-        const int64_t set = sample * (plan->batch ? p->n : 1), kept = set * (int64_t)plan->real_bytes * (plan->teams_of_one ? plan->threads : 1);
-        const double left = SCRATCH_BYTES + (double)bytes / 16 - (double)normfuse_plan_lay_out(plan, NULL) - 2 * COLOUR * plan->threads;
-        if (kept <= larger(l2 * plan->threads, machine->llc_bytes / 2) && (double)kept <= left)
-            plan->kept_values = set;
-    }
+    const bool in_two = plan->dependent && plan->reduce && !plan->small_sets;
+    if (in_two && plan->backward && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y && may_hold(plan, plan->real_bytes, 1))
+        plan->kept_values = values_of_set(plan);
+    if (in_two && plan->add && !p->u.data && may_hold(plan, plan->type_bytes, 2))
+        plan->held_u = values_of_set(plan);
+    plan->apply_staged = plan->staged && !(plan->held_u && plan->all_direct);
+    /* prefetching helps where a thread computes for longer than it waits: docs/decisions/0004 */
+    plan->ahead = (p->columns ? busy || plan->type_bytes == 2 : plan->batch || !plan->backward) && !plan->apply_staged;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -325,6 +343,7 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
             *arrays[j] = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
     }
     team->kept = take(arena, plan->kept_values, plan->real_bytes);
+    team->u = take(arena, plan->held_u, plan->type_bytes);
     team->sums = take(arena, 2 * plan->set_channels, 8);
 }
 

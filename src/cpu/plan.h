@@ -79,8 +79,9 @@ struct set_state {
 /* A part of the threads that works on the same sets. */
 struct team {
     struct set_state state[2]; /* set s uses state s & 1 */
-    void *kept;          /* compute type: dy' of the set that is reduced, until it is applied, where plan->kept_values. One for two sets: a piece
+    char *kept;          /* compute type: dy' of the set that is reduced, until it is applied, where plan->kept_values. One for two sets: a piece
                             is applied before the next set's same piece is reduced */
+    char *u;             /* likewise u, in x's type, where plan->held_u */
     double *sums;        /* backward, while a set is joined: per channel the sum of dy', then that of dy'*(u - mean) */
 };
 
@@ -128,7 +129,8 @@ struct plan {
     bool sums_samples; /* into sample_sums */
     bool stream;
     bool all_direct; /* every view can be walked in place */
-    bool staged;     /* tiles are small: some go through a copy */
+    bool staged;     /* tiles are small: some go through a copy, */
+    bool apply_staged; /* in the apply part, too */
     bool small_sets; /* many sets are taken at a time (small_sets.c): none of what follows up to block_samples is used but
                         sets, groups, group_channels and sample_sets */
     size_t type_bytes, real_bytes;
@@ -156,6 +158,7 @@ struct plan {
     int64_t small_samples;             /* samples, that are taken at once */
     int64_t set_values;
     int64_t kept_values; /* of a set whose dy' the backward's sums leave for dx, where an activation costs more than that; 0: none */
+    int64_t held_u;      /* of a set whose u, a sum that is not written out, the reduce part leaves for the apply part; 0: none */
 
     /* memory */
     double *weight, *bias;     /* [C] in double */
