@@ -268,8 +268,7 @@ static int64_t place_in_set(const struct plan *plan, const struct tile *t, ptrdi
     return (n * plan->set_channels + t->c % plan->set_channels) * p->s + t->s;
 }
 
-/* The tile of u: x, or x [+ pre_bias] [+ pre_add], rounded; `first` is the part of the call that makes
- * it. */
+/* The tile of u: x, or x [+ pre_bias] [+ pre_add], rounded; `first` is the part of the call that makes it. */
 static const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
 {
     const struct normfuse_problem *p = plan->p;
