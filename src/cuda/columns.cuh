@@ -151,7 +151,7 @@ template <typename T, int V, bool allowed> struct column_edges {
             while (later >= (int)p.c)
                 later -= (int)p.c;
             marks = begin | finish << 4 | lead << 8 | later << 12;
-            forget(marks);
+            compiler_barrier(marks);
         }
     }
     __device__ __forceinline__ int edges() const

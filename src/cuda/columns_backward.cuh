@@ -100,13 +100,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             /* What follows from these is found now, not ahead of all loops and loads. */
             int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
             int sample = place.n, step = threads, channel_bits = g.channel_bits;
-            forget(width);
-            forget(at_once);
-            forget(group_bits);
-            forget(piece_bits);
-            forget(sample);
-            forget(step);
-            forget(channel_bits);
+            compiler_barrier(width);
+            compiler_barrier(at_once);
+            compiler_barrier(group_bits);
+            compiler_barrier(piece_bits);
+            compiler_barrier(sample);
+            compiler_barrier(step);
+            compiler_barrier(channel_bits);
             /* Shared memory, in this order: vectors; statistics of groups; of each channel what channel_values says,
              * `ready` with the rest of the mean as the fourth; two sums of each thread's channels; weighted sums of
              * channels; totals of groups; of each block of a cluster those of a group. */
@@ -412,8 +412,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             /* ---- results ---- */
 #pragma unroll
             for (int k = 0; k < (keeps ? K : 0); k++) {
-                forget(kept[k].x);
-                forget(kept[k].dy);
+                compiler_barrier(kept[k].x);
+                compiler_barrier(kept[k].dy);
             }
             if constexpr (!keeps) {
                 /* Sums without results, results from totals that are known, or results that need none. */

@@ -42,7 +42,7 @@ struct cluster_place {
     template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
     {
         int own = column;
-        forget(own);
+        compiler_barrier(own);
         groups[0] = divide(own * V, a.by_group);
         split = min(V, (groups[0] + 1) * a.group - own * V);
         groups[1] = min(groups[0] + 1, a.groups - 1);
@@ -234,7 +234,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     }
 #pragma unroll
     for (int k = 0; k < K; k++)
-        forget(kept[k]);
+        compiler_barrier(kept[k]);
     char *to = a.out + place.n * a.batch_bytes + place.at;
     choose_activation<true, true>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
@@ -509,8 +509,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     place.tell(a, plain, level);
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        forget(kept_x[k]);
-        forget(kept_dy[k]);
+        compiler_barrier(kept_x[k]);
+        compiler_barrier(kept_dy[k]);
     }
     char *to = a.out + sample;
     choose_activation<true, false>(a.activation, [&](auto chosen) {

@@ -109,14 +109,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         /* What follows from these is found now, not ahead of all loops and loads. */
         int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
         int n = place.n, step = threads, rows = g.rows, part_rows = g.part_rows;
-        forget(width);
-        forget(at_once);
-        forget(group_bits);
-        forget(piece_bits);
-        forget(n);
-        forget(step);
-        forget(rows);
-        forget(part_rows);
+        compiler_barrier(width);
+        compiler_barrier(at_once);
+        compiler_barrier(group_bits);
+        compiler_barrier(piece_bits);
+        compiler_barrier(n);
+        compiler_barrier(step);
+        compiler_barrier(rows);
+        compiler_barrier(part_rows);
         /* Shared memory, in this order: vectors; sums of pieces (where pipelines are, once these are done with);
          * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
          * cluster the pair of a group. */
@@ -400,7 +400,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             }
 #pragma unroll
             for (int k = 0; k < (keeps ? K : 0); k++)
-                forget(kept[k]);
+                compiler_barrier(kept[k]);
             cursor y(p.y, p.x, place, row, edges.lead());
             char *const first_result = y.base + y.at;
             if constexpr (unaligned_samples)

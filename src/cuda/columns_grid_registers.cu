@@ -170,8 +170,8 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        forget(kept_x[k]);
-        forget(kept_dy[k]);
+        compiler_barrier(kept_x[k]);
+        compiler_barrier(kept_dy[k]);
     }
     char *to = a.out + place.at;
     choose_derivative(a.activation, [&](auto chosen) {

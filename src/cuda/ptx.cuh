@@ -21,27 +21,27 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer)
 
 /* Keeps the compiler from holding values that can be had again from what it holds anyway: without it unpacked copies of
  * all vectors of a thread live from the sums to the stores and spill. */
-__device__ __forceinline__ void forget(uint4 &vector)
+__device__ __forceinline__ void compiler_barrier(uint4 &vector)
 {
     asm volatile("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));
 }
-__device__ __forceinline__ void forget(unsigned short &vector)
+__device__ __forceinline__ void compiler_barrier(unsigned short &vector)
 {
     asm volatile("" : "+h"(vector));
 }
-__device__ __forceinline__ void forget(float &vector)
+__device__ __forceinline__ void compiler_barrier(float &vector)
 {
     asm volatile("" : "+f"(vector));
 }
-__device__ __forceinline__ void forget(double &vector)
+__device__ __forceinline__ void compiler_barrier(double &vector)
 {
     asm volatile("" : "+d"(vector));
 }
-__device__ __forceinline__ void forget(int &value)
+__device__ __forceinline__ void compiler_barrier(int &value)
 {
     asm volatile("" : "+r"(value));
 }
-__device__ __forceinline__ void forget(int &value, int &other)
+__device__ __forceinline__ void compiler_barrier(int &value, int &other)
 {
     asm volatile("" : "+r"(value), "+r"(other));
 }

@@ -174,7 +174,7 @@ template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
         static_assert(!unaligned || (alike && V > 1), "unaligned vectors are of 16 bytes, of tensors that are alike");
         /* Found again for each walk: kept from one to the next these would be more registers than the vectors. */
         if (!alike)
-            forget(n, c);
+            compiler_barrier(n, c);
         data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? strides.batch : strides.channel) * (int64_t)sizeof(T);
         inner = V > 1 ? (int64_t)sizeof(T) * V : strides.position * (int64_t)sizeof(T);

@@ -135,7 +135,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
          * the warp has a vector there. */
         const auto walk = [&](auto work, int64_t next = 0) {
             int index = vectors.index;
-            forget(index);
+            compiler_barrier(index);
             if constexpr (!many) {
 #pragma unroll 1
                 for (int k = 0; k < shared && index - lane < vectors.end; k++) {
@@ -458,8 +458,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         /* ---- results ---- */
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            forget(kept_x[k]);
-            forget(kept_dy[k]);
+            compiler_barrier(kept_x[k]);
+            compiler_barrier(kept_dy[k]);
         }
         const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
         const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;

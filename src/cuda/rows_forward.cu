@@ -211,7 +211,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
              * for all vectors that the thread has. */
             const auto walk_shared = [&](auto work, const char *next = nullptr) {
                 int index = vectors.index;
-                forget(index);
+                compiler_barrier(index);
                 if constexpr (streams) {
                     walk_passing<K>(kept, count, ask_vector, [&](raw<T, V> &vector) {
                         work(vector, index);
@@ -235,7 +235,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             };
             const auto walk_registers = [&](auto work) {
                 int index = rest;
-                forget(index);
+                compiler_barrier(index);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++) {
                     if (index >= vectors.end)
@@ -403,7 +403,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 const tensor y(a, p.y, plain ? p.x : p.y, vectors.n, vectors.c);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++)
-                    forget(kept[k]);
+                    compiler_barrier(kept[k]);
                 /* z of a vector, and where it goes */
                 const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
                     const int stretch = divide(index, g.by_spans);

@@ -149,8 +149,12 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int dista
 
 #define NORMFUSE_DYNAMIC_SHARED(name) uint4 *const name = emulator::shared_memory()
 
-template <typename T> inline void forget(T &) {}
-inline void forget(int &, int &) {}
+template <typename T> inline void compiler_barrier(T &)
+{
+}
+inline void compiler_barrier(int &, int &)
+{
+}
 inline void keep(unsigned &) {}
 inline char *kept(char *address) { return address; }
 
