@@ -425,9 +425,9 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
 
 /* What a block tells the others of its team of a group: forward the mean, less a value of the set that all know, and
  * squares about it; backward two sums. */
-__device__ __forceinline__ void send(mailbox &box, float2 *place, int rank, float2 value)
+__device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, int rank, float2 value)
 {
-    send(box, reinterpret_cast<double *>(place), rank,
+    send(mailbox, reinterpret_cast<double *>(place), rank,
          __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
 }
 

@@ -21,7 +21,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             if (pass == 0) {
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
+                    open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
                 if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                     grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
                 const int n = g.all_samples ? 0 : sample;
@@ -326,7 +326,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     if (threadIdx.x == 0 && g.contributors > 0)
                         counted = count_block(a, divide(first_channel, g.by_group));
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                        await_boxes();
+                        await_open_mailboxes();
 #pragma unroll 1
                     for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                         const int group = round + own_group;
@@ -345,7 +345,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         const float2 both = {sum, product};
                         if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                             for (int other = lane; other < g.parts; other += lanes)
-                                send(mail, of_parts + group * g.parts + part, other, both);
+                                send(mailbox, of_parts + group * g.parts + part, other, both);
                         } else if (lane == 0) {
                             if (far)
                                 of_grid[group * g.parts + part] = both;
@@ -358,7 +358,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts,
                                       grid_barrier_before);
                         } else {
-                            await_mail(mail);
+                            await_mailbox(mailbox);
                         }
 #pragma unroll 1
                         for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {

@@ -78,7 +78,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     /* What a thread found in a group: a value that it sums about, its mean less that, squares about the mean, and how
      * many values these are. */
     const normfuse_cluster_layout at = normfuse_lay_out_cluster_forward(a.width, a.groups, a.at_once, a.parts);
@@ -102,7 +102,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     if (a.parts > 1) {
         /* A value of the group that all of its blocks know: its first. */
         asked_base = load_vector<T, 1>(sample, place.first_channel + (place.has_group ? place.group : 0) * a.group);
-        open_mail(mail, a.groups * a.parts * (int)sizeof(float2));
+        open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
     /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
@@ -187,12 +187,12 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     }
     squares = sum_few(squares, lanes);
     if (a.parts > 1) {
-        await_boxes();
+        await_open_mailboxes();
         if (threadIdx.x < 32 && place.has_group)
             for (int other = place.of_group; other < a.parts; other += lanes)
-                send(mail, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
+                send(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
                      make_float2(mean, squares));
-        await_mail(mail);
+        await_mailbox(mailbox);
         const float2 *const of_group = of_parts + (place.has_group ? place.group : 0) * a.parts;
         const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
         mean = squares = 0.0f;
@@ -259,7 +259,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
  * has any of them adds, or a later kernel. */
 template <int V>
 static __device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const cluster_place &place,
-                                                       mailbox &mail, float4 *of_ranks, const float4 *plain,
+                                                       cluster_mailbox &mailbox, float4 *of_ranks, const float4 *plain,
                                                        const float4 *centred, float rest, float rstd)
 {
     const normfuse_cuda_columns &a = all.columns;
@@ -307,8 +307,8 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
             const float4 one = make_float4(sum[0], sum[1], sum[2], sum[3]);
             const float4 other = make_float4(product[0], product[1], product[2], product[3]);
             if (ranks > 1) {
-                send_four(mail, there, owner, one);
-                send_four(mail, there + 1, owner, other);
+                send_four(mailbox, there, owner, one);
+                send_four(mailbox, there + 1, owner, other);
             } else {
                 there[0] = one;
                 there[1] = other;
@@ -324,7 +324,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     }
     if (a.of.cluster.samples) {
         if (ranks > 1)
-            await_mail(mail);
+            await_mailbox(mailbox);
         __syncwarp();
         const float *const from = reinterpret_cast<const float *>(of_ranks);
 #pragma unroll 1
@@ -349,7 +349,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail, channel_mail;
+    __shared__ cluster_mailbox mailbox, channel_mailbox;
     const int channels = a.width * V, ranks = (int)a.of.cluster.by_ranks.divisor;
     const bool gives = a.of.cluster.samples != 0 || all.sums != nullptr;
     /* Two sums of each thread in a group; of each row and channel, one after the other; of each block that has parts of
@@ -383,9 +383,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     parameters.ask(a, place.n, place.first_channel + place.column * V);
     if (ranks > 1) {
         const int owned = (channels / 4 + ranks - 1 - place.rank) / ranks;
-        open_box(mail, a.groups * a.parts * (int)sizeof(float2));
-        open_box(channel_mail, a.of.cluster.samples ? 2 * owned * ranks * (int)sizeof(float4) : 0);
-        announce_boxes();
+        open_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
+        open_mailbox(channel_mailbox, a.of.cluster.samples ? 2 * owned * ranks * (int)sizeof(float4) : 0);
+        announce_mailboxes();
     }
 
     float mean, rest, about[2], rests[2], rstds[2], slope[V], offset[V];
@@ -456,9 +456,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     }
     __syncthreads();
     if (ranks > 1)
-        await_boxes();
+        await_open_mailboxes();
     if (gives && threadIdx.x >= blockDim.x - 32) {
-        finish_channels<V>(all, place, channel_mail, of_ranks, reinterpret_cast<const float4 *>(of_plain),
+        finish_channels<V>(all, place, channel_mailbox, of_ranks, reinterpret_cast<const float4 *>(of_plain),
                            reinterpret_cast<const float4 *>(of_centred), rest, rstd);
         return;
     }
@@ -487,9 +487,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     if (a.parts > 1) {
         if (threadIdx.x < 32 && place.has_group)
             for (int other = place.of_group; other < a.parts; other += lanes)
-                send(mail, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
+                send(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
                      make_float2(sum, product));
-        await_mail(mail);
+        await_mailbox(mailbox);
         const float2 *const of_group = of_parts + (place.has_group ? place.group : 0) * a.parts;
         sum = product = 0.0f;
 #pragma unroll 2

@@ -21,7 +21,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
     const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         float2 *const of_parts = reinterpret_cast<float2 *>(of_means + groups + (groups & 1));
 
         if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-            open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
+            open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
         /* The first value of each group, which all of its blocks know: what means are told less. */
@@ -269,7 +269,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
             };
             if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                await_boxes();
+                await_open_mailboxes();
                 /* First the mean, then squares about it, which cannot cancel. */
 #pragma unroll 1
             for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
@@ -306,7 +306,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const float2 both = {mean, squares};
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                     for (int other = lane; other < g.parts; other += lanes)
-                        send(mail, of_parts + group * g.parts + part, other, both);
+                        send(mailbox, of_parts + group * g.parts + part, other, both);
                 } else if (lane == 0) {
                     if (!applies) {
                         /* A later kernel joins the parts. */
@@ -370,7 +370,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
             };
             if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                await_mail(mail);
+                await_mailbox(mailbox);
                 join_parts(of_parts, [](const float2 *of_part) { return *of_part; });
             } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                 meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts, grid_barrier_before);

@@ -44,7 +44,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, adds = p.pre_add.data != nullptr;
     const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     data.open();
     const int sets_here = sums ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
-        open_mail(mail, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
+        open_only_mailbox(mailbox, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
     if (applies)
         for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
             int copy;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             means[set] = mean_of_set;
         };
         if (in_cluster)
-            await_boxes();
+            await_open_mailboxes();
         share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
             const piece_sums<R> *const own = pieces + set * entries;
             const int last = exists ? entries : 0;
@@ -181,9 +181,9 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             if (in_cluster) {
                 for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
                     double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * TRIPLE;
-                    send(mail, there, other, (double)count);
-                    send(mail, there + 1, other, whole);
-                    send(mail, there + 2, other, (double)squares_of_set);
+                    send(mailbox, there, other, (double)count);
+                    send(mailbox, there + 1, other, whole);
+                    send(mailbox, there + 2, other, (double)squares_of_set);
                 }
             } else if (exists && lane == 0) {
                 if (applies) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             }
         });
         if (in_cluster) {
-            await_mail(mail);
+            await_mailbox(mailbox);
             share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
                 const double *const own = of_blocks + set * g.joined_blocks * TRIPLE;
                 const double base = own[1];

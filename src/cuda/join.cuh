@@ -160,11 +160,11 @@ __device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stri
 
 /* ---- clusters --------------------------------------------------------------------------------------------------- */
 
-/* A block's only box. */
-__device__ __forceinline__ void open_mail(mailbox &box, int bytes)
+/* A block's only mailbox, opened and announced. */
+__device__ __forceinline__ void open_only_mailbox(cluster_mailbox &mailbox, int bytes)
 {
-    open_box(box, bytes);
-    announce_boxes();
+    open_mailbox(mailbox, bytes);
+    announce_mailboxes();
 }
 
 /* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */

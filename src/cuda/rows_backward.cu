@@ -101,7 +101,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ totals<R> of_warps[most_row_warps];
     __shared__ double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ R rstd_of_set;
     const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
     const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     };
 
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        open_mail(mail, g.parts * PAIR * (int)sizeof(double));
+        open_only_mailbox(mailbox, g.parts * PAIR * (int)sizeof(double));
     if (exchange == NORMFUSE_EXCHANGE_GRID)
         begin_late(g);
     int parity = 0;
@@ -412,13 +412,13 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                         of_lane = of_warps[threadIdx.x % 32];
                     all = {sum_lanes(of_lane.plain, 32), sum_lanes(of_lane.centred, 32)};
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        await_boxes();
+                        await_open_mailboxes();
                         if ((int)threadIdx.x < g.parts) {
-                            send(mail, of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
-                            send(mail, of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
+                            send(mailbox, of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
+                            send(mailbox, of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
                         }
                         write_sums();
-                        await_mail(mail);
+                        await_mailbox(mailbox);
                         all = add_parts<R>(of_parts, PAIR, g.parts, true);
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                         double *const pairs = a.partials + ((int64_t)parity * g.teams + team) * g.parts * PAIR;

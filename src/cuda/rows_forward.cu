@@ -66,7 +66,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ moments<R> of_warps[most_row_warps];
     __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ set_statistics<R> of_set;
     const int shared = !many && !streams ? g.kept_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     };
 
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        open_mail(mail, g.parts * TRIPLE * (int)sizeof(double));
+        open_only_mailbox(mailbox, g.parts * TRIPLE * (int)sizeof(double));
     if (exchange == NORMFUSE_EXCHANGE_GRID)
         begin_late(g);
     int parity = 0;
@@ -350,15 +350,15 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         of_lane = of_warps[threadIdx.x % 32];
                     all = join_lanes(of_lane, 32);
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        await_boxes();
+                        await_open_mailboxes();
                         if ((int)threadIdx.x < g.parts) {
                             double *const there = of_parts + TRIPLE * part;
-                            send(mail, there, (int)threadIdx.x, (double)all.count);
-                            send(mail, there + 1, (int)threadIdx.x, base + (double)all.mean);
-                            send(mail, there + 2, (int)threadIdx.x, (double)all.squares);
+                            send(mailbox, there, (int)threadIdx.x, (double)all.count);
+                            send(mailbox, there + 1, (int)threadIdx.x, base + (double)all.mean);
+                            send(mailbox, there + 2, (int)threadIdx.x, (double)all.squares);
                         }
                         prepare_later();
-                        await_mail(mail);
+                        await_mailbox(mailbox);
                         if (later)
                             __syncthreads();
                         all = join_near<R>(of_parts, TRIPLE, g.parts, &base);

@@ -210,12 +210,13 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
 }
 
 /* A struct into the same place of another block's shared memory. */
-template <typename S> __device__ __forceinline__ void send_struct(mailbox &box, S *place, int rank, const S &value)
+template <typename S>
+__device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, int rank, const S &value)
 {
     const double *const words = reinterpret_cast<const double *>(&value);
 #pragma unroll
     for (int i = 0; i < (int)(sizeof(S) / 8); i++)
-        send(box, reinterpret_cast<double *>(place) + i, rank, words[i]);
+        send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]);
 }
 
 /* Of the lane's norm group: first the mean, then squares about it, which cannot cancel. */
@@ -289,7 +290,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     tile_entry<R> *const entries = reinterpret_cast<tile_entry<R> *>(dynamic), *const of_parts =
                                                                                    entries + a.width * a.at_once;
 
@@ -303,7 +304,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     asked_weights weights;
     ask_weights_of_column(all, place, weights);
     if (a.parts > 1)
-        open_mail(mail, a.sets * a.parts * (int)sizeof(tile_entry<R>));
+        open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
     R x[K];
     in_slots<K>(a, [&](int k) { x[k] = number_of<T>(asked_x[k]); });
@@ -337,11 +338,11 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     const int lanes = 1 << a.lane_bits, of_set = a.group * a.at_once, slot = place.has_group ? place.group : 0;
     tile_entry<R> all_of = join_entries(entries + slot * of_set, of_set, place, lanes, (R)place.values);
     if (a.parts > 1) {
-        await_boxes();
+        await_open_mailboxes();
         if (threadIdx.x < 32 && place.group < a.sets)
             for (int other = place.of_group; other < a.parts; other += lanes)
-                send_struct(mail, of_parts + place.group * a.parts + place.part, other, all_of);
-        await_mail(mail);
+                send_struct(mailbox, of_parts + place.group * a.parts + place.part, other, all_of);
+        await_mailbox(mailbox);
         all_of = join_entries(of_parts + slot * a.parts, a.parts, place, lanes, (R)p.set_values);
     }
     const R variance = quotient(all_of.squares, (R)p.set_values, R(1) / (R)p.set_values);
@@ -370,24 +371,24 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
 
 /* Where the blocks of one cluster have all samples they send the sums of their channels to its first one, each to a
  * place of its own, which adds them; else these go to memory, where a later kernel does. */
-template <typename R> struct channel_mail {
-    mailbox &box;
+template <typename R> struct channel_mailbox {
+    cluster_mailbox &mailbox;
     tile_sums<R> *places; /* of each channel one for each of `senders` */
     int senders;
 };
 
 template <typename R>
-__device__ __forceinline__ channel_mail<R> channel_mail_of(const normfuse_cuda_tile &a, mailbox &box,
-                                                           tile_sums<R> *places)
+__device__ __forceinline__ channel_mailbox<R> channel_mailbox_of(const normfuse_cuda_tile &a, cluster_mailbox &mailbox,
+                                                                 tile_sums<R> *places)
 {
-    return {box, places, a.by_channels ? a.samples : (int)a.by_ranks.divisor};
+    return {mailbox, places, a.by_channels ? a.samples : (int)a.by_ranks.divisor};
 }
 
 /* One thread, of one channel of the block. */
 template <typename R>
 __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all, const tile_place &place,
-                                             const channel_mail<R> &mail, int channel, double plain, double centred,
-                                             R rstd)
+                                             const channel_mailbox<R> &gradients, int channel, double plain,
+                                             double centred, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
@@ -396,8 +397,9 @@ __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all,
         const int64_t slots = all.geometry.sum_slots;
         reinterpret_cast<double2 *>(all.sums)[((int64_t)place.n * p.c + c) * slots + (slots > 1 ? place.part : 0)] =
             make_double2(plain, centred);
-    } else if (mail.senders > 1) {
-        send_struct(mail.box, mail.places + channel * mail.senders + (a.by_channels ? place.n : place.rank), 0,
+    } else if (gradients.senders > 1) {
+        send_struct(gradients.mailbox,
+                    gradients.places + channel * gradients.senders + (a.by_channels ? place.n : place.rank), 0,
                     tile_sums<R>{(R)plain, (R)(centred * (double)rstd)});
     } else {
         put_gradient(p, p.dweight, 0, c, centred * (double)rstd);
@@ -408,17 +410,17 @@ __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all,
 /* By the block that the others sent to. */
 template <typename R>
 __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all, const tile_place &place,
-                                             const channel_mail<R> &mail, int channels)
+                                             const channel_mailbox<R> &gradients, int channels)
 {
     const normfuse_problem &p = all.problem;
     const int channel = (int)threadIdx.x;
-    await_mail(mail.box);
+    await_mailbox(gradients.mailbox);
     if (channel >= channels)
         return;
     double plain = 0.0, normalized = 0.0;
-    for (int i = 0; i < mail.senders; i++) {
-        plain += (double)mail.places[channel * mail.senders + i].plain;
-        normalized += (double)mail.places[channel * mail.senders + i].centred;
+    for (int i = 0; i < gradients.senders; i++) {
+        plain += (double)gradients.places[channel * gradients.senders + i].plain;
+        normalized += (double)gradients.places[channel * gradients.senders + i].centred;
     }
     const int c = divide(place.first, all.tile.by_channel_columns) + channel;
     put_gradient(p, p.dweight, 0, c, normalized);
@@ -429,8 +431,8 @@ __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all,
  * a channel as the block has threads for. */
 template <typename R>
 __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, const tile_place &place,
-                                              const channel_mail<R> &mail, const tile_sums<R> *found, int channels,
-                                              R rest, R rstd)
+                                              const channel_mailbox<R> &gradients, const tile_sums<R> *found,
+                                              int channels, R rest, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
     const int of_channel = a.channel_columns * a.at_once, lanes = 1 << a.channel_bits;
@@ -449,7 +451,7 @@ __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all
     rest = __shfl_sync(full_mask, rest, from);
     rstd = __shfl_sync(full_mask, rstd, from);
     if (has && of == 0)
-        give_channel(all, place, mail, channel, plain, centred - (double)rest * plain, rstd);
+        give_channel(all, place, gradients, channel, plain, centred - (double)rest * plain, rstd);
 }
 
 template <typename T, int K> __device__ __forceinline__ void tile_backward(const normfuse_cuda_arguments &all)
@@ -460,12 +462,12 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail, gradient_mail;
+    __shared__ cluster_mailbox mailbox, gradient_mailbox;
     tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
                         *const of_columns = entries + a.width * a.at_once,
                         *const of_parts = of_columns + (a.by_channels ? 0 : a.width * a.at_once);
-    const channel_mail<R> gradients =
-        channel_mail_of(a, gradient_mail, of_parts + (a.parts > 1 ? a.sets * a.parts : 0));
+    const channel_mailbox<R> gradients =
+        channel_mailbox_of(a, gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0));
     const int ranks = (int)a.by_ranks.divisor;
     const bool has_post = a.post_add && p.activation != NORMFUSE_IDENTITY;
 
@@ -484,9 +486,9 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
-        open_box(mail, a.parts > 1 ? a.sets * a.parts * (int)sizeof(tile_sums<R>) : 0);
-        open_box(gradient_mail, is_first ? channels * gradients.senders * (int)sizeof(tile_sums<R>) : 0);
-        announce_boxes();
+        open_mailbox(mailbox, a.parts > 1 ? a.sets * a.parts * (int)sizeof(tile_sums<R>) : 0);
+        open_mailbox(gradient_mailbox, is_first ? channels * gradients.senders * (int)sizeof(tile_sums<R>) : 0);
+        announce_mailboxes();
     }
 
     R x[K], dy[K];
@@ -547,14 +549,14 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     };
     tile_sums<R> total = join(entries + slot * of_set, of_set);
     if (ranks > 1)
-        await_boxes();
+        await_open_mailboxes();
     if (a.parts > 1 && threadIdx.x < 32 && place.group < a.sets)
         for (int other = place.of_group; other < a.parts; other += lanes)
-            send_struct(mail, of_parts + place.group * a.parts + place.part, place.rank - place.part + other, total);
+            send_struct(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other, total);
     if (a.gives && !a.by_channels)
         give_channels<R>(all, place, gradients, of_columns, channels, rest_of, rstd_of);
     if (a.parts > 1) {
-        await_mail(mail);
+        await_mailbox(mailbox);
         total = join(of_parts + slot * a.parts, a.parts);
     }
     total.centred -= rest_of * total.plain;

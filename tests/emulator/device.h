@@ -227,28 +227,28 @@ struct l2_policies {
 
 inline void follow_kernel() {}
 
-struct mailbox {
+struct cluster_mailbox {
     uint64_t barrier;
 };
-inline void open_box(mailbox &box, int bytes)
+inline void open_mailbox(cluster_mailbox &mailbox, int bytes)
 {
     if (threadIdx.x == 0) {
-        emulator::barrier_open(box.barrier, 1);
-        emulator::barrier_arrive(box.barrier, (unsigned)bytes);
+        emulator::barrier_open(mailbox.barrier, 1);
+        emulator::barrier_arrive(mailbox.barrier, (unsigned)bytes);
     }
     __syncwarp();
 }
-inline void announce_boxes() { emulator::cluster_arrive(); }
-inline void await_boxes() { emulator::cluster_await(); }
-inline void send(mailbox &box, double *place, int rank, double value)
+inline void announce_mailboxes() { emulator::cluster_arrive(); }
+inline void await_open_mailboxes() { emulator::cluster_await(); }
+inline void send(cluster_mailbox &mailbox, double *place, int rank, double value)
 {
-    emulator::cluster_send(box.barrier, place, rank, &value, sizeof value);
+    emulator::cluster_send(mailbox.barrier, place, rank, &value, sizeof value);
 }
-inline void send_four(mailbox &box, float4 *place, int rank, float4 value)
+inline void send_four(cluster_mailbox &mailbox, float4 *place, int rank, float4 value)
 {
-    emulator::cluster_send(box.barrier, place, rank, &value, sizeof value);
+    emulator::cluster_send(mailbox.barrier, place, rank, &value, sizeof value);
 }
-inline void await_mail(mailbox &box) { emulator::barrier_await(box.barrier, 0); }
+inline void await_mailbox(cluster_mailbox &mailbox) { emulator::barrier_await(mailbox.barrier, 0); }
 
 inline void await_grid_barrier(const uint32_t *word, uint32_t before) { emulator::await_flip(word, before); }
 inline uint32_t load_relaxed(const uint32_t *word) { return *word; }

@@ -508,7 +508,7 @@ void cluster_send(uint64_t &barrier, void *place, int rank, const void *value, u
     if (rank < 0 || rank >= active->ranks)
         fail("block %d of a cluster of %d is sent something", rank, active->ranks);
     if (active->of->generation == 0)
-        fail("something is sent before all blocks of the cluster have opened their boxes");
+        fail("something is sent before all blocks of the cluster have opened their mailboxes");
     block_state &to = *all_blocks[(size_t)(active->first + rank)];
     const auto place_of = [&](void *own) {
         char *const at = static_cast<char *>(own);
