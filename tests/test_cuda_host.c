@@ -1156,7 +1156,7 @@ struct plan_case {
     normfuse_type type;
     bool channels_last, backward, has_sync, misaligned,
         sliced; /* sliced: of channels-last tensors with more channels */
-    bool added; /* before the activation */
+    bool residual; /* before the activation */
     int32_t activation;
 };
 
@@ -1657,7 +1657,7 @@ static void check_unaligned(const struct plan_case *test, const struct fake_laun
         CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch == p->x.batch &&
                                          views[i]->channel == p->x.channel && views[i]->position == 1),
               "%s: %s: tensor %zu is not like x, or not aligned", test->name, launch->name, i);
-    /* Sums of x know nothing of what is added after them. */
+    /* Sums of x know nothing of a residual after them. */
     CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
               p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
@@ -2050,7 +2050,7 @@ static void check_unaligned_samples(const struct plan_case *test, const struct f
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         CHECK(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->position == p->x.position),
               "%s: %s: tensor %zu is not like x", test->name, launch->name, i);
-    /* Sums of x know nothing of what is added after them. */
+    /* Sums of x know nothing of a residual after them. */
     CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
               p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
@@ -2171,7 +2171,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             grid_launches++;
         }
         if (is_added(launch->name)) {
-            HOLDS(test->added && p->post_add.data != NULL && !test->misaligned);
+            HOLDS(test->residual && p->post_add.data != NULL && !test->misaligned);
             HOLDS(!backward || !gathers || p->sets == NORMFUSE_SETS_NONE || p->dpost_add.data != NULL);
             added_launches++;
         }
@@ -2286,7 +2286,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
              test->misaligned ? " misaligned"
              : test->sliced   ? " sliced"
                               : "",
-             test->added ? " post_add" : "", device->clusters ? "9.0" : "8.0");
+             test->residual ? " post_add" : "", device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
     enum { BIG = 5 };
@@ -2324,7 +2324,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     } else {
         tensors.y = &big[1];
     }
-    if (test->added) {
+    if (test->residual) {
         tensors.post_add = &big[3];
         if (test->backward)
             tensors.dpost_add = &big[4];
@@ -2436,7 +2436,7 @@ static struct plan_case draw_plan_case(int i)
     if (test.op == 1 && test.sizes[0] * test.sizes[2] == 1)
         test.sizes[2] = 2; /* training refuses one value a channel */
     test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(9);
-    test.added = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
+    test.residual = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
     return test;
 }
 
@@ -2578,8 +2578,8 @@ static void test_lines(void)
         {.sizes = {330, 64, 36}, .groups = 32, .type = NORMFUSE_F32, .backward = true},
         {.sizes = {25, 256, 8}, .groups = 32, .type = NORMFUSE_BF16, .backward = true, .activation = NORMFUSE_RELU},
         {.sizes = {20000, 40, 9}, .groups = 1, .type = NORMFUSE_F16, .channels_last = true, .misaligned = true},
-        {.sizes = {4000, 64, 16}, .groups = 4, .type = NORMFUSE_F16, .added = true},
-        {.sizes = {65536, 512, 1}, .groups = 8, .type = NORMFUSE_F16, .channels_last = true, .added = true},
+        {.sizes = {4000, 64, 16}, .groups = 4, .type = NORMFUSE_F16, .residual = true},
+        {.sizes = {65536, 512, 1}, .groups = 8, .type = NORMFUSE_F16, .channels_last = true, .residual = true},
     };
     fake_driver_reset();
     fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
@@ -2628,7 +2628,7 @@ static void test_empty(void)
     fake_driver_reset();
     fake_driver_use();
     for (int i = 0; i < 48; i++) {
-        const bool backward = i % 2 != 0, added = i / 2 % 2 != 0, last = i / 4 % 2 != 0, no_samples = i / 8 % 2 != 0;
+        const bool backward = i % 2 != 0, residual = i / 2 % 2 != 0, last = i / 4 % 2 != 0, no_samples = i / 8 % 2 != 0;
         const int op = i / 16;
         const int64_t sizes[] = {no_samples ? 0 : 2, 8, no_samples ? 5 : 0};
         normfuse_axes axes;
@@ -2642,7 +2642,7 @@ static void test_empty(void)
         sets.device = x.device;
         struct plan_case test = {.op = op, .groups = 2, .backward = backward};
         normfuse_tensors tensors = in_place(&x, op == 2 ? NULL : &sets, backward);
-        tensors.post_add = added ? &x : NULL;
+        tensors.post_add = residual ? &x : NULL;
         const normfuse_exec exec = {.struct_bytes = sizeof exec};
         size_t bytes = 0;
         CHECK(call_plan_case(&test, &tensors, &exec, &bytes) == NORMFUSE_OK, "empty problem %d: %s", i,

@@ -151,9 +151,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     place.entries_of_lane<V>(a, first, count);
     float base = entries[first].x;
     if (a.parts > 1) {
-        float known[1];
-        unpack<T, 1>(asked_base, known);
-        base = known[0];
+        float first_value[1];
+        unpack<T, 1>(asked_base, first_value);
+        base = first_value[0];
     }
     float means[held_entries], found[held_entries], counts[held_entries], mean = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -405,7 +405,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 #pragma unroll
         for (int i = 0; i < V; i++)
             x[i] -= i < place.split ? about[0] : about[1];
-        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
             float z[V];
 #pragma unroll
             for (int i = 0; i < V; i++)

@@ -314,8 +314,8 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
         sum_rows(plain, centred, quad, quads, a.at_once, sum, product);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 known = of_groups[divide(4 * quad + i, a.by_group)];
-            double2 pair = make_double2((double)sum[i], (double)((product[i] - known.x * sum[i]) * known.y));
+            const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
+            double2 pair = make_double2((double)sum[i], (double)((product[i] - of_group.x * sum[i]) * of_group.y));
             if (adds) {
                 const double2 before = __ldcg(to + 4 * quad + i);
                 pair.x += before.x;
@@ -460,7 +460,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll
             for (int i = 0; i < V; i++)
                 x[i] -= i < place.split ? about[0] : about[1];
-            if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+            if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                 float z[V];
 #pragma unroll
                 for (int i = 0; i < V; i++)

@@ -122,7 +122,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
      * all know, and squares about it; of each row how many rows of the tensor it has. */
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, false);
-    float4 *const known_channels = in_shared<float4>(dynamic, at.known);
+    float4 *const shared_channels = in_shared<float4>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     float *const counts = in_shared<float>(dynamic, at.counts);
     tile_consumer consumer(barriers);
@@ -206,8 +206,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll 1
     for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32) {
-        float known[1];
-        unpack<T, 1>(load_vector<T, 1>(a.x, c), known);
+        float first_value[1];
+        unpack<T, 1>(load_vector<T, 1>(a.x, c), first_value);
         float2 part[held_parts];
         moments<float> joined = {};
 #pragma unroll 1
@@ -243,7 +243,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         const float rstd = inverse_root(squares * share + a.eps);
         if (lane == 0) {
             float rounded, rest;
-            split_sum<T>(known[0], mean, rounded, rest);
+            split_sum<T>(first_value[0], mean, rounded, rest);
             __stcg(of_channels + c, make_float4(rounded, rest, rstd, squares * share));
         }
     }
@@ -251,13 +251,13 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
-    read_once(of_channels, known_channels, channels, consumers);
+    read_once(of_channels, shared_channels, channels, consumers);
     float slope[V], offset[V], shift[V];
     parameters.tell_weights(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        const float4 of_channel = known_channels[place.column * V + k];
+        const float4 of_channel = shared_channels[place.column * V + k];
         shift[k] = of_channel.x;
         slope[k] *= of_channel.z * factor;
         offset[k] = offset[k] * factor - of_channel.y * slope[k];
@@ -343,7 +343,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     const channel_join join(a);
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
-    float2 *const known_channels = in_shared<float2>(dynamic, at.known);
+    float2 *const shared_channels = in_shared<float2>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     tile_consumer consumer(barriers);
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
@@ -369,7 +369,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
 #pragma unroll
         for (int k = 0; k < V; k++)
             x[k] -= shift[k];
-        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
             float z[V];
 #pragma unroll
             for (int k = 0; k < V; k++)
@@ -444,11 +444,11 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
-    read_once(of_channels, known_channels, channels, consumers);
+    read_once(of_channels, shared_channels, channels, consumers);
     float of_x[V], level[V];
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        const float2 of_channel = known_channels[place.column * V + k];
+        const float2 of_channel = shared_channels[place.column * V + k];
         of_x[k] = of_channel.x;
         level[k] = of_channel.y;
     }

@@ -37,8 +37,8 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
         sum_rows(plain, centred, quad, quads, a.at_once, sum, product);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 known = of_groups[divide(4 * quad + i, a.by_group)];
-            product[i] = (product[i] - known.x * sum[i]) * known.y;
+            const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
+            product[i] = (product[i] - of_group.x * sum[i]) * of_group.y;
         }
         __stcg(to + 2 * quad, make_float4(sum[0], product[0], sum[1], product[1]));
         __stcg(to + 2 * quad + 1, make_float4(sum[2], product[2], sum[3], product[3]));
@@ -50,9 +50,9 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
 template <typename Work> __device__ __forceinline__ void choose_derivative(int activation, Work work)
 {
     if (activation == NORMFUSE_SILU)
-        work(constant<NORMFUSE_SILU>());
+        work(chosen_activation<NORMFUSE_SILU>());
     else
-        work(constant<NORMFUSE_LEAKY_RELU>());
+        work(chosen_activation<NORMFUSE_LEAKY_RELU>());
 }
 
 template <typename T, int V, int K>

@@ -265,7 +265,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
     const auto ask = [&](int first) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            const int n = first + m * samples_apart + place.sample, known = min(n, a.n - 1);
+            const int n = first + m * samples_apart + place.sample, clamped = min(n, a.n - 1);
             const int64_t at = n * a.batch_bytes + place.at;
 #pragma unroll
             for (int k = 0; k < K; k++) {
@@ -273,8 +273,8 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                 load_vector_where<T, V>(wanted, asked_x[m][k], a.x + at + k * step);
                 load_vector_where<T, V>(wanted, asked_dy[m][k], a.dy + at + k * step);
             }
-            asked_mean[m].ask(a.mean, known * a.mean_batch + place.set_of(a, 0), mean_type);
-            asked_rstd[m] = __ldcg(rstds + known * a.rstd_batch + place.set_of(a, 0));
+            asked_mean[m].ask(a.mean, clamped * a.mean_batch + place.set_of(a, 0), mean_type);
+            asked_rstd[m] = __ldcg(rstds + clamped * a.rstd_batch + place.set_of(a, 0));
         }
     };
 #pragma unroll
@@ -317,12 +317,12 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                 rstd[m][i] = rstd[m][0];
             }
             if (S > 1 && a.group < V) {
-                const int known = min(n, a.n - 1);
+                const int clamped = min(n, a.n - 1);
 #pragma unroll
                 for (int i = 1; i < S; i++) {
-                    split_mean<T>(load_value<double>(a.mean, known * a.mean_batch + place.set_of(a, i), mean_type),
+                    split_mean<T>(load_value<double>(a.mean, clamped * a.mean_batch + place.set_of(a, i), mean_type),
                                   about[i], rest[i]);
-                    rstd[m][i] = rstds[known * a.rstd_batch + place.set_of(a, i)];
+                    rstd[m][i] = rstds[clamped * a.rstd_batch + place.set_of(a, i)];
                 }
             }
 #pragma unroll
@@ -337,7 +337,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     x[i] -= about[S == 1 ? 0 : i];
-                if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+                if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                     float z[V];
 #pragma unroll
                     for (int i = 0; i < V; i++)

@@ -497,10 +497,10 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
         mean = parameter<double>(p.running_mean, 0, c, 0.0);
         of.slope = scaled_by_running(p, c, of.slope);
     } else if (a.source == NORMFUSE_SOURCE_SCRATCH && !backward) {
-        const normfuse_cuda_statistics *const known =
+        const normfuse_cuda_statistics *const statistics =
             a.statistics + (p.sets == NORMFUSE_SETS_BATCH ? set : n * p.groups + set);
-        mean = known->mean;
-        of.slope *= (R)known->rstd;
+        mean = statistics->mean;
+        of.slope *= (R)statistics->rstd;
     }
     split_mean<T>(mean, of.mean, of.rest);
     of.offset -= of.rest * of.slope;

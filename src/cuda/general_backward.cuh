@@ -58,7 +58,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 #pragma unroll
         for (int i = 0; i < V; i++)
             u[i] -= mean[i % W];
-        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
             R z[V];
 #pragma unroll
             for (int i = 0; i < V; i++)

@@ -60,14 +60,14 @@ enum { DISPATCH = 1, PLAN = 2, ASKED = 4 };
 
 static bool verbose(int word)
 {
-    static _Atomic int known;
-    int said = atomic_load_explicit(&known, memory_order_relaxed);
+    static _Atomic int cached;
+    int said = atomic_load_explicit(&cached, memory_order_relaxed);
     if (said == 0) {
         const char *const value = getenv("NORMFUSE_VERBOSE");
         said = ASKED;
         if (value != NULL)
             said |= (strstr(value, "dispatch") != NULL ? DISPATCH : 0) | (strstr(value, "plan") != NULL ? PLAN : 0);
-        atomic_store_explicit(&known, said, memory_order_relaxed);
+        atomic_store_explicit(&cached, said, memory_order_relaxed);
     }
     return (said & word) != 0;
 }

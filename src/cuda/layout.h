@@ -110,9 +110,9 @@ NORMFUSE_LAYOUT struct normfuse_grid_layout normfuse_lay_out_grid_backward(int32
     return at;
 }
 
-/* grid_pipeline_batch. What is known of a channel is a float4, backward a float2. */
+/* grid_pipeline_batch. A channel has a float4, backward a float2. */
 struct normfuse_batch_layout {
-    int32_t known;
+    int32_t channels;
     int32_t entries; /* float2 of each channel and row at once, one more where these are even: no conflicts of banks */
     int32_t counts;  /* forward: a float of each row at once */
     int32_t bytes;
@@ -122,8 +122,8 @@ NORMFUSE_LAYOUT struct normfuse_batch_layout normfuse_lay_out_batch(int32_t stag
                                                                     bool backward)
 {
     struct normfuse_batch_layout at = {0};
-    at.known = stages;
-    at.entries = at.known + (backward ? 8 : 16) * channels;
+    at.channels = stages;
+    at.entries = at.channels + (backward ? 8 : 16) * channels;
     at.counts = at.entries + 8 * channels * (at_once | 1);
     at.bytes = at.counts + (backward ? 0 : 16 * ((at_once + 3) / 4));
     return at;

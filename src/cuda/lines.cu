@@ -256,7 +256,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                     z[i] = fma(x[begin + i], slope, by.second - rest * slope);
                     if (p.post_add.data)
                         z[i] += number_of<T>(more[begin + i]);
-                    if (takes_half<fast, true>(decltype(chosen)::known))
+                    if (takes_half<fast, true>(decltype(chosen)::constant))
                         z[i] *= R(0.5);
                 }
                 activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
@@ -383,13 +383,13 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
 
         /* dy becomes what came through the activation. */
         choose_activation<true, true>(p.activation, [&](auto chosen) {
-            if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+            if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
 #pragma unroll
                 for (int begin = 0; begin < K; begin += slots_at_once) {
                     if (begin >= g.segment_rows)
                         break;
                     R z[slots_at_once], by[slots_at_once];
-                    const bool half = takes_half<fast, true>(decltype(chosen)::known);
+                    const bool half = takes_half<fast, true>(decltype(chosen)::constant);
 #pragma unroll
                     for (int i = 0; i < slots_at_once; i++) {
                         const line_pair<R> pair = own[begin + i];

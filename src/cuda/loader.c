@@ -64,7 +64,7 @@ struct loaded {
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct loaded *) known;
+static _Atomic(struct loaded *) newest;
 static const struct normfuse_cuda_driver *stand_in;
 /* What a call finds where there is no memory for more. */
 #define NO_MEMORY "no memory for the list of devices"
@@ -271,9 +271,9 @@ static bool follows_forks(void)
 
 /* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be
  * installed or started later, memory may be free. */
-static struct loaded *driver_known(void)
+static struct loaded *current_driver(void)
 {
-    struct loaded *loaded = atomic_load_explicit(&known, memory_order_acquire);
+    struct loaded *loaded = atomic_load_explicit(&newest, memory_order_acquire);
     if (loaded != NULL && loaded->devices > 0)
         return loaded;
     if (!follows_forks())
@@ -281,7 +281,7 @@ static struct loaded *driver_known(void)
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     pthread_mutex_lock(&mutex);
-    loaded = atomic_load_explicit(&known, memory_order_relaxed);
+    loaded = atomic_load_explicit(&newest, memory_order_relaxed);
     if (loaded == NULL || loaded->devices == 0) {
         struct loaded *const now = calloc(1, sizeof *now);
         if (now != NULL) {
@@ -295,7 +295,7 @@ static struct loaded *driver_known(void)
         } else {
             now->before = loaded;
             loaded = now;
-            atomic_store_explicit(&known, loaded, memory_order_release);
+            atomic_store_explicit(&newest, loaded, memory_order_release);
         }
     }
     pthread_mutex_unlock(&mutex);
@@ -477,7 +477,7 @@ static normfuse_status load_kernels(const char *call, struct device *device)
 
 static normfuse_status find_device(const char *call, int32_t ordinal, struct device **device)
 {
-    struct loaded *const driver = driver_known();
+    struct loaded *const driver = current_driver();
     if (driver->status != NORMFUSE_OK)
         return normfuse_refuse(driver->status, "%s: %s", call, driver->problem);
     if (ordinal < 0 || ordinal >= driver->devices)
@@ -687,12 +687,12 @@ int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *devic
 
 const char *normfuse_cuda_state(void)
 {
-    return driver_known()->state;
+    return current_driver()->state;
 }
 
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver)
 {
-    for (struct loaded *loaded = atomic_exchange(&known, NULL), *before; loaded != NULL; loaded = before) {
+    for (struct loaded *loaded = atomic_exchange(&newest, NULL), *before; loaded != NULL; loaded = before) {
         before = loaded->before;
         forget(loaded);
     }

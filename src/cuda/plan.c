@@ -110,7 +110,7 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     }
     const bool sums_alone = sums && !(phases & ~first);
     found = keeps ? normfuse_cuda_hold(shape, step)
-            : (!shape->plain && !shape->added) || normfuse_cuda_has_short_rows(shape)
+            : (!shape->plain && !shape->residual) || normfuse_cuda_has_short_rows(shape)
                 ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
             : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
                                       : normfuse_cuda_pass_rows(shape, step, sums_alone);
@@ -141,7 +141,7 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
 static bool keeps_additions(const struct shape *shape)
 {
-    return !shape->added || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
+    return !shape->residual || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
 }
 
 static bool plan_forward(const struct shape *shape, struct plan *plan)
@@ -244,7 +244,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                 }
                 struct normfuse_problem rest = *p;
                 struct shape of_dz = *shape;
-                const bool stored = plan->steps[0].geometry.stores_dz || (shape->added && centred);
+                const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
                 if (stored) {
                     normfuse_cuda_go_on_from_dz(&rest);
                     (void)normfuse_cuda_shape_of(&rest, shape->device, shape->has_grid_barriers, &of_dz);
@@ -305,7 +305,7 @@ void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct 
  * last plans, and each its own last one, which it need not lock. Of a pointer what the plan depends on is compared. */
 enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 
-struct known_plan {
+struct cached_plan {
     struct normfuse_problem key;
     uint64_t device;                           /* its serial number; 0: nothing is known here */
     const struct normfuse_cuda_tuning *tuning; /* that was loaded */
@@ -315,7 +315,7 @@ struct known_plan {
 
 static struct {
     pthread_mutex_t mutex;
-    struct known_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
+    struct cached_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
     unsigned next;                        /* of these, the one that is given up where all are taken */
 } remembered = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -375,43 +375,43 @@ static uint64_t hash_of(const struct normfuse_problem *key)
     return hash;
 }
 
-static bool is_plan_of(const struct known_plan *known, const struct normfuse_problem *key, uint64_t device,
+static bool is_plan_of(const struct cached_plan *cached, const struct normfuse_problem *key, uint64_t device,
                        const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
 {
-    return known->device == device && known->tuning == tuning && known->has_grid_barriers == has_grid_barriers &&
-           memcmp(&known->key, key, sizeof *key) == 0;
+    return cached->device == device && cached->tuning == tuning && cached->has_grid_barriers == has_grid_barriers &&
+           memcmp(&cached->key, key, sizeof *key) == 0;
 }
 
-static bool recall(struct known_plan *known, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
+static bool recall(struct cached_plan *cached, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
                    const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
 {
     bool found = false;
     pthread_mutex_lock(&remembered.mutex);
     for (unsigned i = 0; i < PLACES_OF_A_PLAN && !found; i++) {
-        const struct known_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
+        const struct cached_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
         found = here != NULL && is_plan_of(here, key, device, tuning, has_grid_barriers);
         if (found)
-            *known = *here;
+            *cached = *here;
     }
     pthread_mutex_unlock(&remembered.mutex);
     return found;
 }
 
 /* Nothing is remembered where there is no memory. */
-static void remember(const struct known_plan *known, uint64_t hash)
+static void remember(const struct cached_plan *cached, uint64_t hash)
 {
-    struct known_plan *mine = malloc(sizeof *mine);
+    struct cached_plan *mine = malloc(sizeof *mine);
     if (mine == NULL)
         return;
-    *mine = *known;
+    *mine = *cached;
     pthread_mutex_lock(&remembered.mutex);
-    struct known_plan **place = NULL;
+    struct cached_plan **place = NULL;
     for (unsigned i = 0; i < PLACES_OF_A_PLAN && place == NULL; i++)
         if (remembered.plans[(hash + i) % PLANS_KEPT] == NULL)
             place = &remembered.plans[(hash + i) % PLANS_KEPT];
     if (place == NULL)
         place = &remembered.plans[(hash + remembered.next++ % PLACES_OF_A_PLAN) % PLANS_KEPT];
-    struct known_plan *const before = *place;
+    struct cached_plan *const before = *place;
     *place = mine;
     pthread_mutex_unlock(&remembered.mutex);
     free(before);
@@ -426,7 +426,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          const struct normfuse_cuda_device *device, bool has_grid_barriers,
                                          bool *is_certain)
 {
-    static _Thread_local struct known_plan last;
+    static _Thread_local struct cached_plan last;
     *is_certain = true;
     const struct normfuse_problem key = key_of(problem);
     const struct normfuse_cuda_tuning *const tuning = normfuse_cuda_loaded_tuning();

@@ -247,12 +247,12 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             walk([&](raw<T, V> &x, raw<T, V> &, int index) {
                 if (index >= vectors.end)
                     return;
-                R value[V], added[V];
+                R value[V], residual[V];
                 unpack<T, V>(x, value);
-                unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
+                unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
 #pragma unroll
                 for (int i = 0; i < V; i++)
-                    value[i] += added[i];
+                    value[i] += residual[i];
                 x = make_vector<T, V>(value);
             });
         }
@@ -275,11 +275,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 for (int i = 0; i < V; i++)
                     z[i] = fma(x[i], coefficient.slope, coefficient.offset);
                 if (many && p.post_add.data) {
-                    R added[V];
-                    unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), added);
+                    R residual[V];
+                    unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), residual);
 #pragma unroll
                     for (int i = 0; i < V; i++)
-                        z[i] = p.from_y ? added[i] : z[i] + added[i];
+                        z[i] = p.from_y ? residual[i] : z[i] + residual[i];
                 }
                 differentiate_by<fast, !many && !unaligned>(dy, z, chosen, p.activation, (R)p.act_param);
             }
@@ -494,11 +494,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         x[i] = fma(coefficient.slope, dy[i], centred ? fma(share, x[i], level) : R(0));
                     if (many && p.du.data) {
-                        R added[V];
-                        unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), added);
+                        R more[V];
+                        unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
 #pragma unroll
                         for (int i = 0; i < V; i++)
-                            x[i] += added[i];
+                            x[i] += more[i];
                     }
                     store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
                                                elements_of<T, V, !many, unaligned>(a, vectors, index));

@@ -249,18 +249,18 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 const normfuse_view &to = p.u.data ? p.u : p.x;
                 const tensor u(a, to, to, vectors.n, vectors.c);
                 const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
-                /* Perhaps in place of x or of what is added to it, so not before all have read the value that they
+                /* Perhaps in place of x or of its residual, so not before all have read the value that they
                  * share. */
                 if (writes && sums && pass == 0)
                     __syncthreads();
                 walk_registers([&](raw<T, V> &vector, int index) {
                     const int stretch = divide(index, g.by_spans);
-                    R value[V], added[V];
+                    R value[V], residual[V];
                     unpack<T, V>(vector, value);
-                    unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), added);
+                    unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), residual);
 #pragma unroll
                     for (int i = 0; i < V; i++)
-                        value[i] += added[i];
+                        value[i] += residual[i];
                     vector = make_vector<T, V>(value);
                     if (writes)
                         store_vector<T, V>(u.at(g, index, stretch), 0, vector);
@@ -437,11 +437,11 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         R z[V];
                         char *const to = normalize(vector, index, z);
                         if (!plain && p.post_add.data) {
-                            R added[V];
-                            unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
+                            R residual[V];
+                            unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
 #pragma unroll
                             for (int i = 0; i < V; i++)
-                                z[i] += added[i];
+                                z[i] += residual[i];
                         }
                         activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, unaligned>(to, make_vector<T, V>(z), own_of(vectors, index));

@@ -451,12 +451,12 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
      * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
      * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
-    static const int32_t known_threads[2] = {256, 512}, known_waves[2] = {4, 2}, known_passes[2] = {1, 8},
-                         added_passes[2] = {4, 8};
+    static const int32_t elementwise_threads[2] = {256, 512}, elementwise_waves[2] = {4, 2},
+                         elementwise_passes[2] = {1, 8}, residual_passes[2] = {4, 8};
     enum { PARTED_WAVES = 2 };
-    const bool known = shape->known || shape->added;
-    const enum normfuse_cuda_schedule small = shape->known               ? NORMFUSE_SCHEDULE_elementwise
-                                              : shape->added             ? NORMFUSE_SCHEDULE_elementwise_residual
+    const bool elementwise = shape->given || shape->residual;
+    const enum normfuse_cuda_schedule small = shape->given               ? NORMFUSE_SCHEDULE_elementwise
+                                              : shape->residual          ? NORMFUSE_SCHEDULE_elementwise_residual
                                               : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
                                                                          : NORMFUSE_SCHEDULE_two_pass;
     const int64_t slots = vectors_of(shape, small);
@@ -464,7 +464,9 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t most_threads = (known ? known_threads[shape->direction] : parted ? 2 * PASSING_THREADS : PASSING_THREADS);
+    int64_t most_threads = (elementwise ? elementwise_threads[shape->direction]
+                            : parted    ? 2 * PASSING_THREADS
+                                        : PASSING_THREADS);
     uint32_t threads;
     for (;; most_threads = PASSING_THREADS) {
         threads = whole_warps(width * least(most(1, most_threads / width), at_most));
@@ -477,15 +479,15 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t resident = most(1, normfuse_cuda_resident_blocks(shape, step));
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = (known && !sums    ? known_waves[shape->direction]
-                           : parted && !sums ? PARTED_WAVES
-                                             : normfuse_cuda_passing_waves[sums]);
+    const int64_t waves = (elementwise && !sums ? elementwise_waves[shape->direction]
+                           : parted && !sums    ? PARTED_WAVES
+                                                : normfuse_cuda_passing_waves[sums]);
     int64_t passes = most(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
-    passes = least(passes, sums           ? most(1, 128 / slots)
-                           : shape->added ? added_passes[shape->direction]
-                           : shape->known ? known_passes[shape->direction]
-                                          : 4);
+    passes = least(passes, sums              ? most(1, 128 / slots)
+                           : shape->residual ? residual_passes[shape->direction]
+                           : shape->given    ? elementwise_passes[shape->direction]
+                                             : 4);
     g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
     if (sums) {
         const int64_t parts = most(divide_up(g->rows, 128 * at_once),
@@ -504,10 +506,10 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 {
     const struct normfuse_problem *const p = shape->problem;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
-    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->added;
+    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->residual;
     const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
     const int64_t unit = vectors_of_unit(shape, d);
-    const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->added && (sums || shape->direction == BACKWARD);
+    const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->residual && (sums || shape->direction == BACKWARD);
     const int64_t widest = widest_of(d);
     int64_t width = least(vectors, widest);
     if (vectors > widest && unit <= 512)

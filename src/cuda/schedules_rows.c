@@ -326,7 +326,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                : NULL;
 }
 
-/* Tiles that only sum, or that only write from statistics that are known. */
+/* Tiles that only sum, or that only write from given statistics. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
 {
     if (!sums && settle_lanes(shape, step))

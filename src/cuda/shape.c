@@ -212,9 +212,9 @@ void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t
         views[i]->position = views[i]->position / from * to;
 }
 
-/* Whether elementwise_residual takes what is added before the activation, and is the faster way: nothing else is
- * added, the tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
-static bool takes_addition(const struct normfuse_problem *p, const struct shape *shape)
+/* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one,
+ * the tensors are alike. In a gradient dz must go to memory without loss, as the residual gets it. */
+static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
 {
     /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
      * backward 25.7, 23.4; 39.1, 51.2; batch norm 64x1024x14x14 52.8, 50.4; 64x512x28x28 98.6, 110; backward
@@ -300,11 +300,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->batch =
         vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
         (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
-    shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
+    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
                    !is_rare(p->activation);
     shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
-    shape->added = shape->wide && !shape->plain && weights && modulation && !device->general_alone &&
-                   takes_addition(p, shape);
+    shape->residual =
+        shape->wide && !shape->plain && weights && modulation && !device->general_alone && takes_residual(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||
         !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))

@@ -32,8 +32,8 @@ struct shape {
     bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
     bool batch;             /* grid_pipeline_batch: batch norm, the same */
-    bool known;             /* elementwise: evaluation and affine, the same */
-    bool added;             /* elementwise_residual: what has an addition before the activation */
+    bool given;             /* elementwise: evaluation and affine, the same */
+    bool residual;          /* elementwise_residual: one is added before the activation */
     bool has_pipeline;      /* grid_pipeline can take it */
     bool wants_gradients;   /* backward: the parameters' */
     int tensors;            /* that a kernel holds: x, or x and dy */

@@ -148,7 +148,7 @@ template <bool fast, typename R, int K>
 __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&z)[K], int activation, R p)
 {
     choose_activation<true, true>(activation, [&](auto chosen) {
-        constexpr bool rare = decltype(chosen)::known < 0;
+        constexpr bool rare = decltype(chosen)::constant < 0;
         R kept[rare ? K : 1];
         if (rare)
             in_slots<K>(a, [&](int k) { kept[rare ? k : 0] = z[k]; });
@@ -160,7 +160,7 @@ __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
                 few[i] = rare ? kept[rare ? begin + i : 0]
-                              : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::known) ? R(0.5) : R(1));
+                              : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::constant) ? R(0.5) : R(1));
             activate<fast, true>(few, chosen, activation, p);
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
@@ -177,17 +177,17 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
                                                     R p)
 {
     choose_activation<true, true>(activation, [&](auto chosen) {
-        constexpr bool rare = decltype(chosen)::known < 0;
+        constexpr bool rare = decltype(chosen)::constant < 0;
         constexpr int places = rare ? K : 1;
         R kept_z[places], kept_by[places];
-        if (decltype(chosen)::known == NORMFUSE_IDENTITY)
+        if (decltype(chosen)::constant == NORMFUSE_IDENTITY)
             return;
         if (rare)
             in_slots<K>(a, [&](int k) {
                 kept_z[rare ? k : 0] = z[k];
                 kept_by[rare ? k : 0] = by[k];
             });
-        const bool half = takes_half<fast, true>(decltype(chosen)::known);
+        const bool half = takes_half<fast, true>(decltype(chosen)::constant);
         const R factor = half ? R(0.5) : R(1);
 #pragma unroll(rare ? 1 : K / slots_at_once)
         for (int begin = 0; begin < K; begin += slots_at_once) {

@@ -209,12 +209,12 @@ static normfuse_status read_tuning(const char *call, const char *path, struct lo
 /* What was loaded before and says the same: plans are remembered by it, and memory does not grow. */
 static struct loaded *same_as(const struct loaded *wanted)
 {
-    struct loaded *known = atomic_load(&all);
-    while (known != NULL && (strcmp(known->tuning.gpu, wanted->tuning.gpu) != 0 ||
-                             known->tuning.capability != wanted->tuning.capability ||
-                             memcmp(known->lines, wanted->lines, sizeof known->lines) != 0))
-        known = known->before;
-    return known;
+    struct loaded *same = atomic_load(&all);
+    while (same != NULL &&
+           (strcmp(same->tuning.gpu, wanted->tuning.gpu) != 0 || same->tuning.capability != wanted->tuning.capability ||
+            memcmp(same->lines, wanted->lines, sizeof same->lines) != 0))
+        same = same->before;
+    return same;
 }
 
 normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
@@ -225,20 +225,20 @@ normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
     }
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-    struct loaded *loaded = calloc(1, sizeof *loaded), *known = NULL;
+    struct loaded *loaded = calloc(1, sizeof *loaded), *same = NULL;
     normfuse_status status = loaded == NULL
                                  ? normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for a tuning", call)
                                  : read_tuning(call, path, loaded);
-    if (status == NORMFUSE_OK && (known = same_as(loaded)) == NULL) {
+    if (status == NORMFUSE_OK && (same = same_as(loaded)) == NULL) {
         loaded->before = atomic_load(&all);
         while (!atomic_compare_exchange_weak(&all, &loaded->before, loaded))
             continue;
-        known = loaded;
+        same = loaded;
         loaded = NULL;
     }
     free(loaded);
     if (status == NORMFUSE_OK)
-        normfuse_cuda_use_tuning(&known->tuning);
+        normfuse_cuda_use_tuning(&same->tuning);
     pthread_setcancelstate(state, NULL);
     return status;
 }
