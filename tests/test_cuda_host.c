@@ -1230,15 +1230,15 @@ static bool is_added(const char *kernel)
 }
 
 /* One of columns_grid_pipeline.cu or columns_grid_pipeline_batch.cu, which keep nothing in registers. */
-static bool is_of_grid(int kept)
+static bool is_of_grid(int held)
 {
-    return kept == 0;
+    return held == 0;
 }
 
 /* Columns: rows that the threads of a block have at once. */
-static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
+static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int held, uint32_t threads)
 {
-    return is_compact(kernel) || is_of_grid(kept) || is_short(kernel) || is_spread(kernel)
+    return is_compact(kernel) || is_of_grid(held) || is_short(kernel) || is_spread(kernel)
                ? a->columns.at_once
                : (int64_t)threads / a->geometry.width;
 }
@@ -1275,7 +1275,7 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
                          : 0));
 }
 
-static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
+static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int held, uint32_t threads,
                           int vector_elements, bool unaligned, bool backward)
 {
     if (is_general(kernel))
@@ -1305,7 +1305,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
                         (t->parts > 1 ? up(t->parts, lanes) + levels(lanes) + 2 : 0));
     }
     if (p->columns) {
-        const int64_t at_once = rows_at_once(a, kernel, kept, threads);
+        const int64_t at_once = rows_at_once(a, kernel, held, threads);
         const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
         if (is_compact(kernel)) {
@@ -1321,7 +1321,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
              * samples; threads are joined in double. */
             const int64_t in_sample = up(rows, at_once),
                           samples = up(p->n, (int64_t)g->parts * a->columns.of.lanes.samples);
-            const int64_t of_set = (kept == 1 ? vector_elements : in_sample + levels(vector_elements)) + 5 + 7;
+            const int64_t of_set = (held == 1 ? vector_elements : in_sample + levels(vector_elements)) + 5 + 7;
             const struct tolerance_arithmetic cuda = {.on_cuda = true};
             const int64_t of_sums =
                 in_sample + samples + 6 - (int64_t)tolerance_sample_additions(&cuda, true, p->n, p->s);
@@ -1337,7 +1337,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t of_sums = up(rows, at_once) + at_once + 8;
             return (double)(of_set > of_sums ? of_set : of_sums);
         }
-        if (is_of_grid(kept)) {
+        if (is_of_grid(held)) {
             /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
              * eight lanes a group. */
             const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
@@ -1376,7 +1376,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         return (double)(of_vector + (centred && of_set > of_sums ? of_set : of_sums) + 6);
     }
     /* Packs in shared memory and those in registers are two sums, each about a value of its own. */
-    const int64_t apart = g->kept_shared < rows ? g->kept_shared : rows;
+    const int64_t apart = g->held_shared < rows ? g->held_shared : rows;
     const int64_t in_turn = apart > rows - apart ? apart : rows - apart;
     const double serial =
         (vector_elements > 1 ? (double)(in_turn * up(of_vector, 2)) + 1 : (double)rows) + (apart > 0 ? 4 : 0);
@@ -1401,7 +1401,7 @@ static bool divides(const struct normfuse_cuda_divisor *by)
 
 /* In `seen`, one a vector of channels and row (columns) or a set and row (rows): how many threads have it. */
 static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int vector_elements,
-                         int kept, unsigned char *seen)
+                         int held, unsigned char *seen)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1415,7 +1415,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
             const int64_t count = (g->rows - lane + lanes - 1) >> g->lane_bits;
             for (int64_t n = block / g->blocks_wide * g->sets_a_block + sample; n < p->n;
                  n += (int64_t)g->parts * g->sets_a_block)
-                for (int64_t slot = 0; slot < count && slot < g->segment_rows && slot < kept; slot++)
+                for (int64_t slot = 0; slot < count && slot < g->segment_rows && slot < held; slot++)
                     seen[(n * p->groups + group) * g->rows + lane + slot * lanes]++;
         }
         return;
@@ -1437,7 +1437,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 continue;
             for (int64_t n = block / g->blocks_wide * of->samples + sample; n < p->n;
                  n += (int64_t)c->parts * of->samples)
-                for (int64_t row = lane >> c->lane_bits, slots = kept; row < g->rows && slots > 0;
+                for (int64_t row = lane >> c->lane_bits, slots = held; row < g->rows && slots > 0;
                      row += c->at_once, slots--)
                     seen[(n * g->rows + row) * vectors + unit * of_set + at]++;
         }
@@ -1456,8 +1456,8 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 const int64_t n = g->all_samples ? part / g->parts_a_sample : sample;
                 const int64_t first = (g->all_samples ? part % g->parts_a_sample : part) * g->part_rows;
                 const int64_t stop = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
-                const int64_t at_once = rows_at_once(a, launch->name, kept, launch->threads);
-                if (is_of_grid(kept)) {
+                const int64_t at_once = rows_at_once(a, launch->name, held, launch->threads);
+                if (is_of_grid(held)) {
                     const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
                     const int64_t tile = of->by_tile.divisor, apart = of->interleaved ? tile * g->parts : tile;
                     const int64_t end = of->interleaved ? g->rows : stop;
@@ -1471,7 +1471,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     const int64_t column = beside * g->width + thread % g->width;
                     if (thread / g->width >= at_once || column >= vectors)
                         continue;
-                    int64_t slots = (int64_t)(kept + (vector_elements > 1 ? g->kept_shared : 0)) * g->passes;
+                    int64_t slots = (int64_t)(held + (vector_elements > 1 ? g->held_shared : 0)) * g->passes;
                     for (int64_t row = first + thread / g->width; row < stop && slots > 0; row += at_once, slots--)
                         seen[(n * g->rows + row) * vectors + column]++;
                 }
@@ -1486,7 +1486,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                         const int64_t first = many ? 0 : part * g->part_rows + pass * g->segment_rows * step;
                         const int64_t end = (part + 1) * (int64_t)g->part_rows;
                         const int64_t stop = own >= g->sets ? 0 : many || end > g->rows ? g->rows : end;
-                        int slots = kept + (vector_elements > 1 && !many ? g->kept_shared : 0);
+                        int slots = held + (vector_elements > 1 && !many ? g->held_shared : 0);
                         for (int64_t row = first + thread % step; row < stop && slots > 0; row += step, slots--)
                             seen[own * g->rows + row]++;
                     }
@@ -1505,7 +1505,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     end = first + g->segment_rows;
                 end = end < g->rows ? end : g->rows;
                 for (int64_t lane = 0; lane < lanes; lane++) {
-                    int slots = kept + (vector_elements > 1 && !many ? g->kept_shared : 0);
+                    int slots = held + (vector_elements > 1 && !many ? g->held_shared : 0);
                     for (int64_t row = first + lane; row < end && slots > 0; row += lanes, slots--)
                         seen[own * g->rows + row]++;
                 }
@@ -1548,7 +1548,7 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
 }
 
 static void check_general(const struct plan_case *test, const struct fake_launch *launch,
-                          const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
+                          const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1591,10 +1591,10 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
-    const bool keeps = g->general.keeps != 0;
-    HOLDS(keeps == (g->kept_shared > 0) && (!keeps || (both && (vector_elements > 1 || vectors <= kept))));
+    const bool holds = g->general.holds != 0;
+    HOLDS(holds == (g->held_shared > 0) && (!holds || (both && (vector_elements > 1 || vectors <= held))));
     HOLDS(vector_elements == 1 ||
-          g->general.slots >= (keeps ? vectors : kept) * tensors * 16 * (int64_t)launch->threads);
+          g->general.slots >= (holds ? vectors : held) * tensors * 16 * (int64_t)launch->threads);
     HOLDS(!sums ||
           g->general.entries >= (int64_t)g->width * g->unit_lanes *
                                     (p->columns ? backward ? vector_elements : vector_elements >> g->piece_bits : 1));
@@ -1736,7 +1736,7 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
 
 /* What those of samples of few rows take for granted. */
 static void check_short(const struct plan_case *test, const struct fake_launch *launch,
-                        const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
+                        const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1749,9 +1749,9 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
     const int64_t of_set = c->group > vector_elements ? c->group / vector_elements : 1;
     HOLDS(p->sets == NORMFUSE_SETS_GROUP && c->group == p->c / p->groups && c->rows == p->s && c->n == p->n);
     HOLDS(c->group % vector_elements == 0 || vector_elements % c->group == 0);
-    HOLDS(kept > 1 || (c->group >= vector_elements && p->s == 1));
+    HOLDS(held > 1 || (c->group >= vector_elements && p->s == 1));
     HOLDS(lanes <= 32 && (lanes & (lanes - 1)) == 0 && of_set <= 1 << c->lane_bits);
-    HOLDS((int64_t)c->at_once * kept >= c->rows);
+    HOLDS((int64_t)c->at_once * held >= c->rows);
     HOLDS(of->samples >= 1 && of->samples * units * lanes <= (int64_t)launch->threads && launch->threads == 256);
     HOLDS(of->units * of_set * vector_elements == p->c && c->width == units * of_set && c->parts == g->parts);
     HOLDS((int64_t)g->blocks_wide * units >= of->units && (int64_t)(g->blocks_wide - 1) * units < of->units);
@@ -1769,7 +1769,7 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
 
 /* What those of lines take for granted. */
 static void check_line(const struct plan_case *test, const struct fake_launch *launch,
-                       const struct normfuse_cuda_arguments *a, int kept)
+                       const struct normfuse_cuda_arguments *a, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1788,7 +1788,7 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
     HOLDS(g->blocks_wide * width >= p->groups && (g->blocks_wide - 1) * width < p->groups);
     HOLDS(g->sets_a_block >= 1 && width * g->sets_a_block * lanes <= (int64_t)launch->threads);
     HOLDS(launch->threads <= 512 && lanes <= (int64_t)launch->threads && launch->threads % lanes == 0);
-    HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= kept && g->segment_rows * lanes >= g->rows);
+    HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= held && g->segment_rows * lanes >= g->rows);
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
     HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
     HOLDS(launch->shared >= (size_t)(g->segment_rows + 1) * launch->threads * (p->type == NORMFUSE_F64 ? 16 : 8));
@@ -1818,7 +1818,7 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
 
 /* What those of tile take for granted, and that every value has one thread. */
 static void check_tile(const struct plan_case *test, const struct fake_launch *launch,
-                       const struct normfuse_cuda_arguments *a, int kept)
+                       const struct normfuse_cuda_arguments *a, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1845,7 +1845,7 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     HOLDS((t->by_channels != 0) == (t->group == t->channel_columns) && width == (int64_t)t->sets * t->group);
     HOLDS(t->sets << t->lane_bits <= 32 && width * t->at_once <= (int64_t)launch->threads && launch->threads <= 512);
     HOLDS((width / t->channel_columns) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
-    HOLDS(t->slots % 4 == 0 && t->slots <= kept && (int64_t)t->slots * t->at_once >= t->part_rows);
+    HOLDS(t->slots % 4 == 0 && t->slots <= held && (int64_t)t->slots * t->at_once >= t->part_rows);
     HOLDS((int64_t)t->parts * t->part_rows >= t->rows && (int64_t)(t->parts - 1) * t->part_rows < t->rows);
     HOLDS(ranks == (int64_t)t->parts * (t->samples > 0 ? t->samples : 1) && (t->samples == 0 || t->samples == samples));
     HOLDS(t->gives == 0 || t->samples > 0 ||
@@ -1903,7 +1903,7 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
 }
 
 static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
+                         const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1926,7 +1926,7 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
           c->of.grid.teams == p->n);
     HOLDS(launch->grid == (uint32_t)(p->n * g->parts) && c->parts == g->parts && g->parts > 1);
     HOLDS(c->rows == p->s && c->part_rows == g->part_rows && (int64_t)(g->parts - 1) * g->part_rows < g->rows);
-    HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * kept >= c->part_rows);
+    HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * held >= c->part_rows);
     HOLDS((int32_t)c->by_width.divisor == c->width && (int32_t)c->by_parts.divisor == c->parts);
     HOLDS((int32_t)c->by_group.divisor == c->group && divides(&c->by_width) && divides(&c->by_parts));
     /* Sums of channels, one block's beside one another. */
@@ -2054,7 +2054,7 @@ static void check_unaligned_samples(const struct plan_case *test, const struct f
     CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
               p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
-    CHECK(g->kept_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: keeps what it reads", test->name,
+    CHECK(g->held_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: holds what it reads", test->name,
           launch->name);
     for (int64_t n = 0; n < p->n && n < 64; n++) {
         const int64_t last = (n * p->x.batch % vector_elements + p->s * p->c - 1) / vector_elements;
@@ -2072,14 +2072,14 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
                          const struct normfuse_cuda_device *device, const struct tolerance_arithmetic *arithmetic)
 {
     struct normfuse_cuda_arguments a;
-    int vector_elements = 0, kept = 0;
+    int vector_elements = 0, held = 0;
     const char *const numbers = strrchr(launch->name, '_');
     if (!CHECK(launch->argument_bytes == sizeof a, "%s: %zu bytes of arguments", test->name, launch->argument_bytes))
         return;
     memcpy(&a, launch->arguments, sizeof a);
     const struct normfuse_problem *const p = &a.problem;
     const struct normfuse_cuda_geometry *const g = &a.geometry;
-    if (sscanf(numbers, "_%dx%d", &vector_elements, &kept) != 2) {
+    if (sscanf(numbers, "_%dx%d", &vector_elements, &held) != 2) {
         CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name,
               launch->name);
         return;
@@ -2103,8 +2103,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
     HOLDS(resident > 0);
-    HOLDS(g->parts >= 1 && g->passes >= 1 && g->kept_shared >= 0 &&
-          (vector_elements > 1 || g->kept_shared == 0 || general));
+    HOLDS(g->parts >= 1 && g->passes >= 1 && g->held_shared >= 0 &&
+          (vector_elements > 1 || g->held_shared == 0 || general));
     /* Blocks that wait for one another. */
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -2130,12 +2130,12 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->sets * g->rows;
     if (tile) {
-        check_tile(test, launch, &a, kept);
+        check_tile(test, launch, &a, held);
         tile_launches++;
     } else if (general) {
-        check_general(test, launch, &a, vector_elements, kept);
+        check_general(test, launch, &a, vector_elements, held);
     } else if (line) {
-        check_line(test, launch, &a, kept);
+        check_line(test, launch, &a, held);
         line_launches++;
     } else if (!p->columns) {
         HOLDS(g->spans == vectors && g->spans <= up(p->s + vector_elements - 1, vector_elements));
@@ -2146,15 +2146,15 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         }
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         /* Of a thread's values that are summed about one of them. */
-        HOLDS(g->kept_shared <= 48 && kept <= 48 && launch->threads <= 512);
+        HOLDS(g->held_shared <= 48 && held <= 48 && launch->threads <= 512);
         HOLDS(g->late_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets));
-        /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it keeps. */
+        /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it holds. */
         const int64_t segments = !backward ? 0 : g->sets_a_block == 1 ? (int64_t)launch->threads / 32 : g->sets_a_block;
         const int64_t values = 4 * (int64_t)g->coefficients + 2 * segments * g->channels_a_segment;
         HOLDS(launch->shared >= (size_t)(values * (p->type == NORMFUSE_F64 ? 8 : 4) +
-                                         (backward ? 2 : 1) * INT64_C(16) * g->kept_shared * launch->threads));
-        HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (kept + g->kept_shared) * (backward ? 32 : 1)
-                                   : up(g->rows, lanes) <= kept);
+                                         (backward ? 2 : 1) * INT64_C(16) * g->held_shared * launch->threads));
+        HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (held + g->held_shared) * (backward ? 32 : 1)
+                                   : up(g->rows, lanes) <= held);
     } else {
         HOLDS((int64_t)g->blocks_wide * g->width >= vectors && (int64_t)(g->blocks_wide - 1) * g->width < vectors);
         HOLDS((int64_t)launch->threads >= g->width);
@@ -2166,7 +2166,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_unaligned_samples(test, launch, &a, vector_elements);
             unaligned_samples_launches++;
         }
-        if (is_of_grid(kept)) {
+        if (is_of_grid(held)) {
             check_grid(test, launch, &a, vector_elements);
             grid_launches++;
         }
@@ -2176,22 +2176,22 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             added_launches++;
         }
         if (is_short(launch->name)) {
-            check_short(test, launch, &a, vector_elements, kept);
+            check_short(test, launch, &a, vector_elements, held);
             short_launches++;
         }
         if (is_spread(launch->name)) {
-            check_spread(test, launch, &a, vector_elements, kept);
+            check_spread(test, launch, &a, vector_elements, held);
             spread_launches++;
         }
     }
     if (general) {
         HOLDS(true);
-    } else if (places <= (is_of_grid(kept) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
+    } else if (places <= (is_of_grid(held) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
         unsigned char *seen = calloc((size_t)places, 1);
         int64_t wrong = 0, first = -1;
         if (seen == NULL)
             abort();
-        count_owners(launch, &a, vector_elements, kept, seen);
+        count_owners(launch, &a, vector_elements, held, seen);
         for (int64_t i = 0; i < places; i++)
             if (seen[i] != 1) {
                 first = wrong == 0 ? i : first;
@@ -2203,8 +2203,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     } else if (line) {
         HOLDS(g->sets == p->n * p->groups);
     } else if (p->columns && !is_short(launch->name)) {
-        HOLDS(is_of_grid(kept) ||
-              g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
+        HOLDS(is_of_grid(held) ||
+              g->passes * rows_at_once(&a, launch->name, held, launch->threads) * (held + g->held_shared) >=
                   (g->part_rows < g->rows ? g->part_rows : g->rows));
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
@@ -2248,7 +2248,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
           used, scratch_address_bytes);
     if (gathers) {
-        const double way = longest_way(&a, launch->name, kept, launch->threads, vector_elements, unaligned, backward);
+        const double way = longest_way(&a, launch->name, held, launch->threads, vector_elements, unaligned, backward);
         CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
               launch->name, way, arithmetic->additions);
     }

@@ -35,7 +35,7 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     place.first = of_all * (g.interleaved ? place.rows_at_once : g.part_rows);
     place.stop = g.interleaved ? g.rows : min(g.rows, place.first + g.part_rows);
     place.step = g.by_row_step.divisor * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
-    keep(place.step);
+    make_opaque(place.step);
     return place;
 }
 
@@ -50,7 +50,7 @@ template <typename T, int V> struct column_cursor {
     {
         base = own.data + ((int64_t)place.n * own.batch - lead) * (int64_t)sizeof(T);
         /* Else it is found again at each access, by a dozen instructions. */
-        base = kept(base);
+        base = opaque(base);
         at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
     }
     /* To the row that the thread has next. */
@@ -246,12 +246,12 @@ __device__ __forceinline__ void walk_pipeline(int count, Copy &copy, Read read, 
     }
 }
 
-template <int k, int K, typename Work> __device__ __forceinline__ void walk_kept(int count, Work &work)
+template <int k, int K, typename Work> __device__ __forceinline__ void walk_held(int count, Work &work)
 {
     if constexpr (k < K) {
         if (k < count) {
             work(k);
-            walk_kept<k + 1, K>(count, work);
+            walk_held<k + 1, K>(count, work);
         }
     }
 }
@@ -263,7 +263,7 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
 #pragma unroll 1
     for (int k = 0; k < min(shared, count); k++)
         work(-1 - k);
-    walk_kept<0, K>(count - shared, work);
+    walk_held<0, K>(count - shared, work);
 }
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool holds = schedule == NORMFUSE_SCHEDULE_split,
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
@@ -24,31 +24,31 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
-    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
-    const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
+    const bool centred = holds || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const bool ready = !centred || g.group == 1; /* coefficients are made once a channel, else by each thread */
-    const bool backwards = !keeps && g.backwards, half = takes_half<fast, true>(p.activation);
-    const int exchange = keeps ? g.exchange : NORMFUSE_EXCHANGE_NONE;
+    const bool backwards = !holds && g.backwards, half = takes_half<fast, true>(p.activation);
+    const int exchange = holds ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
 
     struct both {
         raw<T, V> x, dy;
-    } kept[keeps ? K : 1];
+    } held[holds ? K : 1];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
     const auto read = [&](int slot, int h, values_of_part &x, values_of_part &dy) {
-        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept[slot < 0 ? 0 : slot].x, h, x);
-        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept[slot < 0 ? 0 : slot].dy, h, dy);
+        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : held[slot < 0 ? 0 : slot].x, h, x);
+        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : held[slot < 0 ? 0 : slot].dy, h, dy);
     };
 
     int parity = 0;
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     for (int team = first_team;;) {
         const column_place place = place_of<T, V>(a, team, part);
-        const int shared = keeps ? g.kept_shared : 0;
+        const int shared = holds ? g.held_shared : 0;
         uint32_t grid_barrier_before = 0, counted = 0;
         float slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
@@ -56,7 +56,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         /* Once. Without the loop ptxas orders the instructions of four kernels otherwise. */
         for (int pass = 0; pass < 1; pass++) {
             const int row = place.first + place.beside;
-            const column_edges<T, V, unaligned_samples> edges(a, place, row, keeps ? K + shared : 1 << 30);
+            const column_edges<T, V, unaligned_samples> edges(a, place, row, holds ? K + shared : 1 << 30);
             const int count = edges.count;
 
             /* ---- load ---- */
@@ -66,8 +66,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     copy_once(&place_of_slot(slot, 0), x.base + x.at, 0);
                     copy_once(&place_of_slot(slot, 1), dy.base + dy.at, 0);
                 } else {
-                    kept[slot < 0 ? 0 : slot].x = x.load();
-                    kept[slot < 0 ? 0 : slot].dy = dy.load();
+                    held[slot < 0 ? 0 : slot].x = x.load();
+                    held[slot < 0 ? 0 : slot].dy = dy.load();
                 }
                 x.advance(place);
                 dy.advance(place);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     to[0] = load_range<T>(first_x + edges.at(k), begin, finish, make_uint4(0, 0, 0, 0));
                     to[threads] = load_range<T>(first_dy + edges.at(k), begin, finish, make_uint4(0, 0, 0, 0));
                 }
-            } else if constexpr (!keeps) {
+            } else if constexpr (!holds) {
                 open_pipeline<K>(edges, copy);
             } else if (!is_loaded) {
                 walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
@@ -115,7 +115,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int groups_here = divide(here, g.by_group);
             const int groups = divide(channels, g.by_group) + (edges.later() > 0 ? groups_here : 0);
             group_statistics<float> *const of_groups =
-                reinterpret_cast<group_statistics<float> *>(dynamic + 2 * (keeps ? shared : K) * threads);
+                reinterpret_cast<group_statistics<float> *>(dynamic + 2 * (holds ? shared : K) * threads);
             float *const values = reinterpret_cast<float *>(of_groups + groups);
             const channel_values of_channels = {values, values + channels, values + 2 * channels,
                                                 values + 3 * channels};
@@ -230,7 +230,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             };
 
             /* ---- sums ---- */
-            if constexpr (keeps)
+            if constexpr (holds)
                 choose_activation<true, false>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
 #pragma unroll
@@ -295,7 +295,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         weigh(p, of_channels, of_channel, weight, bias);
                         weight *= of_group.rstd;
                     }
-                    if (keeps)
+                    if (holds)
                         of_sums[i] = {weight * sum, weight * product};
                     if (a.sums) {
                         const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : sample) * p.c + first_channel + i;
@@ -304,7 +304,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 }
             };
-            if constexpr (keeps)
+            if constexpr (holds)
                 join_threads();
 
             /* ---- the totals of the groups ---- */
@@ -315,7 +315,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     in_all_rows(group, groups_here, groups,
                                 [&](int at) { of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)}; });
                 };
-                if constexpr (keeps) {
+                if constexpr (holds) {
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
                     const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                     const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
@@ -411,11 +411,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- results ---- */
 #pragma unroll
-            for (int k = 0; k < (keeps ? K : 0); k++) {
-                compiler_barrier(kept[k].x);
-                compiler_barrier(kept[k].dy);
+            for (int k = 0; k < (holds ? K : 0); k++) {
+                compiler_barrier(held[k].x);
+                compiler_barrier(held[k].dy);
             }
-            if constexpr (!keeps) {
+            if constexpr (!holds) {
                 /* Sums without results, results from totals that are known, or results that need none. */
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row, edges.lead());
@@ -495,7 +495,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
 
         /* ---- the parameters' gradients ---- */
-        if (keeps && g.contributors > 0 && is_last(a, counted)) {
+        if (holds && g.contributors > 0 && is_last(a, counted)) {
             const int channels = min(g.width * V, (int)p.c - place.first_channel);
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < channels; i += threads)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_cluster.cu - group norm over adjacent channels (NHWC) of samples so small that a call takes as long as what
- * each warp does once: its threads keep what a block has, and at most a cluster of blocks holds a group. Instructions
+ * each warp does once: its threads hold what a block has, and at most a cluster of blocks holds a group. Instructions
  * are what counts, by samples of the program counter: some 1400 that a warp goes through once took 4 us. So all that is
  * read is asked for at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
  * sums for itself, so that the block meets once. Lanes stand for groups: those of the i-th group are the 2^lane_bits
@@ -89,9 +89,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     place.find<T, V>(a);
     const char *const sample = a.x + place.n * a.batch_bytes, *from = sample + place.at;
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    uint4 kept[K];
+    uint4 held[K];
     const auto load = [&](int k) {
-        kept[k] = load_vector<T, V>(from, 0);
+        held[k] = load_vector<T, V>(from, 0);
         from += step;
     };
     walk_rows<0, K>(place.left, a.at_once, load);
@@ -109,11 +109,11 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     float about[2] = {0.0f, 0.0f}, sum[V] = {}, square[V] = {};
     if (place.left > 0) {
         float value[V];
-        unpack<T, V>(kept[0], value);
+        unpack<T, V>(held[0], value);
         about[0] = value[0];
         about[1] = value[V - 1];
         const auto sum_up = [&](int k) {
-            unpack<T, V>(kept[k], value);
+            unpack<T, V>(held[k], value);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const float distance = value[i] - (i < place.split ? about[0] : about[1]);
@@ -234,12 +234,12 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     }
 #pragma unroll
     for (int k = 0; k < K; k++)
-        compiler_barrier(kept[k]);
+        compiler_barrier(held[k]);
     char *to = a.out + place.n * a.batch_bytes + place.at;
     choose_activation<true, true>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float z[V];
-            unpack<T, V>(kept[k], z);
+            unpack<T, V>(held[k], z);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fmaf(z[i] - (i < place.split ? about[0] : about[1]), slope[i], offset[i]);
@@ -367,10 +367,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const int64_t sample = place.n * a.batch_bytes + place.at;
     const char *x_from = a.x + sample, *dy_from = a.dy + sample;
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    uint4 kept_x[K], kept_dy[K];
+    uint4 held_x[K], held_dy[K];
     const auto load = [&](int k) {
-        kept_x[k] = load_vector<T, V>(x_from, 0);
-        kept_dy[k] = load_vector<T, V>(dy_from, 0);
+        held_x[k] = load_vector<T, V>(x_from, 0);
+        held_dy[k] = load_vector<T, V>(dy_from, 0);
         x_from += step;
         dy_from += step;
     };
@@ -419,8 +419,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     choose_activation<true, false>(a.activation, [&](auto chosen) {
         const auto sum_up = [&](int k) {
             float x[V], dy[V];
-            unpack<T, V>(kept_x[k], x);
-            unpack<T, V>(kept_dy[k], dy);
+            unpack<T, V>(held_x[k], x);
+            unpack<T, V>(held_dy[k], dy);
             differentiate(chosen, x, dy);
 #pragma unroll
             for (int i = 0; i < V; i++) {
@@ -509,15 +509,15 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     place.tell(a, plain, level);
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        compiler_barrier(kept_x[k]);
-        compiler_barrier(kept_dy[k]);
+        compiler_barrier(held_x[k]);
+        compiler_barrier(held_dy[k]);
     }
     char *to = a.out + sample;
     choose_activation<true, false>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float x[V], dy[V];
-            unpack<T, V>(kept_x[k], x);
-            unpack<T, V>(kept_dy[k], dy);
+            unpack<T, V>(held_x[k], x);
+            unpack<T, V>(held_dy[k], dy);
             differentiate(chosen, x, dy);
 #pragma unroll
             for (int i = 0; i < V; i++)

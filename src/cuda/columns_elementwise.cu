@@ -9,7 +9,7 @@
  * With an addition, z = normalized(x) + post_add, a gradient has three tensors to read. Here they are read once: dz,
  * which is the gradient of post_add anyway, goes to memory along with the channels' sums, and a plain tile makes dx of
  * x and dz. Where dz would be rounded on the way (16 bits, and an activation that does more than pass or drop dy) the
- * general tiles read all three twice, or keep them. */
+ * general tiles read all three twice, or hold them. */
 #include "columns_parameters.cuh"
 #include "gradients.cuh"
 
@@ -149,7 +149,7 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     if (count == 0)
         return;
-    vectors kept[K];
+    vectors held[K];
     cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row), other(residual ? p.post_add : p.x, p.x, place, row);
     const auto ask_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x.base + x.at);
@@ -157,14 +157,14 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
             load_vector_where<T, V>(wanted, of.residual, other.base + x.at);
         x.advance(place);
     };
-    ask_first<K>(kept, count, ask_vector);
+    ask_first<K>(held, count, ask_vector);
     elementwise_channels<T, V> parameters;
     parameters.ask(p, place.n, place.c);
     float slope[V], offset[V], about[V];
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
     parameters.template tell<residual>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_vector, [&](const vectors &of) {
+        walk_passing<K>(held, count, ask_vector, [&](const vectors &of) {
             float z[V];
             unpack<T, V>(of.x, z);
 #pragma unroll
@@ -208,7 +208,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     const column_place place = place_of<T, V>(a, team, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool gives_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
-    vectors kept[K];
+    vectors held[K];
     cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row), dx(p.dx.data ? p.dx : p.x, p.x, place, row);
     cursor residual_at(residual ? p.post_add : p.x, p.x, place, row),
         dresidual(residual && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
@@ -220,7 +220,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
         x_at.advance(place);
         dy_at.advance(place);
     };
-    ask_first<K>(kept, count, ask_vector);
+    ask_first<K>(held, count, ask_vector);
     elementwise_channels<T, V> parameters;
     const int c = place.active ? place.c : 0;
     parameters.ask(p, place.n, c);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
     parameters.template tell<residual>(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_vector, [&](const vectors &of) {
+        walk_passing<K>(held, count, ask_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int h = 0; h < V / H; h++) {

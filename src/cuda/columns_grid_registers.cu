@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_registers.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread
- * over as many blocks as have a multiprocessor: a block has whole rows, and its threads keep them in registers while
+ * over as many blocks as have a multiprocessor: a block has whole rows, and its threads hold them in registers while
  * all blocks tell one another their sums. A cluster's blocks are narrow, which memory is slow at, and a pipeline that
  * one thread fills takes longer to begin. */
 #include "columns_grid.cuh"
@@ -87,10 +87,10 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     channel_parameters<V> parameters;
     parameters.ask_weights(a, place.column * V);
     const char *x_from = a.x + place.at, *dy_from = a.dy + place.at;
-    uint4 kept_x[K], kept_dy[K];
+    uint4 held_x[K], held_dy[K];
     const auto load = [&](int k) {
-        kept_x[k] = load_vector<T, V>(x_from, 0);
-        kept_dy[k] = load_vector<T, V>(dy_from, 0);
+        held_x[k] = load_vector<T, V>(x_from, 0);
+        held_dy[k] = load_vector<T, V>(dy_from, 0);
         x_from += place.step;
         dy_from += place.step;
     };
@@ -123,8 +123,8 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     const float below = a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
     /* Of the k-th vectors x - mean, and what of dy came through the activation, for SiLU twice that. */
     const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
-        unpack<T, V>(kept_x[k], x);
-        unpack<T, V>(kept_dy[k], dy);
+        unpack<T, V>(held_x[k], x);
+        unpack<T, V>(held_dy[k], dy);
 #pragma unroll
         for (int i = 0; i < V; i++)
             x[i] -= i < place.split ? about[0] : about[1];
@@ -170,8 +170,8 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        compiler_barrier(kept_x[k]);
-        compiler_barrier(kept_dy[k]);
+        compiler_barrier(held_x[k]);
+        compiler_barrier(held_dy[k]);
     }
     char *to = a.out + place.at;
     choose_derivative(a.activation, [&](auto chosen) {

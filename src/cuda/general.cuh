@@ -224,7 +224,7 @@ template <typename T, int V, int N> struct general_vectors {
 };
 
 /* The loader. Vectors of 16 bytes go through `K` slots of shared memory that are the thread's own, or as many as it has
- * vectors where the block keeps them; single elements through K registers. */
+ * vectors where the block holds them; single elements through K registers. */
 template <typename T, int V, int K, bool columns, int N> struct general_loader {
     static constexpr bool through_shared = V > 1;
     static constexpr int places = through_shared ? 1 : N;
@@ -232,17 +232,17 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 
     const normfuse_cuda_arguments &a;
     const general_tile<T, V, columns> &tile;
-    const bool keeps;
+    const bool holds;
     const char *from[N]; /* nullptr: not read */
     general_places<places> next;
     int64_t end; /* of the tensors, in bytes */
     uint4 *slot, *first_slot;
     int apart, offset[N]; /* of slots, and in them of tensors */
-    vectors kept[through_shared ? 1 : K];
+    vectors held[through_shared ? 1 : K];
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
                                               const general_tile<T, V, columns> &of_thread)
-        : a(arguments), tile(of_thread), keeps(arguments.geometry.kept_shared > 0)
+        : a(arguments), tile(of_thread), holds(arguments.geometry.held_shared > 0)
     {
         const normfuse_problem &p = a.problem;
         const int64_t rows = columns ? p.s * p.c : p.s + (p.c - 1) * p.x.channel;
@@ -312,13 +312,13 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 apart += from[i] ? (int)blockDim.x : 0;
             }
             slot = first_slot;
-            const int ahead = keeps ? tile.count : K;
+            const int ahead = holds ? tile.count : K;
 #pragma unroll 1
             for (int k = 0; k < ahead; k++) {
                 if (k < tile.count)
                     copy(slot);
                 slot += apart;
-                if (!keeps)
+                if (!holds)
                     commit_copies();
             }
         } else {
@@ -326,8 +326,8 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             for (int k = 0; k < K; k++) {
 #pragma unroll
                 for (int i = 0; i < N; i++)
-                    kept[k].of[i] = raw<T, V>();
-                request(kept[k], k < tile.count);
+                    held[k].of[i] = raw<T, V>();
+                request(held[k], k < tile.count);
             }
         }
     }
@@ -340,7 +340,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         for (int i = 0; i < N; i++)
             found.of[i] = zero_vector<T, V>();
         if constexpr (through_shared) {
-            if (keeps)
+            if (holds)
                 wait_for_copies();
             else
                 wait_for_older_copies<K - 2>();
@@ -362,7 +362,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             }
         } else {
             if (tile.count > 0)
-                found = kept[0];
+                found = held[0];
         }
         return found;
     }
@@ -371,16 +371,16 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     {
         general_ranges<T, V, columns> ranges(a, tile);
         if constexpr (through_shared) {
-            uint4 *const last_slot = first_slot + (keeps ? tile.count : K) * apart;
-            if (keeps)
+            uint4 *const last_slot = first_slot + (holds ? tile.count : K) * apart;
+            if (holds)
                 wait_for_copies();
             slot = first_slot;
 #pragma unroll 1
             for (int left = tile.count; left > 0; left--) {
-                if (!keeps)
+                if (!holds)
                     wait_for_older_copies<K - 1>();
                 vectors found = read(slot);
-                if (!keeps) {
+                if (!holds) {
                     if (left > K)
                         copy(slot);
                     commit_copies();
@@ -406,12 +406,12 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 for (int k = 0; k < K; k++) {
                     if (k >= left)
                         break;
-                    work(kept[k], general_range<V>{0, V});
+                    work(held[k], general_range<V>{0, V});
                 }
-                if (!keeps) {
+                if (!holds) {
 #pragma unroll
                     for (int k = 0; k < K; k++)
-                        request(kept[k], k + K < left);
+                        request(held[k], k + K < left);
                 }
             }
         }

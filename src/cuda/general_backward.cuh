@@ -36,7 +36,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     data.from[GENERAL_PRE_ADD] = p.pre_add.data;
     data.from[GENERAL_POST_ADD] = reads_post ? p.post_add.data : nullptr;
     data.from[GENERAL_DY] = p.dy.data;
-    data.from[GENERAL_DU] = p.dx.data && applies && (!twice || data.keeps) ? p.du.data : nullptr;
+    data.from[GENERAL_DU] = p.dx.data && applies && (!twice || data.holds) ? p.du.data : nullptr;
     data.open();
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
@@ -215,7 +215,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             level[i] = found.plain;
             of_mean[i] = found.centred;
         }
-        if (!data.keeps) {
+        if (!data.holds) {
             data.from[GENERAL_DU] = p.dx.data ? p.du.data : nullptr;
             data.open();
         }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     loader data(a, tile);
     data.from[GENERAL_X] = p.x.data;
     data.from[GENERAL_PRE_ADD] = p.pre_add.data;
-    data.from[GENERAL_POST_ADD] = !sums || data.keeps ? p.post_add.data : nullptr;
+    data.from[GENERAL_POST_ADD] = !sums || data.holds ? p.post_add.data : nullptr;
     data.open();
     const int sets_here = sums ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
@@ -229,7 +229,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 
     /* ---- results ---- */
     __syncthreads();
-    if (sums && !data.keeps) {
+    if (sums && !data.holds) {
         data.from[GENERAL_POST_ADD] = p.post_add.data;
         data.open();
     }

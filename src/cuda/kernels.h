@@ -119,7 +119,7 @@ struct normfuse_cuda_geometry {
     int32_t part_rows;
     int32_t parts;  /* blocks a set or team */
     int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
-    int32_t kept_shared; /* vectors of each tensor that a thread keeps in shared memory beside those in registers */
+    int32_t held_shared; /* vectors of each tensor that a thread holds in shared memory beside those in registers */
     int32_t teams;       /* exchange by the grid: sets at a time, each with a grid barrier */
     int32_t exchange;    /* enum normfuse_cuda_exchange */
     int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */

@@ -18,7 +18,7 @@ struct launched {
     uint32_t threads;
     int64_t blocks;
     uint32_t cluster;
-    int32_t phases, exchange, parts, passes, kept_shared;
+    int32_t phases, exchange, parts, passes, held_shared;
 };
 static _Thread_local struct launched last_launched[MOST_STEPS];
 static _Thread_local int last_count;
@@ -28,7 +28,7 @@ static void note(const struct step *step)
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     last_launched[last_count++] =
         (struct launched){step->kernel, step->threads, step->blocks, step->cluster, step->phases,
-                          g->exchange,  g->parts,      g->passes,    g->kept_shared};
+                          g->exchange,  g->parts,      g->passes,    g->held_shared};
 }
 
 const char *normfuse_last_kernels(void)
@@ -50,7 +50,7 @@ const char *normfuse_last_kernels(void)
                      : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
                                                                 : " parts=",
                      ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int32_t)ran->cluster : ran->parts, ran->passes,
-                     ran->kept_shared);
+                     ran->held_shared);
     }
     return text;
 }

@@ -129,11 +129,11 @@ NORMFUSE_LAYOUT struct normfuse_batch_layout normfuse_lay_out_batch(int32_t stag
     return at;
 }
 
-/* general. `slots` first: what threads have of the tensors, which a block keeps, or reads no more when it joins sums.
+/* general. `slots` first: what threads have of the tensors, which a block holds, or reads no more when it joins sums.
  */
 struct normfuse_general_sizes {
     int32_t slots;   /* bytes */
-    int32_t keeps;   /* slots */
+    int32_t holds;   /* slots */
     int32_t entries; /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
     int32_t channels, sets, blocks; /* of a block; blocks: that tell one another of their sets, 0 where none do */
 };
@@ -152,7 +152,7 @@ NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const st
 {
     struct normfuse_general_layout at = {0};
     const int32_t of_entry = (backward ? 2 : 4) * value_bytes;
-    at.entries = sizes->keeps ? sizes->slots : 0;
+    at.entries = sizes->holds ? sizes->slots : 0;
     const int32_t after = at.entries + sizes->entries * of_entry;
     at.channels = ((after > sizes->slots ? after : sizes->slots) + 15) / 16 * 16;
     at.weighted = at.channels + 4 * value_bytes * sizes->channels;

@@ -76,7 +76,7 @@ __device__ __forceinline__ void request(const normfuse_cuda_arguments &a, const 
                                         const line_place &place, int n, int count, raw<T, 1> (&values)[K])
 {
     const char *from = line_of<T>(a, view, place, n);
-    /* From one to the next: addresses that follow from a base are kept in registers, all of them. */
+    /* From one to the next: addresses that follow from a base are held in registers, all of them. */
 #pragma unroll
     for (int k = 0; k < K; k++) {
         load_where(k < count, values[k], from);

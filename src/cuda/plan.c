@@ -91,8 +91,8 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
 }
 
-/* A kernel that does `phases`; `keeps`: of what it holds on the chip. */
-static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source, bool keeps)
+/* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
+static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source, bool holds)
 {
     struct step *const step = &plan->steps[plan->count];
     *step = (struct step){0};
@@ -100,21 +100,21 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     const bool sums = (phases & first) != 0;
     bool found;
     struct shape general = *shape;
-    if (keeps && shape->unaligned_samples) {
+    if (holds && shape->unaligned_samples) {
         general = normfuse_cuda_narrowed(shape);
         shape = &general;
-    } else if (keeps && shape->problem->columns && shape->direction == BACKWARD &&
+    } else if (holds && shape->problem->columns && shape->direction == BACKWARD &&
                is_rare(shape->problem->activation)) {
         general.plain = general.compact = general.few_rows = general.batch = false;
         shape = &general;
     }
     const bool sums_alone = sums && !(phases & ~first);
-    found = keeps ? normfuse_cuda_hold(shape, step)
+    found = holds ? normfuse_cuda_hold(shape, step)
             : (!shape->plain && !shape->residual) || normfuse_cuda_has_short_rows(shape)
                 ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
             : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
                                       : normfuse_cuda_pass_rows(shape, step, sums_alone);
-    if (!found && !keeps) {
+    if (!found && !holds) {
         *step = (struct step){0};
         found = normfuse_cuda_pass_general(shape, step, sums, !sums_alone);
     }
@@ -139,7 +139,7 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
 }
 
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
-static bool keeps_additions(const struct shape *shape)
+static bool holds_residual(const struct shape *shape)
 {
     return !shape->residual || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
 }
@@ -156,11 +156,11 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
     if (p->sets == NORMFUSE_SETS_NONE)
         return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, given, false);
-    bool kept = false;
+    bool held = false;
     if (statistics && applies && p->y.data != NULL && !empty)
-        kept =
-            keeps_additions(shape) && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
-    if (!kept) {
+        held =
+            holds_residual(shape) && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
+    if (!held) {
         const struct normfuse_cuda_geometry *summed = &nothing;
         /* The sums are of x alone where nothing is added to it. */
         struct normfuse_problem bare = *p;
@@ -212,16 +212,16 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
     plan->sums_geometry = nothing;
     if (!empty) {
-        bool kept = false;
+        bool held = false;
         if (wants_dx && !centred && sums) {
             /* dx needs no sums: one reading in any case. */
-            kept = add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false);
-            if (!kept)
+            held = add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false);
+            if (!held)
                 return false;
             plan->sums_geometry = plan->steps[0].geometry;
         } else if (wants_dx && centred && sums) {
-            kept = keeps_additions(shape) && add_step(shape, plan, both, source, true);
-            if (kept) {
+            held = holds_residual(shape) && add_step(shape, plan, both, source, true);
+            if (held) {
                 struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;
                 plan->partials = bytes_of_partials(shape, step, 16);
@@ -230,7 +230,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                     wants_gradients = false;
             }
         }
-        if (!kept) {
+        if (!held) {
             if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL)) {
                 if (!add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
                     return false;
@@ -349,16 +349,16 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
                                                       &problem->shift,  &problem->dweight,      &problem->dbias,
                                                       &problem->dscale, &problem->dshift,       &problem->mean,
                                                       &problem->rstd,   &problem->running_mean, &problem->running_var};
-    struct normfuse_parameter *const kept[] = {&key.weight,  &key.bias,  &key.scale,        &key.shift,
-                                               &key.dweight, &key.dbias, &key.dscale,       &key.dshift,
-                                               &key.mean,    &key.rstd,  &key.running_mean, &key.running_var};
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+    struct normfuse_parameter *const of_key[] = {&key.weight,  &key.bias,  &key.scale,        &key.shift,
+                                                 &key.dweight, &key.dbias, &key.dscale,       &key.dshift,
+                                                 &key.mean,    &key.rstd,  &key.running_mean, &key.running_var};
+    for (size_t i = 0; i < sizeof of_key / sizeof *of_key; i++) {
         if (given[i]->data != NULL) {
-            kept[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
-            kept[i]->channel = given[i]->channel;
-            kept[i]->type = given[i]->type;
+            of_key[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
+            of_key[i]->channel = given[i]->channel;
+            of_key[i]->type = given[i]->type;
         }
-        kept[i]->batch = given[i]->batch;
+        of_key[i]->batch = given[i]->batch;
     }
     return key;
 }

@@ -45,12 +45,12 @@ __device__ __forceinline__ void compiler_barrier(int &value, int &other)
 {
     asm volatile("" : "+r"(value), "+r"(other));
 }
-/* Keeps the compiler from finding again what it has in a register. */
-__device__ __forceinline__ void keep(unsigned &value)
+/* Hides from the compiler how a value was found: it holds the value in a register instead of finding it again. */
+__device__ __forceinline__ void make_opaque(unsigned &value)
 {
     asm("" : "+r"(value));
 }
-__device__ __forceinline__ char *kept(char *address)
+__device__ __forceinline__ char *opaque(char *address)
 {
     asm("" : "+l"(address));
     return address;

@@ -172,7 +172,7 @@ template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
                                           const normfuse_view &strides, int n, int c)
     {
         static_assert(!unaligned || (alike && V > 1), "unaligned vectors are of 16 bytes, of tensors that are alike");
-        /* Found again for each walk: kept from one to the next these would be more registers than the vectors. */
+        /* Found again for each walk: held from one to the next these would be more registers than the vectors. */
         if (!alike)
             compiler_barrier(n, c);
         data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
@@ -273,7 +273,7 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, c
     }
     if constexpr (unaligned) {
         /* One address with offsets: the compiler would find that of each element again. */
-        data = kept(data);
+        data = opaque(data);
         const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
         for (int i = 0; i < V; i++)

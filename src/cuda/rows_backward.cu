@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * rows_backward.cu - gradients where positions are adjacent (NCHW). A block reads x and dy of its part of a set once
- * and keeps both; the sums of dy' and dy' * (x - mean) of each channel go to memory for the gradients of the
+ * and holds both; the sums of dy' and dy' * (x - mean) of each channel go to memory for the gradients of the
  * parameters, and their weighted totals over the set become dx.
  *
  *   dx = slope * dy' - (plain + rstd^2 * centred * (x - mean)) / values,   slope = rstd * weight * (1 + scale)
@@ -90,7 +90,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
-    constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = row_tensor<T, V, !many, unaligned>;
     /* Lanes alone have additions and tensors of different strides. Beside them unaligned tiles alone have the rare
@@ -105,20 +105,20 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     __shared__ R rstd_of_set;
     const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
     const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
-    const int shared = !many ? g.kept_shared : 0;
+    const int shared = !many ? g.held_shared : 0;
     row_gradient<R> *const coefficients = reinterpret_cast<row_gradient<R> *>(dynamic + 2 * shared * threads);
     totals<R> *const of_channels = reinterpret_cast<totals<R> *>(coefficients + g.coefficients);
 
-    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
-    const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
+    const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
+    const bool centred = holds || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
-    const int block = (int)(!keeps && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int block = (int)(!holds && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
-    raw<T, V> kept_x[K], kept_dy[K];
+    raw<T, V> held_x[K], held_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * slot + tensor) * threads + (int)threadIdx.x];
     };
@@ -155,7 +155,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             for (int k = 0; k < K; k++) {
                 if (!many && index - lane >= vectors.end)
                     break;
-                work(kept_x[k], kept_dy[k], index);
+                work(held_x[k], held_dy[k], index);
                 index += vectors.step;
             }
         };
@@ -164,7 +164,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         const uint32_t grid_barrier = look_at_grid_barrier_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
                                                                  a.grid_barriers + team * grid_barrier_stride);
         asked_gradient first;
-        if constexpr (keeps)
+        if constexpr (holds)
             first = ask_gradient(a, vectors, (int)threadIdx.x);
         {
             const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
@@ -190,16 +190,16 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             unsigned furthest = 0;
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                if constexpr (keeps) {
+                if constexpr (holds) {
                     const int stretch = divide(index, g.by_spans);
-                    load_vector_where<T, V>(index < vectors.end, kept_x[k], x.at(g, index, stretch));
-                    load_vector_where<T, V>(index < vectors.end, kept_dy[k], dy.at(g, index, stretch));
+                    load_vector_where<T, V>(index < vectors.end, held_x[k], x.at(g, index, stretch));
+                    load_vector_where<T, V>(index < vectors.end, held_dy[k], dy.at(g, index, stretch));
                 } else if (index < vectors.end) {
                     const int stretch = divide(index, g.by_spans);
                     furthest = max(furthest, x.place(g, index, stretch));
                     if (!end.cuts(x.place(g, index, stretch))) {
-                        kept_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
-                        kept_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
+                        held_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
+                        held_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
                     }
                 }
                 index += vectors.step;
@@ -212,8 +212,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                     for (int k = 0; k < K; k++) {
                         const unsigned place = x.place(g, index, divide(index, g.by_spans));
                         if (index < vectors.end && end.cuts(place)) {
-                            kept_x[k] = load_cut<T>(x.data, place, end.bytes);
-                            kept_dy[k] = load_cut<T>(dy.data, place, end.bytes);
+                            held_x[k] = load_cut<T>(x.data, place, end.bytes);
+                            held_dy[k] = load_cut<T>(dy.data, place, end.bytes);
                         }
                         index += vectors.step;
                     }
@@ -221,7 +221,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             }
         }
         bits<R> saved_rstd = 0;
-        if (!keeps && centred && applies && vectors.end > 0) {
+        if (!holds && centred && applies && vectors.end > 0) {
             const int group = by_sample ? vectors.c : divide(vectors.c, g.by_outer);
             saved_rstd = ask<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
         }
@@ -229,7 +229,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             grid_barrier_before() = grid_barrier;
         const R portion = R(1) / (R)p.set_values;
         const R factor = takes_half<fast, !many>(p.activation) ? R(0.5) : R(1);
-        if constexpr (keeps) {
+        if constexpr (holds) {
             for (int i = (int)threadIdx.x; has_channel(a, vectors, i); i += threads) {
                 if (i >= threads)
                     first = ask_gradient(a, vectors, i);
@@ -441,7 +441,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 share = (R)a.totals[(int64_t)vectors.set * PAIR + 1];
             }
             if (vectors.end > 0) {
-                const R rstd = keeps ? rstd_of_set : told<R>(saved_rstd, p.rstd.type);
+                const R rstd = holds ? rstd_of_set : told<R>(saved_rstd, p.rstd.type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }
@@ -458,8 +458,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         /* ---- results ---- */
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            compiler_barrier(kept_x[k]);
-            compiler_barrier(kept_dy[k]);
+            compiler_barrier(held_x[k]);
+            compiler_barrier(held_dy[k]);
         }
         const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
         const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;

@@ -56,7 +56,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
     constexpr bool plain = !many; /* lanes alone have additions and tensors of different strides */
-    constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass;
     using tensor = row_tensor<T, V, plain, unaligned>;
@@ -68,21 +68,21 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
     __shared__ cluster_mailbox mailbox;
     __shared__ set_statistics<R> of_set;
-    const int shared = !many && !streams ? g.kept_shared : 0;
+    const int shared = !many && !streams ? g.held_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
     row_coefficient<R> *const coefficients = reinterpret_cast<row_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
-    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
+    const bool sums = holds || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = holds || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
-    const bool backwards = !keeps && g.backwards;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = holds || streams ? 1 : g.passes;
+    const bool backwards = !holds && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int team = whole ? block : divide(block, g.by_parts);
     const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
 
-    raw<T, V> kept[K];
+    raw<T, V> held[K];
     const auto own_of = [&](const row_vectors &vectors, int index) {
         return elements_of<T, V, plain, unaligned>(a, vectors, index);
     };
@@ -116,7 +116,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 
         for (int pass = 0; pass < passes; pass++) {
             const row_vectors vectors = vectors_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
-            const int rest = vectors.index + shared * vectors.step; /* the first that is kept in a register */
+            const int rest = vectors.index + shared * vectors.step; /* the first that is held in a register */
 
             /* ---- load ---- */
             int next = vectors.index, count = 0; /* the vector that is asked for next, and how many there are */
@@ -127,7 +127,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             };
             if constexpr (streams) {
                 count = max(0, (vectors.end - vectors.index + vectors.step - 1) / vectors.step);
-                ask_first<K>(kept, count, ask_vector);
+                ask_first<K>(held, count, ask_vector);
             } else {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                 const row_end<T, unaligned> end(a, vectors, x.lead);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         const int stretch = divide(index, g.by_spans);
                         furthest = max(furthest, x.place(g, index, stretch));
                         if (!end.cuts(x.place(g, index, stretch)))
-                            kept[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
+                            held[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
                     }
                 }
                 if constexpr (unaligned) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                             const int index = rest + k * vectors.step;
                             const unsigned place = x.place(g, index, divide(index, g.by_spans));
                             if (index < vectors.end && end.cuts(place))
-                                kept[k] = load_cut<T>(x.data, place, end.bytes);
+                                held[k] = load_cut<T>(x.data, place, end.bytes);
                         }
                     }
                 }
@@ -207,13 +207,13 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 prepare((int)threadIdx.x);
             if (shared > 0)
                 wait_for_copies();
-            /* Calls work(vector, index) for each vector that the thread has in shared memory; where nothing is kept,
+            /* Calls work(vector, index) for each vector that the thread has in shared memory; where nothing is held,
              * for all vectors that the thread has. */
             const auto walk_shared = [&](auto work, const char *next = nullptr) {
                 int index = vectors.index;
                 compiler_barrier(index);
                 if constexpr (streams) {
-                    walk_passing<K>(kept, count, ask_vector, [&](raw<T, V> &vector) {
+                    walk_passing<K>(held, count, ask_vector, [&](raw<T, V> &vector) {
                         work(vector, index);
                         index += vectors.step;
                     });
@@ -240,7 +240,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 for (int k = 0; k < (streams ? 0 : K); k++) {
                     if (index >= vectors.end)
                         break;
-                    work(kept[k], index);
+                    work(held[k], index);
                     index += vectors.step;
                 }
             };
@@ -324,13 +324,13 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     }
                 };
                 if constexpr (streams) {
-                    gather(kept[0], vectors.index, walk_shared);
+                    gather(held[0], vectors.index, walk_shared);
                 } else {
                     if constexpr (!many) {
                         if (shared > 0)
                             gather(own_shared[0], vectors.index, walk_shared);
                     }
-                    gather(kept[0], rest, walk_registers);
+                    gather(held[0], rest, walk_registers);
                 }
             }
             if (!applies)
@@ -403,7 +403,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 const tensor y(a, p.y, plain ? p.x : p.y, vectors.n, vectors.c);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++)
-                    compiler_barrier(kept[k]);
+                    compiler_barrier(held[k]);
                 /* z of a vector, and where it goes */
                 const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
                     const int stretch = divide(index, g.by_spans);

@@ -47,10 +47,10 @@ struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *s
 }
 
 /* A kernel that holds nothing: a thread walks any number of vectors. */
-static bool streams(enum normfuse_cuda_schedule kept)
+static bool streams(enum normfuse_cuda_schedule schedule)
 {
-    return kept == NORMFUSE_SCHEDULE_elementwise || kept == NORMFUSE_SCHEDULE_elementwise_residual ||
-           kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
+    return schedule == NORMFUSE_SCHEDULE_elementwise || schedule == NORMFUSE_SCHEDULE_elementwise_residual ||
+           schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
 }
 
 static void part_rows_of(const struct shape *shape, struct step *step, int64_t part_rows)
@@ -63,17 +63,17 @@ static void part_rows_of(const struct shape *shape, struct step *step, int64_t p
 }
 
 /* `joins`: the kernel sums. */
-static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                            int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const int registers = vectors_of(shape, kept);
+    const int registers = vectors_of(shape, schedule);
     const int64_t at_once = (int64_t)threads / g->width;
-    step->kernel = kernel_of(shape, kept);
+    step->kernel = kernel_of(shape, schedule);
     step->threads = threads;
     part_rows_of(shape, step, part_rows);
-    g->kept_shared = streams(kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
+    g->held_shared = streams(schedule) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
     const int64_t channels = (int64_t)g->width * shape->elements;
     int64_t groups = channels / g->group;
     set_joins(shape, g, groups / g->folded, channels / g->folded, threads, !shape->unaligned_samples);
@@ -84,8 +84,8 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
     /* What passes goes through a pipeline of each thread. */
-    const bool pipelines = kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
-    size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->kept_shared) * threads;
+    const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
+    size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (shape->direction == BACKWARD) {
         words = 4 * groups + 4 * channels + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
@@ -131,14 +131,14 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
-    const int64_t kept = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
-    if (slots > kept || (few && slots == kept))
+    const int64_t held = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
+    if (slots > held || (few && slots == held))
         return false;
-    const int64_t at_once = divide_up(part_rows, few ? kept : slots);
+    const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
     const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * most(1, samples);
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
-        g->kept_shared > 0)
+        g->held_shared > 0)
         return false;
     step->at_once = (int32_t)at_once;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
@@ -164,9 +164,9 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     if (!shape->few_rows || p->n > INT32_MAX / 8)
         return "it takes group norm of plain tensors, of groups of or in whole vectors";
     const int64_t d = p->c / p->groups, vectors = most(1, d / shape->elements);
-    const enum normfuse_cuda_schedule kept =
+    const enum normfuse_cuda_schedule schedule =
         p->s == 1 && d >= shape->elements ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
-    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, kept)];
+    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, schedule)];
     const int64_t most_rows = row->vectors;
     const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / most_rows;
     int lane_bits = 0, row_bits = 0;
@@ -181,7 +181,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t units = normfuse_cuda_vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, units_here * vectors, d);
-    step->kernel = kernel_of(shape, kept);
+    step->kernel = kernel_of(shape, schedule);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
     step->of.lanes = (struct normfuse_cuda_lanes){

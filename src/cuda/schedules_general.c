@@ -9,7 +9,7 @@
 enum {
     THREADS = 256,
     SMALL_RESERVE = 2048,  /* shared memory that a block has beside what layout.h places */
-    KEPT_BYTES = 96 << 10, /* of shared memory that a block keeps vectors in: two blocks a multiprocessor */
+    HELD_BYTES = 96 << 10, /* of shared memory that a block holds vectors in: two blocks a multiprocessor */
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
@@ -167,9 +167,9 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     set_joins(shape, g, groups, channels, step->threads, p->columns && !g->unaligned);
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
-    of->keeps = both && (shape->elements > 1 ? vectors * slot <= KEPT_BYTES : vectors <= ahead);
-    g->kept_shared = of->keeps ? (int32_t)vectors : 0;
-    of->slots = (int32_t)((of->keeps ? vectors : ahead) * slot);
+    of->holds = both && (shape->elements > 1 ? vectors * slot <= HELD_BYTES : vectors <= ahead);
+    g->held_shared = of->holds ? (int32_t)vectors : 0;
+    of->slots = (int32_t)((of->holds ? vectors : ahead) * slot);
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;
     of->channels = applies || backward ? (int32_t)channels : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
@@ -233,11 +233,11 @@ static double estimate(const struct shape *given, const struct step *step)
     const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;
-    const bool keeps = step->geometry.general.keeps;
-    const double missed = keeps || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
+    const bool holds = step->geometry.general.holds;
+    const double missed = holds || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
     const double reach = fmin(1.0, running * step->threads / (320.0 * device->multiprocessors));
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
-    const double moved = reads * (1.0 + missed + (keeps ? 0.0 : 0.3 * (1.0 - missed))) + writes;
+    const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,

@@ -25,28 +25,28 @@ static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
 }
 
 /* A kernel that holds nothing: a thread walks any number of vectors. */
-static bool streams(const struct shape *shape, enum normfuse_cuda_schedule kept)
+static bool streams(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
-    return kept == NORMFUSE_SCHEDULE_two_pass && shape->direction == FORWARD;
+    return schedule == NORMFUSE_SCHEDULE_two_pass && shape->direction == FORWARD;
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
-static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                         int64_t part_rows, uint32_t threads)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const int registers = vectors_of(shape, kept);
+    const int registers = vectors_of(shape, schedule);
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
 
-    step->kernel = kernel_of(shape, kept);
+    step->kernel = kernel_of(shape, schedule);
     step->threads = threads;
     g->passes = 1;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(shape->direction == FORWARD ? each : 32 * each);
-    g->kept_shared = streams(shape, kept) ? 0 : (int32_t)most(0, each - registers);
+    g->held_shared = streams(shape, schedule) ? 0 : (int32_t)most(0, each - registers);
     const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
     g->coefficients = (int32_t)touched;
     g->channels_a_segment = shape->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
@@ -54,7 +54,7 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t numbers = shape->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
     step->shared =
-        (size_t)shape->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * shape->value_bytes;
+        (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + (size_t)numbers * shape->value_bytes;
     return step->shared + 2048 <= shape->device->shared_per_block;
 }
 
@@ -107,7 +107,7 @@ static double microseconds_a_round(const struct shape *shape, const struct step 
 }
 
 /* `teams` sets at a time, with all blocks of the grid resident, two a multiprocessor. */
-static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                         uint32_t threads, int64_t teams)
 {
     const struct normfuse_cuda_device *const device = shape->device;
@@ -115,7 +115,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
     struct step trial = {.geometry = rows_geometry(shape)};
     const int64_t blocks = 2 * (int64_t)device->multiprocessors / teams;
     if (!shape->has_grid_barriers || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
-        !settle_rows(shape, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
+        !settle_rows(shape, &trial, schedule, divide_up(trial.geometry.rows, blocks), threads) ||
         trial.shared > policy->shared_a_block)
         return false;
     trial.blocks = teams * trial.geometry.parts;
@@ -138,7 +138,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
 
 /* Of norm groups that one block cannot hold, or that are too few. */
 struct split {
-    enum normfuse_cuda_schedule kept;
+    enum normfuse_cuda_schedule schedule;
     int64_t parts;    /* blocks a norm group; 1: it may be one block's */
     uint32_t threads; /* of each */
     int64_t cluster; /* and of the blocks of a cluster: the backward has more to do between reading and writing, so more
@@ -162,13 +162,13 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
     if (g->sets * parts < blocks_wanted)
         parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / LEAST_PART_BYTES));
     parts = most(1, parts);
-    struct split split = {.kept = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
+    struct split split = {.schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
     int64_t threads = 256;
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1)
-        threads = least(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.kept))));
+        threads = least(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.schedule))));
     if (set_bytes <= policy->small_set_bytes)
         threads = least(threads, 128);
     split.threads = split.cluster_threads = (uint32_t)threads;
@@ -242,9 +242,9 @@ static const char *configure_grid(const struct shape *shape, struct step *step)
 {
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
-    return split.parts < 4                                               ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.kept, split.threads, g.sets) ? NULL
-                                                                         : "its blocks are not resident together";
+    return split.parts < 4                                                   ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.schedule, split.threads, g.sets) ? NULL
+                                                                             : "its blocks are not resident together";
 }
 
 /* As many sets at a time as take the least time in all. */
@@ -264,7 +264,7 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     const int64_t fewest = sets <= 2 ? 1 : 3;
     for (int64_t teams = least(sets, 2 * shape->device->multiprocessors); teams >= fewest; teams--) {
         struct step trial;
-        if (!settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
+        if (!settle_grid(shape, &trial, split.schedule, split.cluster_threads, teams))
             continue;
         const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
         const double time = (double)divide_up(sets, teams) * round;
@@ -289,7 +289,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
     int64_t least_time = INT64_MAX;
     for (int64_t cluster = split.cluster; cluster <= most_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, split.kept, divide_up(g->rows, cluster), split.cluster_threads))
+        if (!settle_rows(shape, &trial, split.schedule, divide_up(g->rows, cluster), split.cluster_threads))
             continue;
         if (trial.shared > policy->shared_a_block && cluster < most_cluster)
             continue;

@@ -149,9 +149,9 @@ __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&
 {
     choose_activation<true, true>(activation, [&](auto chosen) {
         constexpr bool rare = decltype(chosen)::constant < 0;
-        R kept[rare ? K : 1];
+        R held[rare ? K : 1];
         if (rare)
-            in_slots<K>(a, [&](int k) { kept[rare ? k : 0] = z[k]; });
+            in_slots<K>(a, [&](int k) { held[rare ? k : 0] = z[k]; });
 #pragma unroll(rare ? 1 : K / slots_at_once)
         for (int begin = 0; begin < K; begin += slots_at_once) {
             if (begin >= a.slots)
@@ -159,15 +159,15 @@ __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&
             R few[slots_at_once];
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
-                few[i] = rare ? kept[rare ? begin + i : 0]
+                few[i] = rare ? held[rare ? begin + i : 0]
                               : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::constant) ? R(0.5) : R(1));
             activate<fast, true>(few, chosen, activation, p);
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
-                (rare ? kept[rare ? begin + i : 0] : z[begin + i]) = few[i];
+                (rare ? held[rare ? begin + i : 0] : z[begin + i]) = few[i];
         }
         if (rare)
-            in_slots<K>(a, [&](int k) { z[k] = kept[rare ? k : 0]; });
+            in_slots<K>(a, [&](int k) { z[k] = held[rare ? k : 0]; });
     });
 }
 
@@ -179,13 +179,13 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
     choose_activation<true, true>(activation, [&](auto chosen) {
         constexpr bool rare = decltype(chosen)::constant < 0;
         constexpr int places = rare ? K : 1;
-        R kept_z[places], kept_by[places];
+        R held_z[places], held_by[places];
         if (decltype(chosen)::constant == NORMFUSE_IDENTITY)
             return;
         if (rare)
             in_slots<K>(a, [&](int k) {
-                kept_z[rare ? k : 0] = z[k];
-                kept_by[rare ? k : 0] = by[k];
+                held_z[rare ? k : 0] = z[k];
+                held_by[rare ? k : 0] = by[k];
             });
         const bool half = takes_half<fast, true>(decltype(chosen)::constant);
         const R factor = half ? R(0.5) : R(1);
@@ -196,16 +196,16 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
             R few_z[slots_at_once], few_by[slots_at_once];
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++) {
-                few_z[i] = rare ? kept_z[rare ? begin + i : 0] : z[begin + i] * factor;
-                few_by[i] = rare ? kept_by[rare ? begin + i : 0] : by[begin + i] * factor;
+                few_z[i] = rare ? held_z[rare ? begin + i : 0] : z[begin + i] * factor;
+                few_by[i] = rare ? held_by[rare ? begin + i : 0] : by[begin + i] * factor;
             }
             differentiate_by<fast>(few_by, few_z, chosen, activation, p);
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
-                (rare ? kept_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i];
+                (rare ? held_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i];
         }
         if (rare)
-            in_slots<K>(a, [&](int k) { by[k] = kept_by[rare ? k : 0]; });
+            in_slots<K>(a, [&](int k) { by[k] = held_by[rare ? k : 0]; });
     });
 }
 

@@ -155,8 +155,8 @@ template <typename T> inline void compiler_barrier(T &)
 inline void compiler_barrier(int &, int &)
 {
 }
-inline void keep(unsigned &) {}
-inline char *kept(char *address) { return address; }
+inline void make_opaque(unsigned &) {}
+inline char *opaque(char *address) { return address; }
 
 inline float reciprocal(float x) { return fabsf(x) > 0x1p126f ? 0.0f : 1.0f / x; }
 inline float fast_tanh(float z) { return tanhf(z); }
