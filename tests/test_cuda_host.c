@@ -1444,13 +1444,14 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
         return;
     }
     for (int64_t block = 0; block < launch->grid; block++) {
-        int64_t team = block / g->parts, part = block % g->parts;
+        int64_t block_group = block / g->parts, part = block % g->parts;
         if (samples > 1) { /* of a cluster: sample after sample */
             const int64_t cluster = block / (g->parts * samples), sample = block / g->parts % samples;
-            team = (cluster / g->blocks_wide * samples + sample) * g->blocks_wide + cluster % g->blocks_wide;
+            block_group = (cluster / g->blocks_wide * samples + sample) * g->blocks_wide + cluster % g->blocks_wide;
         }
-        for (int64_t set = team; set < g->sets;
-             set += g->exchange == NORMFUSE_EXCHANGE_GRID ? (int64_t)g->teams : (int64_t)g->sets + launch->grid) {
+        for (int64_t set = block_group; set < g->sets; set += g->exchange == NORMFUSE_EXCHANGE_GRID
+                                                                  ? (int64_t)g->block_groups
+                                                                  : (int64_t)g->sets + launch->grid) {
             if (p->columns) {
                 const int64_t sample = set / g->blocks_wide, beside = set % g->blocks_wide;
                 const int64_t n = g->all_samples ? part / g->parts_a_sample : sample;
@@ -1523,13 +1524,13 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
     const int64_t of_unit = p->columns ? vector_elements : 1, row_channels = p->columns ? g->row_channels : p->c;
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
         const int64_t block = i / launch->threads, thread = i % launch->threads;
-        const int64_t team = block / g->parts, part = block % g->parts, chunk = part % g->parts_a_sample;
+        const int64_t block_group = block / g->parts, part = block % g->parts, chunk = part % g->parts_a_sample;
         const int64_t first_sample =
-            g->all_samples ? part / g->parts_a_sample * g->part_samples : team / g->blocks_wide;
+            g->all_samples ? part / g->parts_a_sample * g->part_samples : block_group / g->blocks_wide;
         const int64_t past = first_sample + (g->all_samples ? g->part_samples : 1);
         const int64_t unit = p->columns ? thread % g->width : thread / g->unit_lanes;
         const int64_t lane = p->columns ? thread / g->width : thread % g->unit_lanes;
-        const int64_t channel = (team % g->blocks_wide * g->width + unit) * of_unit;
+        const int64_t channel = (block_group % g->blocks_wide * g->width + unit) * of_unit;
         const int64_t end = (chunk + 1) * g->part_rows < g->rows ? (chunk + 1) * g->part_rows : g->rows;
         if (lane >= g->unit_lanes || unit >= g->width || channel >= row_channels)
             continue;
@@ -1922,8 +1923,8 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     HOLDS(p->activation != NORMFUSE_RELU6);
     /* A grid barrier a sample, or one for all where blocks of all samples meet. */
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 && g->teams == p->n &&
-          c->of.grid.teams == p->n);
+    HOLDS((int64_t)g->block_groups * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 && g->block_groups == p->n &&
+          c->of.grid.block_groups == p->n);
     HOLDS(launch->grid == (uint32_t)(p->n * g->parts) && c->parts == g->parts && g->parts > 1);
     HOLDS(c->rows == p->s && c->part_rows == g->part_rows && (int64_t)(g->parts - 1) * g->part_rows < g->rows);
     HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * held >= c->part_rows);
@@ -1960,13 +1961,14 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     for (int64_t first = 0; first < p->c; first += vector_elements)
         HOLDS(batch || (first + vector_elements - 1) / g->group - first / g->group <= 1);
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)(g->teams + 1) * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4);
+    HOLDS((int64_t)(g->block_groups + 1) * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4);
     /* Rows of a part are adjacent in memory, and a bulk copy takes whole vectors. */
     HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 &&
           p->x.batch % vector_elements == 0);
     HOLDS(c->at_once >= 1 && (int64_t)c->at_once * g->width <= (int64_t)launch->threads - 32);
     HOLDS((batch || c->groups == p->groups) && c->parts == g->parts && c->part_rows == g->part_rows);
-    HOLDS(c->rows == p->s && c->n == p->n && of->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
+    HOLDS(c->rows == p->s && c->n == p->n && of->block_groups == g->block_groups &&
+          (int64_t)g->block_groups * g->parts == launch->grid);
     HOLDS(divides(&of->by_tile) && divides(&of->by_turn));
     HOLDS((int64_t)of->by_turn.divisor == (int64_t)tile_rows * g->parts);
     /* A copy has fewer bytes than a barrier counts. */
@@ -1978,8 +1980,8 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
         : backward ? normfuse_lay_out_grid_backward(stages, g->width, channels, groups, c->at_once, true, gives).bytes
                    : normfuse_lay_out_grid_forward(stages, g->width, groups, c->at_once).bytes;
     HOLDS(!batch || p->c << c->lane_bits <= (int64_t)launch->threads - 32 || c->lane_bits == 0);
-    HOLDS(!batch ||
-          (2 * g->teams * p->c * g->parts) * (backward ? 16 : 24) >= 8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
+    HOLDS(!batch || (2 * g->block_groups * p->c * g->parts) * (backward ? 16 : 24) >=
+                        8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
     HOLDS(of->stages >= 1 && of->stages <= 32 && stage < 1 << 20);
     HOLDS(bytes <= (int32_t)launch->shared);
     /* How many rows each part has. */
@@ -2109,8 +2111,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         HOLDS(test->has_sync && a.grid_barriers != NULL);
-        HOLDS(launch->grid == (int64_t)g->teams * g->parts && g->teams <= g->sets);
-        HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
+        HOLDS(launch->grid == (int64_t)g->block_groups * g->parts && g->block_groups <= g->sets);
+        HOLDS((int64_t)g->block_groups * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
         HOLDS(launch->grid <= (int64_t)resident * device->multiprocessors);
     }
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
@@ -2147,7 +2149,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         /* Of a thread's values that are summed about one of them. */
         HOLDS(g->held_shared <= 48 && held <= 48 && launch->threads <= 512);
-        HOLDS(g->late_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets));
+        HOLDS(g->late_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->sets));
         /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it holds. */
         const int64_t segments = !backward ? 0 : g->sets_a_block == 1 ? (int64_t)launch->threads / 32 : g->sets_a_block;
         const int64_t values = 4 * (int64_t)g->coefficients + 2 * segments * g->channels_a_segment;
@@ -2233,7 +2235,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const size_t word = backward ? 16 : 24;
     size_t used = 0;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
-        used = end_of(a.partials, (size_t)(2 * groups * g->teams * g->parts) * word);
+        used = end_of(a.partials, (size_t)(2 * groups * g->block_groups * g->parts) * word);
     else if (gathers && !backward && !(a.phases & NORMFUSE_PHASE_APPLY))
         used = end_of(a.partials, (size_t)(all_sets * split * g->parts * (g->copies > 1 ? g->copies : 1)) * word);
     HOLDS(used == 0 || a.partials != NULL);

@@ -9,7 +9,7 @@
 #include "join.cuh"
 
 struct column_place {
-    int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
+    int n, c;                         /* sample (0 where a block group has all as one) and the thread's first channel */
     int first_channel;                /* of the block */
     int first, stop;                  /* the rows of the part, or what it is from, interleaved with the others */
     int column, beside, rows_at_once; /* the thread's vector in the block, its row among those at once */
@@ -18,11 +18,11 @@ struct column_place {
 };
 
 template <typename T, int V>
-__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int team, int part)
+__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int block_group, int part)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     column_place place;
-    const int sample = divide(team, g.by_blocks_wide), beside = team - sample * g.blocks_wide;
+    const int sample = divide(block_group, g.by_blocks_wide), beside = block_group - sample * g.blocks_wide;
     const int of_sample = g.all_samples ? divide(part, g.by_parts_a_sample) : 0;
     place.n = g.all_samples ? of_sample : sample;
     place.rows_at_once = (int)g.by_rows_at_once.divisor;
@@ -423,8 +423,8 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
 }
 
-/* What a block tells the others of its team of a group: forward the mean, less a value of the set that all know, and
- * squares about it; backward two sums. */
+/* What a block tells the others of its block group of a group: forward the mean, less a value of the set that all know,
+ * and squares about it; backward two sums. */
 __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, int rank, float2 value)
 {
     send(mailbox, reinterpret_cast<double *>(place), rank,

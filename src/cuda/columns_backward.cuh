@@ -31,7 +31,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const bool backwards = !holds && g.backwards, half = takes_half<fast, true>(p.activation);
     const int exchange = holds ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
+    const int first_block_group = divide(block, g.by_parts), part = block - first_block_group * g.parts;
 
     struct both {
         raw<T, V> x, dy;
@@ -46,8 +46,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
     int parity = 0;
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
-    for (int team = first_team;;) {
-        const column_place place = place_of<T, V>(a, team, part);
+    for (int block_group = first_block_group;;) {
+        const column_place place = place_of<T, V>(a, block_group, part);
         const int shared = holds ? g.held_shared : 0;
         uint32_t grid_barrier_before = 0, counted = 0;
         float slope[V], offset[V], shift[V];
@@ -128,7 +128,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
                     open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
                 if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                    grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
+                    grid_barrier_before =
+                        look_at_grid_barrier(a.grid_barriers + first_block_group * grid_barrier_stride);
                 const int n = g.all_samples ? 0 : sample;
                 if (ready) {
 #pragma unroll 1
@@ -321,7 +322,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
                     const bool far = exchange == NORMFUSE_EXCHANGE_GRID;
                     float2 *const of_grid = reinterpret_cast<float2 *>(a.partials) +
-                                            ((int64_t)parity * g.teams + first_team) * groups * g.parts;
+                                            ((int64_t)parity * g.block_groups + first_block_group) * groups * g.parts;
                     __syncthreads();
                     if (threadIdx.x == 0 && g.contributors > 0)
                         counted = count_block(a, divide(first_channel, g.by_group));
@@ -355,8 +356,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                     if (exchange != NORMFUSE_EXCHANGE_NONE) {
                         if (far) {
-                            meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts,
-                                      grid_barrier_before);
+                            synchronize_block_group(a.grid_barriers + first_block_group * grid_barrier_stride, part,
+                                                    g.parts, grid_barrier_before);
                         } else {
                             await_mailbox(mailbox);
                         }
@@ -466,11 +467,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     join_threads();
             } else if (p.dx.data) {
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-                /* The same rows of the team that this block has next are asked for as places become free. */
-                const int next_team = team + g.teams;
-                is_loaded = exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+                /* The same rows of the block group that this block has next are asked for as places become free. */
+                const int next_block_group = block_group + g.block_groups;
+                is_loaded = exchange == NORMFUSE_EXCHANGE_GRID && next_block_group < g.sets &&
                             g.row_channels == g.blocks_wide * g.width * V;
-                const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
+                const column_place next = place_of<T, V>(a, is_loaded ? next_block_group : block_group, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
                 choose_activation<true, false>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
@@ -504,8 +505,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        team += g.teams;
-        if (team >= g.sets)
+        block_group += g.block_groups;
+        if (block_group >= g.sets)
             break;
         parity ^= 1;
         __syncthreads();

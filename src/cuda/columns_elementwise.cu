@@ -144,8 +144,8 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const int block = (int)(residual && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int team = divide(block, g.by_parts), part = block - team * g.parts;
-    const column_place place = place_of<T, V>(a, team, part);
+    const int block_group = divide(block, g.by_parts), part = block - block_group * g.parts;
+    const column_place place = place_of<T, V>(a, block_group, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     if (count == 0)
         return;
@@ -204,8 +204,8 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    const int team = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - team * g.parts;
-    const column_place place = place_of<T, V>(a, team, part);
+    const int block_group = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - block_group * g.parts;
+    const column_place place = place_of<T, V>(a, block_group, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool gives_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
     vectors held[K];

@@ -29,7 +29,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, backwards = !holds && g.backwards;
     const int exchange = holds ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
+    const int first_block_group = divide(block, g.by_parts), part = block - first_block_group * g.parts;
 
     raw<T, V> held[holds ? K : 1];
     const auto read = [&](int slot, float(&value)[V]) {
@@ -38,8 +38,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
     int parity = 0;
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
-    for (int team = first_team;;) {
-        const column_place place = place_of<T, V>(a, team, part);
+    for (int block_group = first_block_group;;) {
+        const column_place place = place_of<T, V>(a, block_group, part);
         const int shared = holds ? g.held_shared : 0;
         int met = 0;
         uint32_t grid_barrier_before = 0;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
             open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-            grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
+            grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_block_group * grid_barrier_stride);
         /* The first value of each group, which all of its blocks know: what means are told less. */
         const auto first_value = [&](int i) {
             const int64_t c = first_channel + i * g.group;
@@ -318,8 +318,9 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         triple[2] = (double)squares;
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                         reinterpret_cast<float2 *>(
-                            a.partials)[(((int64_t)parity * g.teams + first_team) * groups + group) * g.parts + part] =
-                            both;
+                            a.partials)[(((int64_t)parity * g.block_groups + first_block_group) * groups + group) *
+                                            g.parts +
+                                        part] = both;
                     } else {
                         finish(group, mean, squares);
                     }
@@ -373,9 +374,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 await_mailbox(mailbox);
                 join_parts(of_parts, [](const float2 *of_part) { return *of_part; });
             } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts, grid_barrier_before);
+                synchronize_block_group(a.grid_barriers + first_block_group * grid_barrier_stride, part, g.parts,
+                                        grid_barrier_before);
                 join_parts(reinterpret_cast<const float2 *>(a.partials) +
-                               ((int64_t)parity * g.teams + first_team) * groups * g.parts,
+                               ((int64_t)parity * g.block_groups + first_block_group) * groups * g.parts,
                            [](const float2 *of_part) { return __ldcg(of_part); });
             }
         }
@@ -405,11 +407,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             char *const first_result = y.base + y.at;
             if constexpr (unaligned_samples)
                 y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-            /* The same rows of the team that this block has next are asked for as places become free. */
-            const int next_team = team + g.teams;
-            is_loaded = holds && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+            /* The same rows of the block group that this block has next are asked for as places become free. */
+            const int next_block_group = block_group + g.block_groups;
+            is_loaded = holds && exchange == NORMFUSE_EXCHANGE_GRID && next_block_group < g.sets &&
                         g.row_channels == g.blocks_wide * g.width * V;
-            cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
+            cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_block_group : block_group, part), row);
             choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
                 walk_all([&](float(&z)[V], int slot, int left) {
 #pragma unroll
@@ -455,8 +457,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         }
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        team += g.teams;
-        if (team >= g.sets)
+        block_group += g.block_groups;
+        if (block_group >= g.sets)
             break;
         parity ^= 1;
         __syncthreads();

@@ -55,11 +55,12 @@ struct joining_lane {
 
 /* What the blocks of a sample tell one another of a group, beside one another. Two such places take turns: a block may
  * write for the next sample while another still reads of this one, but not for the one after that. */
-__device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int team, int parity, int group)
+__device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int block_group, int parity,
+                                                  int group)
 {
     const normfuse_cuda_columns &a = all.columns;
     return reinterpret_cast<float2 *>(all.partials) +
-           ((int64_t)(parity * a.of.grid.teams + team) * a.groups + group) * a.parts;
+           ((int64_t)(parity * a.of.grid.block_groups + block_group) * a.groups + group) * a.parts;
 }
 
 /* Of what a lane joins, how much it asks for at once. */
@@ -113,7 +114,7 @@ __device__ __forceinline__ void put_sums(const normfuse_cuda_columns &a, const g
 
 /* What the block's threads found, of each group, into memory. */
 template <int V>
-__device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int team, int part, int parity,
+__device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int block_group, int part, int parity,
                                            const float2 *entries, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
@@ -132,13 +133,13 @@ __device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, i
         sum = sum_few(sum, lanes_of_group);
         product = sum_few(product, lanes_of_group);
         if (join.is_first())
-            __stcg(parts_of_group(all, team, parity, join.group) + part, make_float2(sum, product));
+            __stcg(parts_of_group(all, block_group, parity, join.group) + part, make_float2(sum, product));
     }
 }
 
 /* What all blocks of the sample found, into what dx takes of x - mean, and what else. `of_groups`: what each mean
  * leaves out, and rstd. */
-__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, int team, int parity,
+__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, int block_group, int parity,
                                             const float2 *of_groups, float2 *of_totals, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
@@ -146,7 +147,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
         const joining_lane join(a, round);
-        const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
+        const float2 *const of_parts = parts_of_group(all, block_group, parity, join.group);
         float sum = 0.0f, product = 0.0f;
 #pragma unroll 1
         for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {

@@ -44,8 +44,8 @@ struct counts_of_parts {
  * about them, which cannot cancel. */
 template <typename T, int V>
 __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of, int n,
-                                            int team, int part, int parity, const float4 *entries, float4 *of_groups,
-                                            raw<T, 1> asked_base, int consumers)
+                                            int block_group, int part, int parity, const float4 *entries,
+                                            float4 *of_groups, raw<T, 1> asked_base, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
         }
         squares = sum_few(squares, lanes_of_group);
         if (join.is_first()) {
-            __stcg(parts_of_group(all, team, parity, join.group) + part, make_float2(mean, squares));
+            __stcg(parts_of_group(all, block_group, parity, join.group) + part, make_float2(mean, squares));
             of_groups[join.group].x = base;
         }
     }
@@ -96,7 +96,8 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
 /* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
 template <typename T>
 __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of,
-                                             int n, int team, int part, int parity, float4 *of_groups, int consumers)
+                                             int n, int block_group, int part, int parity, float4 *of_groups,
+                                             int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
@@ -105,7 +106,7 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
         const joining_lane join(a, round);
         /* Not from x, in whose place another block may have put results by now. */
         const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
-        const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
+        const float2 *const of_parts = parts_of_group(all, block_group, parity, join.group);
         const float2 last = __ldcg(of_parts + a.of.grid.first_parts - 1);
         moments<float> joined = {};
         const auto number = [&](int left, int k) {
@@ -178,7 +179,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         open_pipeline(barriers, a, lane);
         if (lane == 0) {
 #pragma unroll 1
-            for (int n = own.team; n < a.n; n += a.of.grid.teams) {
+            for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups) {
                 producer.from[0] = a.x + n * a.batch_bytes;
                 producer.fill_all(own);
                 producer.fill_again(own);
@@ -191,13 +192,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     tile_consumer consumer(barriers);
     int parity = 0;
 #pragma unroll 1
-    for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
         parameters.ask_modulation(a, n, place.column * V);
         const raw<T, 1> asked_base = ask_base<T>(a, n, joining_lane(a, 0).group);
         uint32_t before = 0;
         if (threadIdx.x == 0)
-            before = look_at_grid_barrier(all.grid_barriers + own.team * grid_barrier_stride);
-        if (n == own.team)
+            before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
+        if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
         /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
@@ -259,9 +260,10 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
         /* ---- the statistics of the groups ---- */
         const counts_of_parts counts_of(a);
-        put_moments<T, V>(all, counts_of, n, own.team, own.part, parity, entries, of_groups, asked_base, consumers);
-        meet_blocks(all.grid_barriers + own.team * grid_barrier_stride, own.part, a.parts, before, consumers);
-        join_moments<T>(all, counts_of, n, own.team, own.part, parity, of_groups, consumers);
+        put_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, asked_base,
+                          consumers);
+        meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
+        join_moments<T>(all, counts_of, n, own.block_group, own.part, parity, of_groups, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
@@ -277,7 +279,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         }
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, true>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
+            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + stage * own.tile_vectors;
                 const int vectors = own.vectors_of(tile);
                 char *const to_tile = to + own.place_of(tile);
@@ -374,13 +376,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
         tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
-        uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.teams * grid_barrier_stride;
+        uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.block_groups * grid_barrier_stride;
         uint32_t before = 0;
         open_pipeline(barriers, a, lane);
         if (gives && lane == 0)
             before = look_at_grid_barrier(grid_barrier);
 #pragma unroll 1
-        for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
+        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
             producer.from[0] = a.x + n * a.batch_bytes;
             producer.from[1] = a.dy + n * a.batch_bytes;
             if (lane == 0)
@@ -390,9 +392,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                 meet(SUMS_ARE_THERE, (int)blockDim.x);
                 put_channels(all, reinterpret_cast<const float4 *>(of_plain),
                              reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels, lane,
-                             n != own.team);
+                             n != own.block_group);
                 __syncwarp();
-                if (n + a.of.grid.teams < a.n)
+                if (n + a.of.grid.block_groups < a.n)
                     announce(CHANNELS_ARE_PUT, (int)blockDim.x);
             }
             if (lane == 0)
@@ -421,16 +423,16 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             asked_rstds[side].ask(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
         }
     };
-    ask_statistics(own.team);
+    ask_statistics(own.block_group);
     tile_consumer consumer(barriers);
 #pragma unroll 1
-    for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
         float2 *const of_groups = of_both + parity * a.groups;
         float about[2], rests[2], rstds[2], slope[V], offset[V];
         uint32_t before = 0;
         if (threadIdx.x == 0)
-            before = look_at_grid_barrier(all.grid_barriers + own.team * grid_barrier_stride);
-        if (n == own.team)
+            before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
+        if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 #pragma unroll
         for (int side = 0; side < 2; side++) {
@@ -475,7 +477,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
         });
         /* What the producer's warp reads of the sample before is not written over. */
-        if (gives && n != own.team)
+        if (gives && n != own.block_group)
             meet(CHANNELS_ARE_PUT, (int)blockDim.x);
         put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
         if (gives)
@@ -483,18 +485,18 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the totals of the groups ---- */
-        put_totals<V>(all, own.team, own.part, parity, entries, consumers);
-        meet_blocks(all.grid_barriers + own.team * grid_barrier_stride, own.part, a.parts, before, consumers);
-        join_totals(all, own.team, parity, of_groups, of_totals, consumers);
+        put_totals<V>(all, own.block_group, own.part, parity, entries, consumers);
+        meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
+        join_totals(all, own.block_group, parity, of_groups, of_totals, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
-        if (n + a.of.grid.teams < a.n)
-            ask_statistics(n + a.of.grid.teams);
+        if (n + a.of.grid.block_groups < a.n)
+            ask_statistics(n + a.of.grid.block_groups);
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
+            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + 2 * stage * own.tile_vectors;
                 const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
                 const int vectors = own.vectors_of(tile);

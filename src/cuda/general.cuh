@@ -30,13 +30,13 @@ template <typename T, int V, bool columns> struct general_tile {
     {
         const normfuse_cuda_geometry &g = a.geometry;
         const int block = (int)(g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        const int team = divide(block, g.by_parts), of_sample = divide(team, g.by_blocks_wide);
-        part = block - team * g.parts;
+        const int block_group = divide(block, g.by_parts), of_sample = divide(block_group, g.by_blocks_wide);
+        part = block - block_group * g.parts;
         rank = block - divide(block, g.by_joined_blocks) * g.joined_blocks;
         const int stretch = divide(part, g.by_parts_a_sample), chunk = part - stretch * g.parts_a_sample;
         n = g.all_samples ? stretch * g.part_samples : of_sample;
         samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
-        first_channel = (team - of_sample * g.blocks_wide) * g.width * channels;
+        first_channel = (block_group - of_sample * g.blocks_wide) * g.width * channels;
         here = min(g.width * channels, (columns ? g.row_channels : (int)a.problem.c) - first_channel);
         const int lanes = g.unit_lanes;
         if constexpr (columns) {

@@ -167,14 +167,15 @@ __device__ __forceinline__ void open_only_mailbox(cluster_mailbox &mailbox, int 
     announce_mailboxes();
 }
 
-/* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */
+/* ---- the barrier of a block group ---------------------------------------------------------------------------- */
 
 /* Grid barriers are on cache lines of their own. */
 constexpr int grid_barrier_stride = 16;
 
-/* Block 0 of the team adds 2^31 - (parts - 1) to the grid barrier and every other block 1: when all have, its top bit
- * has flipped and the lower ones are as they were, so that the grid barrier is ready for the next barrier with nothing
- * to reset. What any thread wrote before it arrived is seen by every thread of the team after it waited. */
+/* Block 0 of the block group adds 2^31 - (parts - 1) to the grid barrier and every other block 1: when all have, its
+ * top bit has flipped and the lower ones are as they were, so that the grid barrier is ready for the next barrier with
+ * nothing to reset. What any thread wrote before it arrived is seen by every thread of the block group after it waited.
+ */
 __device__ __forceinline__ uint32_t grid_barrier_share(int part, int parts)
 {
     return part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
@@ -199,24 +200,24 @@ __device__ __forceinline__ uint32_t &grid_barrier_before()
     return before;
 }
 
-__device__ __forceinline__ void join_team(uint32_t *grid_barrier, int part, int parts)
+__device__ __forceinline__ void arrive_at_block_group(uint32_t *grid_barrier, int part, int parts)
 {
     __syncthreads();
     if (threadIdx.x == 0)
         add_release(grid_barrier, grid_barrier_share(part, parts));
 }
 
-__device__ __forceinline__ void await_team(const uint32_t *grid_barrier, uint32_t before)
+__device__ __forceinline__ void await_block_group(const uint32_t *grid_barrier, uint32_t before)
 {
     if (threadIdx.x == 0)
         await_grid_barrier(grid_barrier, before);
     __syncthreads();
 }
 
-__device__ __forceinline__ void meet_team(uint32_t *grid_barrier, int part, int parts, uint32_t before)
+__device__ __forceinline__ void synchronize_block_group(uint32_t *grid_barrier, int part, int parts, uint32_t before)
 {
-    join_team(grid_barrier, part, parts);
-    await_team(grid_barrier, before);
+    arrive_at_block_group(grid_barrier, part, parts);
+    await_block_group(grid_barrier, before);
 }
 
 #endif

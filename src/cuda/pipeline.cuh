@@ -22,15 +22,15 @@ enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_
  * that are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks
  * are near one another. Tile t lies in stage t % stages whenever it is there. */
 struct grid_part {
-    int team, part, tiles, tile_vectors, stages;
+    int block_group, part, tiles, tile_vectors, stages;
     int vectors; /* from the block's first one to the end of its part, or of the sample */
     int apart;   /* vectors from one tile to the next */
     unsigned at; /* bytes from the beginning of a sample */
 
     __device__ __forceinline__ explicit grid_part(const normfuse_cuda_columns &a)
     {
-        team = divide((int)blockIdx.x, a.by_parts);
-        part = (int)blockIdx.x - team * a.parts;
+        block_group = divide((int)blockIdx.x, a.by_parts);
+        part = (int)blockIdx.x - block_group * a.parts;
         const int tile_rows = (int)a.of.grid.by_tile.divisor,
                   first = part * (a.of.grid.interleaved ? tile_rows : a.part_rows);
         const int rows = a.rows - first;

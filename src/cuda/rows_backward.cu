@@ -115,8 +115,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(!holds && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int team = whole ? block : divide(block, g.by_parts);
-    const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
+    const int block_group = whole ? block : divide(block, g.by_parts);
+    const int part = whole ? 0 : block - block_group * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> held_x[K], held_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         begin_late(g);
     int parity = 0;
     bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
-    for (int set = team;;) {
+    for (int set = block_group;;) {
         const row_vectors vectors = vectors_of<many, false>(a, set, part, 0);
         /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
          * the warp has a vector there. */
@@ -162,7 +162,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 
         /* ---- load ---- */
         const uint32_t grid_barrier = look_at_grid_barrier_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
-                                                                 a.grid_barriers + team * grid_barrier_stride);
+                                                                 a.grid_barriers + block_group * grid_barrier_stride);
         asked_gradient first;
         if constexpr (holds)
             first = ask_gradient(a, vectors, (int)threadIdx.x);
@@ -421,14 +421,15 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                         await_mailbox(mailbox);
                         all = add_parts<R>(of_parts, PAIR, g.parts, true);
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                        double *const pairs = a.partials + ((int64_t)parity * g.teams + team) * g.parts * PAIR;
+                        double *const pairs =
+                            a.partials + ((int64_t)parity * g.block_groups + block_group) * g.parts * PAIR;
                         if (threadIdx.x == 0) {
                             pairs[PAIR * part] = (double)all.plain;
                             pairs[PAIR * part + 1] = (double)all.centred;
                         }
-                        join_team(a.grid_barriers + team * grid_barrier_stride, part, g.parts);
+                        arrive_at_block_group(a.grid_barriers + block_group * grid_barrier_stride, part, g.parts);
                         write_sums();
-                        await_team(a.grid_barriers + team * grid_barrier_stride, grid_barrier_before());
+                        await_block_group(a.grid_barriers + block_group * grid_barrier_stride, grid_barrier_before());
                         all = add_parts<R>(pairs, PAIR, g.parts, false);
                     } else {
                         write_sums();
@@ -470,10 +471,10 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
          */
         int64_t next = 0;
         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-            asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
+            asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
             if (asked) {
                 int n, c;
-                begin_of(a, set + g.teams, n, c);
+                begin_of(a, set + g.block_groups, n, c);
                 next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, vectors.n, vectors.c).data;
             }
         }
@@ -517,7 +518,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        set += g.teams;
+        set += g.block_groups;
         if (set >= g.sets)
             break;
         parity ^= 1;

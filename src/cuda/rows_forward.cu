@@ -79,8 +79,8 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = holds || streams ? 1 : g.passes;
     const bool backwards = !holds && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int team = whole ? block : divide(block, g.by_parts);
-    const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
+    const int block_group = whole ? block : divide(block, g.by_parts);
+    const int part = whole ? 0 : block - block_group * g.parts, warp = (int)threadIdx.x / 32;
 
     raw<T, V> held[K];
     const auto own_of = [&](const row_vectors &vectors, int index) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         begin_late(g);
     int parity = 0;
     bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
-    for (int set = team;;) {
+    for (int set = block_group;;) {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
 
@@ -170,7 +170,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 }
             }
             if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                grid_barrier_before() = look_at_grid_barrier(a.grid_barriers + team * grid_barrier_stride);
+                grid_barrier_before() = look_at_grid_barrier(a.grid_barriers + block_group * grid_barrier_stride);
             if (sums && pass == 0) {
                 /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean.
                  */
@@ -363,15 +363,16 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                             __syncthreads();
                         all = join_near<R>(of_parts, TRIPLE, g.parts, &base);
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                        double *const triples = a.partials + ((int64_t)parity * g.teams + team) * g.parts * TRIPLE;
+                        double *const triples =
+                            a.partials + ((int64_t)parity * g.block_groups + block_group) * g.parts * TRIPLE;
                         if (threadIdx.x == 0) {
                             triples[TRIPLE * part] = (double)all.count;
                             triples[TRIPLE * part + 1] = base + (double)all.mean;
                             triples[TRIPLE * part + 2] = (double)all.squares;
                         }
-                        join_team(a.grid_barriers + team * grid_barrier_stride, part, g.parts);
+                        arrive_at_block_group(a.grid_barriers + block_group * grid_barrier_stride, part, g.parts);
                         prepare_later();
-                        await_team(a.grid_barriers + team * grid_barrier_stride, grid_barrier_before());
+                        await_block_group(a.grid_barriers + block_group * grid_barrier_stride, grid_barrier_before());
                         all = join_parts<R>(triples, TRIPLE, g.parts, &base);
                     }
                 } else {
@@ -425,10 +426,10 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 /* The set after this one, whose vectors take the places of those that were read. */
                 const char *next = nullptr;
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                    asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
+                    asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
                     if (asked) {
                         int n, c;
-                        begin_of(a, set + g.teams, n, c);
+                        begin_of(a, set + g.block_groups, n, c);
                         next = tensor(a, p.x, p.x, n, c).data;
                     }
                 }
@@ -477,7 +478,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         }
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        set += g.teams;
+        set += g.block_groups;
         if (set >= g.sets)
             break;
         parity ^= 1;

@@ -6,9 +6,9 @@
 
 #include "shape.h"
 
-/* Teams: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a line of
- * 16 words. */
-enum { MOST_CLUSTER = 16, MOST_TEAMS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
+/* Block groups: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a
+ * line of 16 words. */
+enum { MOST_CLUSTER = 16, MOST_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
 
 /* One kernel of a call. */
 struct step {
@@ -103,8 +103,9 @@ static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enu
 /* What most schedules begin with; most variants are refused before they need it. */
 static inline struct normfuse_cuda_geometry *begin_step(struct step *step)
 {
-    *step = (struct step){.variant = step->variant,
-                          .geometry = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1}};
+    *step =
+        (struct step){.variant = step->variant,
+                      .geometry = {.parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1}};
     return &step->geometry;
 }
 

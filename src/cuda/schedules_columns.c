@@ -283,7 +283,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1. */
         time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
-        const double rounds = (double)divide_up(g->sets, g->teams);
+        const double rounds = (double)divide_up(g->sets, g->block_groups);
         const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
@@ -324,24 +324,24 @@ enum { WIDTHS = 10, WAYS = 16, MOST_WIDTH = 512 };
 
 struct variant {
     bool grid;
-    int64_t parts;   /* blocks a team */
+    int64_t parts;   /* blocks a block group */
     int64_t at_most; /* rows at once */
     bool twice;      /* as many threads */
 };
 
-/* Teams of as many blocks as share a multiprocessor's shared memory once, twice or four times; fewer teams of more
- * blocks until a part fits. */
-static void choose_teams(const struct shape *shape, int bits, struct normfuse_cuda_geometry *g, int64_t *parts)
+/* Block groups of as many blocks as share a multiprocessor's shared memory once, twice or four times; fewer groups of
+ * more blocks until a part fits. */
+static void choose_block_groups(const struct shape *shape, int bits, struct normfuse_cuda_geometry *g, int64_t *parts)
 {
     const int64_t resident = (int64_t)shape->device->multiprocessors << bits,
                   bytes = (int64_t)g->width * 16 * shape->tensors;
-    int64_t teams = least(g->sets, resident);
-    *parts = resident / teams;
-    while (teams > 1 && divide_up(g->rows, *parts) * bytes > (int64_t)shape->policy->resident_bytes >> bits) {
-        teams = (teams + 1) / 2;
-        *parts = resident / teams;
+    int64_t block_groups = least(g->sets, resident);
+    *parts = resident / block_groups;
+    while (block_groups > 1 && divide_up(g->rows, *parts) * bytes > (int64_t)shape->policy->resident_bytes >> bits) {
+        block_groups = (block_groups + 1) / 2;
+        *parts = resident / block_groups;
     }
-    g->teams = (int32_t)teams;
+    g->block_groups = (int32_t)block_groups;
 }
 
 static const char *begin_variant(const struct shape *shape, struct step *step, struct variant *variant)
@@ -366,7 +366,7 @@ static const char *begin_variant(const struct shape *shape, struct step *step, s
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     if (variant->grid)
-        choose_teams(shape, way - 5, g, &variant->parts);
+        choose_block_groups(shape, way - 5, g, &variant->parts);
     return variant->parts > g->rows || variant->parts < 1 ? "rows are fewer than blocks" : NULL;
 }
 
@@ -401,10 +401,10 @@ static const char *configure_split(const struct shape *shape, struct step *step)
                         variant.grid ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
     if (variant.grid) {
-        if (g->parts < 2 || g->teams > MOST_TEAMS)
-            return "blocks are too few, or teams too many";
+        if (g->parts < 2 || g->block_groups > MOST_BLOCK_GROUPS)
+            return "blocks are too few, or block groups too many";
         exchange_by_grid(step);
-        step->blocks = (int64_t)g->teams * g->parts;
+        step->blocks = (int64_t)g->block_groups * g->parts;
         return is_resident(shape, step) ? NULL : "its blocks are not resident together";
     }
     if (g->parts != parts) {

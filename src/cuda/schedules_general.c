@@ -130,7 +130,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     g->all_samples = normfuse_cuda_takes_all_samples(p);
     g->sums_by_channel = g->all_samples;
     g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
-    g->teams = g->passes = g->joined_blocks = 1;
+    g->block_groups = g->passes = g->joined_blocks = 1;
     return true;
 }
 

@@ -42,18 +42,18 @@ static struct normfuse_cuda_geometry *begin_whole_rows(const struct shape *shape
 }
 
 /* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
-static bool share_grid(const struct shape *shape, struct step *step, int64_t teams, int64_t parts, int64_t part_rows,
-                       int64_t at_once)
+static bool share_grid(const struct shape *shape, struct step *step, int64_t block_groups, int64_t parts,
+                       int64_t part_rows, int64_t at_once)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
-    g->teams = step->of.grid.teams = (int32_t)teams;
+    g->block_groups = step->of.grid.block_groups = (int32_t)block_groups;
     g->by_pieces = normfuse_cuda_divisor_of(g->group);
     g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
     step->at_once = (int32_t)at_once;
-    step->blocks = teams * parts;
+    step->blocks = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
     g->sums_by_channel = gives || shape->batch;
     g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
@@ -74,10 +74,11 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     const bool gives = shape->wants_gradients;
-    const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
-    if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > GRID_THREADS)
+    const int64_t block_groups = divide_up(p->n, rounds), groups = p->groups;
+    if (block_groups >= MOST_BLOCK_GROUPS || shape->device->multiprocessors / block_groups < 2 ||
+        g->width > GRID_THREADS)
         return false;
-    int64_t parts = shape->device->multiprocessors / teams, part_rows = divide_up(g->rows, parts);
+    int64_t parts = shape->device->multiprocessors / block_groups, part_rows = divide_up(g->rows, parts);
     const int64_t at_once = least(GRID_THREADS / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
     int64_t joined; /* of a group, by a lane */
@@ -100,7 +101,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     if (stages < least(tiles, 2) || tiles > (shape->direction == FORWARD ? 16 * (MOST_SUMMED / slots) : MOST_TILES))
         return false;
     struct normfuse_cuda_grid *const of = &step->of.grid;
-    of->interleaved = stages < tiles && teams == 1;
+    of->interleaved = stages < tiles && block_groups == 1;
     if (of->interleaved) {
         const int64_t all = divide_up(g->rows, tile_rows);
         tiles = divide_up(all, parts);
@@ -120,12 +121,12 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->stages = (int32_t)stages;
     of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
-    const int64_t turn_bytes = teams * parts * stage_bytes;
+    const int64_t turn_bytes = block_groups * parts * stage_bytes;
     of->soon = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(SOON_BYTES / turn_bytes) : 0;
     of->by_tile = normfuse_cuda_divisor_of(tile_rows);
     of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
     step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, gives);
-    return share_grid(shape, step, teams, parts, part_rows, at_once);
+    return share_grid(shape, step, block_groups, parts, part_rows, at_once);
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
@@ -138,7 +139,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
         begin_whole_rows(shape, step);
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
-             step->geometry.teams == 1))
+             step->geometry.block_groups == 1))
             return NULL;
     }
     return "no number of samples at a time fits the stages";
@@ -160,17 +161,17 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     } of[2] = {{1.22, 5.5, 0.0, 2.0, 0.0022, 8.5}, {1.15, 8.0, 0.0013, 0.5, 0.0007, 5.5}};
     const int d = shape->direction;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const double rounds = (double)divide_up(shape->problem->n, g->teams);
+    const double rounds = (double)divide_up(shape->problem->n, g->block_groups);
     const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
     const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
     /* Of what moves at least, the part that is read. */
     const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
     const double busy =
-        (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->teams);
+        (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
-           of[d].round * (rounds - 1.0) / g->teams;
+           of[d].round * (rounds - 1.0) / g->block_groups;
 }
 
 static const char *refuse_registers(const struct shape *shape)
@@ -192,7 +193,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     struct normfuse_cuda_geometry *const g = begin_whole_rows(shape, step);
     const bool gives = shape->wants_gradients;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
-    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
+    if (p->n >= MOST_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
     const int64_t slots = divide_up(part_rows, least(GRID_THREADS / g->width, part_rows));

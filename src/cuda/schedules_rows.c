@@ -8,7 +8,8 @@
 static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
+    struct normfuse_cuda_geometry g = {
+        .parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1};
     g.spans = (int32_t)(shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements);
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
@@ -106,27 +107,27 @@ static double microseconds_a_round(const struct shape *shape, const struct step 
            shape->policy->bytes_a_microsecond;
 }
 
-/* `teams` sets at a time, with all blocks of the grid resident, two a multiprocessor. */
+/* `block_groups` sets at a time, with all blocks of the grid resident, two a multiprocessor. */
 static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
-                        uint32_t threads, int64_t teams)
+                        uint32_t threads, int64_t block_groups)
 {
     const struct normfuse_cuda_device *const device = shape->device;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     struct step trial = {.geometry = rows_geometry(shape)};
-    const int64_t blocks = 2 * (int64_t)device->multiprocessors / teams;
-    if (!shape->has_grid_barriers || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
+    const int64_t blocks = 2 * (int64_t)device->multiprocessors / block_groups;
+    if (!shape->has_grid_barriers || block_groups > MOST_BLOCK_GROUPS || blocks < 2 || blocks > trial.geometry.rows ||
         !settle_rows(shape, &trial, schedule, divide_up(trial.geometry.rows, blocks), threads) ||
         trial.shared > policy->shared_a_block)
         return false;
-    trial.blocks = teams * trial.geometry.parts;
+    trial.blocks = block_groups * trial.geometry.parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no vectors: 2375 us against 700). */
-    const bool rounds = teams < trial.geometry.sets;
+    const bool rounds = block_groups < trial.geometry.sets;
     if (rounds && (double)trial.geometry.part_rows * (double)shape->vector_bytes < policy->least_round_bytes)
         return false;
     if (!is_resident(shape, &trial))
         return false;
-    trial.geometry.teams = (int32_t)teams;
+    trial.geometry.block_groups = (int32_t)block_groups;
     exchange_by_grid(&trial);
     trial.geometry.late_blocks = device->multiprocessors;
     if (rounds)
@@ -262,12 +263,13 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
      * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
-    for (int64_t teams = least(sets, 2 * shape->device->multiprocessors); teams >= fewest; teams--) {
+    for (int64_t block_groups = least(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
+         block_groups--) {
         struct step trial;
-        if (!settle_grid(shape, &trial, split.schedule, split.cluster_threads, teams))
+        if (!settle_grid(shape, &trial, split.schedule, split.cluster_threads, block_groups))
             continue;
         const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
-        const double time = (double)divide_up(sets, teams) * round;
+        const double time = (double)divide_up(sets, block_groups) * round;
         if (time < least_time) {
             least_time = time;
             *step = trial;
