@@ -2660,7 +2660,7 @@ static void test_empty(void)
 enum { REMEMBERED = 3000, OF_A_NETWORK = 60, ASKING = 4 };
 static size_t scratch_of_problem[REMEMBERED];
 
-static size_t ask_scratch(int i)
+static size_t request_scratch(int i)
 {
     void *const address = (void *)0x100000000000, *const elsewhere = (void *)0x200000000000;
     const bool backward = i % 3 == 0;
@@ -2681,7 +2681,7 @@ static size_t ask_scratch(int i)
     return status == NORMFUSE_OK ? bytes : SIZE_MAX;
 }
 
-static void *ask_in_thread(void *argument)
+static void *request_in_thread(void *argument)
 {
     int *const wrong = argument;
     int seed = *wrong;
@@ -2691,7 +2691,7 @@ static void *ask_in_thread(void *argument)
         seed = (int)((seed * INT64_C(48271) + 11) % INT32_MAX);
         /* Mostly few problems, as a network has. */
         const int i = seed % (round % 8 == 0 ? REMEMBERED : OF_A_NETWORK);
-        *wrong += ask_scratch(i) != scratch_of_problem[i];
+        *wrong += request_scratch(i) != scratch_of_problem[i];
     }
     return NULL;
 }
@@ -2702,7 +2702,7 @@ static void test_plans_remembered(void)
     fake_driver_use();
     int different = 0;
     for (int i = 0; i < REMEMBERED; i++) {
-        scratch_of_problem[i] = ask_scratch(i);
+        scratch_of_problem[i] = request_scratch(i);
         CHECK(scratch_of_problem[i] != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
         different += i >= 3 && scratch_of_problem[i] != scratch_of_problem[i - 3];
     }
@@ -2712,7 +2712,7 @@ static void test_plans_remembered(void)
     pthread_barrier_init(&barrier, NULL, ASKING);
     for (int i = 0; i < ASKING; i++) {
         wrong[i] = i + 1;
-        pthread_create(&threads[i], NULL, ask_in_thread, &wrong[i]);
+        pthread_create(&threads[i], NULL, request_in_thread, &wrong[i]);
     }
     for (int i = 0; i < ASKING; i++) {
         pthread_join(threads[i], NULL);
@@ -2721,13 +2721,13 @@ static void test_plans_remembered(void)
     pthread_barrier_destroy(&barrier);
     /* Another driver is another device, whatever its number: of what was asked for last all is still remembered. */
     for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++)
-        CHECK(ask_scratch(i) == scratch_of_problem[i], "problem %d has another answer than before", i);
+        CHECK(request_scratch(i) == scratch_of_problem[i], "problem %d has another answer than before", i);
     fake_driver_reset();
     fake_driver.device[0].multiprocessors = 40;
     fake_driver_use();
     int same = 0;
     for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++) {
-        const size_t bytes = ask_scratch(i);
+        const size_t bytes = request_scratch(i);
         CHECK(bytes != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
         same += bytes == scratch_of_problem[i];
     }
@@ -2922,7 +2922,7 @@ static void test_tunings(void)
 static void *plan_in_thread(void *context)
 {
     for (int i = 0; i < 200 && *(const _Atomic(bool) *)context; i++)
-        (void)ask_scratch(i);
+        (void)request_scratch(i);
     return NULL;
 }
 

@@ -176,7 +176,7 @@ static __device__ __forceinline__ void differentiate_rare(R (&g)[V], const R (&z
 
 /* The same of doubles, of single elements and in loops over all vectors that a thread holds by functions that are
  * called: these loops are unrolled, and would be several times as long. Others have them in place, since what a called
- * function may not touch goes to memory right after it was loaded, so that nothing else is asked for before it has
+ * function may not touch goes to memory right after it was loaded, so that nothing else is requested before it has
  * come. A struct stays in registers, an array would not. */
 template <typename R, int V> struct values_of {
     R at[V];

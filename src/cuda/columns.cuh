@@ -124,7 +124,7 @@ __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const 
  * up to 20 %. */
 template <typename T, int V, bool allowed> struct column_edges {
     int count, whole; /* vectors of the thread: edges, at most two, and whole ones */
-    int marks;        /* one register for what is rarely asked for */
+    int marks;        /* one register for what is rarely requested */
     unsigned step;
 
     __device__ __forceinline__ column_edges(const normfuse_cuda_arguments &a, const column_place &place, int row,
@@ -215,7 +215,7 @@ __device__ __forceinline__ void store_edges(const Edges &edges, char *first_vect
         store_range<T>(first_vector + edges.at(k), of_edges[edges.result(k)], edges.begin(k), edges.finish(k));
 }
 
-/* A thread's own pipeline in shared memory, for what it reads once: copy(slot) asks for the next whole vector,
+/* A thread's own pipeline in shared memory, for what it reads once: copy(slot) requests the next whole vector,
  * read(slot) makes values of one, work(values, left) is what they are for, `left` vectors before the end. As many are
  * on their way as the pipeline has slots. Where blocks begin with more than a load or two, as here, registers did
  * worse: 1x64x2039x1021 bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and
@@ -306,22 +306,22 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
         const int c = first + i;
         bits<float> weight = 0, bias = 0, scale = 0, shift = 0;
         if (p.weight.data)
-            weight = ask<float>(p.weight, n * p.weight.batch + c * p.weight.channel);
+            weight = request_bits<float>(p.weight, n * p.weight.batch + c * p.weight.channel);
         if (p.bias.data)
-            bias = ask<float>(p.bias, n * p.bias.batch + c * p.bias.channel);
+            bias = request_bits<float>(p.bias, n * p.bias.batch + c * p.bias.channel);
         if (p.scale.data)
-            scale = ask<float>(p.scale, n * p.scale.batch + c * p.scale.channel);
+            scale = request_bits<float>(p.scale, n * p.scale.batch + c * p.scale.channel);
         if (p.shift.data)
-            shift = ask<float>(p.shift, n * p.shift.batch + c * p.shift.channel);
+            shift = request_bits<float>(p.shift, n * p.shift.batch + c * p.shift.channel);
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
             if (p.weight.data)
-                of.slopes[at] = told<float>(weight, p.weight.type);
+                of.slopes[at] = receive<float>(weight, p.weight.type);
             if (p.bias.data)
-                of.offsets[at] = told<float>(bias, p.bias.type);
+                of.offsets[at] = receive<float>(bias, p.bias.type);
             if (p.scale.data)
-                of.means[at] = told<float>(scale, p.scale.type);
+                of.means[at] = receive<float>(scale, p.scale.type);
             if (p.shift.data)
-                of.shifts[at] = told<float>(shift, p.shift.type);
+                of.shifts[at] = receive<float>(shift, p.shift.type);
         });
     }
 }
@@ -423,7 +423,7 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
 }
 
-/* What a block tells the others of its block group of a group: forward the mean, less a value of the set that all know,
+/* What a block sends the others of its block group of a group: forward the mean, less a value of the set that all know,
  * and squares about it; backward two sums. */
 __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, int rank, float2 value)
 {

@@ -161,28 +161,28 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             of_groups[i].rstd = rstd;
                     }
                 } else {
-                    /* Of the groups, asked for with the rest. */
-                    const auto ask_group = [&](int i, bits<float> &rstd, bits<double> &mean) {
+                    /* Of the groups, requested with the rest. */
+                    const auto request_group = [&](int i, bits<float> &rstd, bits<double> &mean) {
                         const int set = divide(first_channel + i * g.group, g.by_set_channels);
-                        rstd = ask<float>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
-                        mean = ask<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
+                        rstd = request_bits<float>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
+                        mean = request_bits<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
                     };
                     const auto keep_group = [&](int i, bits<float> rstd, bits<double> mean) {
                         group_statistics<float> found;
-                        found.rstd = told<float>(rstd, p.rstd.type);
-                        split_mean<T>(told<double>(mean, p.mean.type), found.mean, found.rest);
+                        found.rstd = receive<float>(rstd, p.rstd.type);
+                        split_mean<T>(receive<double>(mean, p.mean.type), found.mean, found.rest);
                         in_all_rows(i, groups_here, groups, [&](int at) { of_groups[at] = found; });
                     };
                     bits<float> rstd = 0;
                     bits<double> mean = 0;
                     if ((int)threadIdx.x < groups_here)
-                        ask_group((int)threadIdx.x, rstd, mean);
+                        request_group((int)threadIdx.x, rstd, mean);
                     stage(p, of_channels, n, first_channel, here, channels, edges.later(), step);
                     if ((int)threadIdx.x < groups_here)
                         keep_group((int)threadIdx.x, rstd, mean);
 #pragma unroll 1
                     for (int i = (int)threadIdx.x + step; i < groups_here; i += step) {
-                        ask_group(i, rstd, mean);
+                        request_group(i, rstd, mean);
                         keep_group(i, rstd, mean);
                     }
                 }
@@ -467,7 +467,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     join_threads();
             } else if (p.dx.data) {
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-                /* The same rows of the block group that this block has next are asked for as places become free. */
+                /* The same rows of the block group that this block has next are requested as places become free. */
                 const int next_block_group = block_group + g.block_groups;
                 is_loaded = exchange == NORMFUSE_EXCHANGE_GRID && next_block_group < g.sets &&
                             g.row_channels == g.blocks_wide * g.width * V;

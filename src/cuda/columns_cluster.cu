@@ -3,7 +3,7 @@
  * columns_cluster.cu - group norm over adjacent channels (NHWC) of samples so small that a call takes as long as what
  * each warp does once: its threads hold what a block has, and at most a cluster of blocks holds a group. Instructions
  * are what counts, by samples of the program counter: some 1400 that a warp goes through once took 4 us. So all that is
- * read is asked for at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
+ * read is requested at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
  * sums for itself, so that the block meets once. Lanes stand for groups: those of the i-th group are the 2^lane_bits
  * from i << lane_bits on, and a thread has what it needs of a group from one of them. */
 #include "columns_parameters.cuh"
@@ -38,7 +38,7 @@ struct cluster_place {
         at =
             (unsigned)(first_row + beside) * a.row_bytes + (unsigned)(first_channel + column * V) * (unsigned)sizeof(T);
     }
-    /* What is not needed to ask for the vectors. */
+    /* What is not needed to request the vectors. */
     template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
     {
         int own = column;
@@ -52,7 +52,7 @@ struct cluster_place {
         has_group = group < a.groups;
     }
     /* What the lanes of the thread's two groups know. */
-    __device__ __forceinline__ void tell(const normfuse_cuda_columns &a, float value, float (&of)[2]) const
+    __device__ __forceinline__ void broadcast(const normfuse_cuda_columns &a, float value, float (&of)[2]) const
     {
         of[0] = __shfl_sync(full_mask, value, groups[0] << a.lane_bits);
         of[1] = __shfl_sync(full_mask, value, groups[1] << a.lane_bits);
@@ -97,11 +97,11 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     walk_rows<0, K>(place.left, a.at_once, load);
     place.find_groups<V>(a);
     channel_parameters<V> parameters;
-    parameters.ask(a, place.n, place.first_channel + place.column * V);
-    raw<T, 1> asked_base = raw<T, 1>();
+    parameters.request(a, place.n, place.first_channel + place.column * V);
+    raw<T, 1> requested_base = raw<T, 1>();
     if (a.parts > 1) {
         /* A value of the group that all of its blocks know: its first. */
-        asked_base = load_vector<T, 1>(sample, place.first_channel + (place.has_group ? place.group : 0) * a.group);
+        requested_base = load_vector<T, 1>(sample, place.first_channel + (place.has_group ? place.group : 0) * a.group);
         open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
@@ -152,7 +152,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     float base = entries[first].x;
     if (a.parts > 1) {
         float first_value[1];
-        unpack<T, 1>(asked_base, first_value);
+        unpack<T, 1>(requested_base, first_value);
         base = first_value[0];
     }
     float means[held_entries], found[held_entries], counts[held_entries], mean = 0.0f, squares = 0.0f;
@@ -213,10 +213,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
 
     /* ---- results ---- */
     float rests[2], rstds[2], slope[V], offset[V];
-    place.tell(a, rounded, about);
-    place.tell(a, rest, rests);
-    place.tell(a, rstd, rstds);
-    parameters.tell(a, slope, offset);
+    place.broadcast(a, rounded, about);
+    place.broadcast(a, rest, rests);
+    place.broadcast(a, rstd, rstds);
+    parameters.receive(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -380,7 +380,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));
     const float rstd = load_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD));
     channel_parameters<V> parameters;
-    parameters.ask(a, place.n, place.first_channel + place.column * V);
+    parameters.request(a, place.n, place.first_channel + place.column * V);
     if (ranks > 1) {
         const int owned = (channels / 4 + ranks - 1 - place.rank) / ranks;
         open_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
@@ -390,10 +390,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 
     float mean, rest, about[2], rests[2], rstds[2], slope[V], offset[V];
     split_mean<T>(saved_mean, mean, rest);
-    place.tell(a, mean, about);
-    place.tell(a, rest, rests);
-    place.tell(a, rstd, rstds);
-    parameters.tell(a, slope, offset);
+    place.broadcast(a, mean, about);
+    place.broadcast(a, rest, rests);
+    place.broadcast(a, rstd, rstds);
+    parameters.receive(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -505,8 +505,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 
     /* ---- results ---- */
     float of_x[2], level[2];
-    place.tell(a, centred, of_x);
-    place.tell(a, plain, level);
+    place.broadcast(a, centred, of_x);
+    place.broadcast(a, plain, level);
 #pragma unroll
     for (int k = 0; k < K; k++) {
         compiler_barrier(held_x[k]);

@@ -3,7 +3,7 @@
  * columns_elementwise.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine, and of norms with an
  * addition before the activation the second half, results from given statistics, and the first half of their
  * gradient. Nothing waits for a sum, so memory is the limit as long as enough is on its way: blocks are many and short,
- * and each thread asks for its own channels' parameters along with its vectors. Where a block prepared them in shared
+ * and each thread requests its own channels' parameters along with its vectors. Where a block prepared them in shared
  * memory, to meet before the first result, affine 64x256x64x64 bf16 took 69.6 us for 67.6 and its backward 120 for 109.
  *
  * With an addition, z = normalized(x) + post_add, a gradient has three tensors to read. Here they are read once: dz,
@@ -17,20 +17,20 @@
 template <typename T, int V> struct elementwise_channels {
     channel_words<V> weight, bias;
 
-    /* An absent one is read where x is: a branch would wait at its end for what was asked for in it. */
-    __device__ __forceinline__ static channel_words<V> ask_of(const normfuse_problem &p, const normfuse_parameter &of,
-                                                              int n, int c)
+    /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
+    __device__ __forceinline__ static channel_words<V> request_of(const normfuse_problem &p,
+                                                                  const normfuse_parameter &of, int n, int c)
     {
         const int64_t at = n * of.batch * (of.type == NORMFUSE_F32 ? 4 : 2);
-        return ask_channels<V, true>(of.data ? of.data + at : p.x.data, of.data ? c : 0,
-                                     of.data ? of.type : NORMFUSE_F16);
+        return request_channels<V, true>(of.data ? of.data + at : p.x.data, of.data ? c : 0,
+                                         of.data ? of.type : NORMFUSE_F16);
     }
-    __device__ __forceinline__ void ask(const normfuse_problem &p, int n, int c)
+    __device__ __forceinline__ void request(const normfuse_problem &p, int n, int c)
     {
-        weight = ask_of(p, p.weight, n, c);
-        bias = ask_of(p, p.bias, n, c);
+        weight = request_of(p, p.weight, n, c);
+        bias = request_of(p, p.bias, n, c);
     }
-    /* The statistics of the sets that the channels are of; a vector of one group asks once. */
+    /* The statistics of the sets that the channels are of; a vector of one group requests once. */
     __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
                                                   float (&offset)[V], float (&about)[V])
     {
@@ -65,8 +65,8 @@ template <typename T, int V> struct elementwise_channels {
         return {of->mean, (float)of->rstd};
     }
     template <bool residual>
-    __device__ __forceinline__ void tell(const normfuse_cuda_arguments &a, int n, int c, float factor,
-                                         float (&slope)[V], float (&offset)[V], float (&about)[V]) const
+    __device__ __forceinline__ void receive(const normfuse_cuda_arguments &a, int n, int c, float factor,
+                                            float (&slope)[V], float (&offset)[V], float (&about)[V]) const
     {
         const normfuse_problem &p = a.problem;
         float of[V];
@@ -76,11 +76,11 @@ template <typename T, int V> struct elementwise_channels {
             offset[i] = about[i] = 0.0f;
         }
         if (p.weight.data)
-            told_channels<V>(weight, p.weight.type, slope);
+            receive_channels<V>(weight, p.weight.type, slope);
         if (p.bias.data)
-            told_channels<V>(bias, p.bias.type, offset);
+            receive_channels<V>(bias, p.bias.type, offset);
         if (p.scale.data) {
-            told_channels<V>(ask_of(p, p.scale, n, c), p.scale.type, of);
+            receive_channels<V>(request_of(p, p.scale, n, c), p.scale.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 slope[i] *= 1.0f + of[i];
@@ -88,18 +88,18 @@ template <typename T, int V> struct elementwise_channels {
             }
         }
         if (p.shift.data) {
-            told_channels<V>(ask_of(p, p.shift, n, c), p.shift.type, of);
+            receive_channels<V>(request_of(p, p.shift, n, c), p.shift.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 offset[i] += of[i];
         }
         if (p.evaluate) {
-            const channel_words<V> mean = ask_of(p, p.running_mean, 0, c);
-            told_channels<V>(ask_of(p, p.running_var, 0, c), p.running_var.type, of);
+            const channel_words<V> mean = request_of(p, p.running_mean, 0, c);
+            receive_channels<V>(request_of(p, p.running_var, 0, c), p.running_var.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
-            told_channels<V>(mean, p.running_mean.type, of);
+            receive_channels<V>(mean, p.running_mean.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 float rest;
@@ -126,7 +126,7 @@ template <typename T, int V> struct elementwise_channels {
     }
 };
 
-/* What a thread asks for together. */
+/* What a thread requests together. */
 template <bool residual> struct elementwise_vectors {
     uint4 x;
 };
@@ -151,20 +151,20 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
         return;
     vectors held[K];
     cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row), other(residual ? p.post_add : p.x, p.x, place, row);
-    const auto ask_vector = [&](vectors &of, bool wanted) {
+    const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x.base + x.at);
         if constexpr (residual)
             load_vector_where<T, V>(wanted, of.residual, other.base + x.at);
         x.advance(place);
     };
-    ask_first<K>(held, count, ask_vector);
+    request_first<K>(held, count, request_vector);
     elementwise_channels<T, V> parameters;
-    parameters.ask(p, place.n, place.c);
+    parameters.request(p, place.n, place.c);
     float slope[V], offset[V], about[V];
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
-    parameters.template tell<residual>(a, place.n, place.c, factor, slope, offset, about);
+    parameters.template receive<residual>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(held, count, ask_vector, [&](const vectors &of) {
+        walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             float z[V];
             unpack<T, V>(of.x, z);
 #pragma unroll
@@ -212,7 +212,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row), dx(p.dx.data ? p.dx : p.x, p.x, place, row);
     cursor residual_at(residual ? p.post_add : p.x, p.x, place, row),
         dresidual(residual && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
-    const auto ask_vector = [&](vectors &of, bool wanted) {
+    const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x_at.base + x_at.at);
         load_vector_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
         if constexpr (residual)
@@ -220,15 +220,15 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
         x_at.advance(place);
         dy_at.advance(place);
     };
-    ask_first<K>(held, count, ask_vector);
+    request_first<K>(held, count, request_vector);
     elementwise_channels<T, V> parameters;
     const int c = place.active ? place.c : 0;
-    parameters.ask(p, place.n, c);
+    parameters.request(p, place.n, c);
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
-    parameters.template tell<residual>(a, place.n, c, factor, slope, offset, about);
+    parameters.template receive<residual>(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(held, count, ask_vector, [&](const vectors &of) {
+        walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int h = 0; h < V / H; h++) {

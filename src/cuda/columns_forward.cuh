@@ -138,7 +138,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_block_group * grid_barrier_stride);
-        /* The first value of each group, which all of its blocks know: what means are told less. */
+        /* The first value of each group, which all of its blocks know: means are sent less it. */
         const auto first_value = [&](int i) {
             const int64_t c = first_channel + i * g.group;
             return load_vector<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel);
@@ -329,7 +329,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             if (!applies)
                 return;
             /* How many values a part has follows from its place. */
-            const auto join_parts = [&](const float2 *pairs, auto ask) {
+            const auto join_parts = [&](const float2 *pairs, auto read) {
                 const auto number = [&](int i) {
                     return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
                 };
@@ -345,14 +345,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         const int i = lane + k * lanes;
                         first_pairs[k] = {0.0f, 0.0f};
                         if (i < g.parts)
-                            first_pairs[k] = ask(own + i);
+                            first_pairs[k] = read(own + i);
                     }
 #pragma unroll
                     for (int k = 0; k < max_pairs; k++)
                         mean += number(lane + k * lanes) * first_pairs[k].x;
 #pragma unroll 4
                     for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes)
-                        mean += number(i) * ask(own + i).x;
+                        mean += number(i) * read(own + i).x;
                     mean = sum_few(mean, lanes) / count_all;
 #pragma unroll
                     for (int k = 0; k < max_pairs; k++) {
@@ -361,7 +361,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     }
 #pragma unroll 4
                     for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes) {
-                        const float2 next = ask(own + i);
+                        const float2 next = read(own + i);
                         const float distance = next.x - mean;
                         squares += next.y + number(i) * distance * distance;
                     }
@@ -407,7 +407,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             char *const first_result = y.base + y.at;
             if constexpr (unaligned_samples)
                 y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-            /* The same rows of the block group that this block has next are asked for as places become free. */
+            /* The same rows of the block group that this block has next are requested as places become free. */
             const int next_block_group = block_group + g.block_groups;
             is_loaded = holds && exchange == NORMFUSE_EXCHANGE_GRID && next_block_group < g.sets &&
                         g.row_channels == g.blocks_wide * g.width * V;
@@ -436,7 +436,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 store_edges<T>(edges, first_result, of_edges);
         }
 
-        /* ---- what others are told: after the results, which wait for nothing here ---- */
+        /* ---- what others receive: after the results, which wait for nothing here ---- */
         if (sums && part == 0) {
             const int first_set = divide(first_channel, g.by_group);
 #pragma unroll 1

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid.cuh - group norm over adjacent channels (NHWC) by the whole grid at once: what the threads of a block,
- * then the blocks of a sample tell one another of each group. */
+ * then the blocks of a sample exchange of each group. */
 #ifndef NORMFUSE_CUDA_COLUMNS_GRID_CUH
 #define NORMFUSE_CUDA_COLUMNS_GRID_CUH
 
@@ -53,7 +53,7 @@ struct joining_lane {
     }
 };
 
-/* What the blocks of a sample tell one another of a group, beside one another. Two such places take turns: a block may
+/* What the blocks of a sample send one another of a group, beside one another. Two such places take turns: a block may
  * write for the next sample while another still reads of this one, but not for the one after that. */
 __device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int block_group, int parity,
                                                   int group)
@@ -63,11 +63,11 @@ __device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments 
            ((int64_t)(parity * a.of.grid.block_groups + block_group) * a.groups + group) * a.parts;
 }
 
-/* Of what a lane joins, how much it asks for at once. */
+/* Of what a lane joins, how much it requests at once. */
 enum { held_parts = 9, held_sums = 4 };
 
 /* Every eighth of `left` pairs; zeros where there are no more. */
-__device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (&parts)[held_parts])
+__device__ __forceinline__ void request_parts(const float2 *from, int left, float2 (&parts)[held_parts])
 {
 #pragma unroll
     for (int k = 0; k < held_parts; k++) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
 #pragma unroll 1
         for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
             float2 found[held_parts], of_round = make_float2(0.0f, 0.0f);
-            ask_parts(of_parts + (a.parts - left), left, found);
+            request_parts(of_parts + (a.parts - left), left, found);
 #pragma unroll
             for (int k = 0; k < held_parts; k++) {
                 of_round.x += found[k].x;
@@ -197,7 +197,7 @@ template <typename Number> struct channel_pairs;
 template <> struct channel_pairs<float> {
     float4 of = {};
 
-    __device__ __forceinline__ void ask(const char *from, bool wanted)
+    __device__ __forceinline__ void request(const char *from, bool wanted)
     {
         request_where(wanted, of, from);
     }
@@ -212,7 +212,7 @@ template <> struct channel_pairs<float> {
 template <> struct channel_pairs<double> {
     double2 of[2] = {};
 
-    __device__ __forceinline__ void ask(const char *from, bool wanted)
+    __device__ __forceinline__ void request(const char *from, bool wanted)
     {
         if (wanted) {
             of[0] = __ldcg(reinterpret_cast<const double2 *>(from));
@@ -231,8 +231,8 @@ template <> struct channel_pairs<double> {
 /* What parameters get when all blocks have put their sums of channels, pairs of `Number`: of two channels at a time, a
  * warp's, whose lanes have every 32nd block each. */
 template <typename Number> struct channel_gradients {
-    enum { asked_blocks = 5 };
-    channel_pairs<Number> asked[asked_blocks];
+    enum { requested_blocks = 5 };
+    channel_pairs<Number> requested[requested_blocks];
     const char *from;
     int channels;
 
@@ -244,26 +244,26 @@ template <typename Number> struct channel_gradients {
     {
         return from + ((int64_t)block * channels + c) * (int)(2 * sizeof(Number));
     }
-    __device__ __forceinline__ void ask(int c)
+    __device__ __forceinline__ void request(int c)
     {
 #pragma unroll
-        for (int i = 0; i < asked_blocks; i++) {
+        for (int i = 0; i < requested_blocks; i++) {
             const int block = (int)threadIdx.x % 32 + 32 * i;
-            asked[i].ask(place(block, c), c < channels && block < (int)gridDim.x);
+            requested[i].request(place(block, c), c < channels && block < (int)gridDim.x);
         }
     }
-    /* What was asked for. */
+    /* What was requested. */
     __device__ __forceinline__ void give(const normfuse_cuda_arguments &all, int c)
     {
         const int lane = (int)threadIdx.x % 32;
         double sums[4] = {};
 #pragma unroll
-        for (int i = 0; i < asked_blocks; i++)
-            asked[i].add_to(sums);
+        for (int i = 0; i < requested_blocks; i++)
+            requested[i].add_to(sums);
 #pragma unroll 1
-        for (int block = lane + 32 * asked_blocks; block < (int)gridDim.x; block += 32) {
+        for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
             channel_pairs<Number> more;
-            more.ask(place(block, c), true);
+            more.request(place(block, c), true);
             more.add_to(sums);
         }
 #pragma unroll

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_pipeline.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent
- * rows of a sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a pipeline in
- * shared memory, the others sum what arrives. All blocks of a sample tell one another their sums through memory, then
+ * rows of a sample, which are adjacent in memory: one thread requests tiles of them by bulk copies into a pipeline in
+ * shared memory, the others sum what arrives. All blocks of a sample send one another their sums through memory, then
  * write results from what the pipeline still holds and, of samples larger than the chip, from tiles that are read
  * again, the last first, since those are in L2. Copies by one thread leave the others nothing but the work on values:
  * by a load or a copy a vector, sums were bound by the unit that takes these. The first tiles of the next sample are on
@@ -12,14 +12,15 @@
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* A value of each group that all blocks know: its first. */
-template <typename T> __device__ __forceinline__ raw<T, 1> ask_base(const normfuse_cuda_columns &a, int n, int group)
+template <typename T>
+__device__ __forceinline__ raw<T, 1> request_base(const normfuse_cuda_columns &a, int n, int group)
 {
     return load_vector<T, 1>(a.x + n * a.batch_bytes, group * a.group);
 }
-template <typename T> __device__ __forceinline__ float told_base(raw<T, 1> asked)
+template <typename T> __device__ __forceinline__ float receive_base(raw<T, 1> requested)
 {
     float value[1];
-    unpack<T, 1>(asked, value);
+    unpack<T, 1>(requested, value);
     return value[0];
 }
 
@@ -45,14 +46,14 @@ struct counts_of_parts {
 template <typename T, int V>
 __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of, int n,
                                             int block_group, int part, int parity, const float4 *entries,
-                                            float4 *of_groups, raw<T, 1> asked_base, int consumers)
+                                            float4 *of_groups, raw<T, 1> requested_base, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
         const joining_lane join(a, round);
-        const float base = told_base<T>(round == 0 ? asked_base : ask_base<T>(a, n, join.group));
+        const float base = receive_base<T>(round == 0 ? requested_base : request_base<T>(a, n, join.group));
         int begin, count;
         join.find_entries<V>(a, begin, count);
         float means[held_sums], found_squares[held_sums], counts[held_sums], mean = 0.0f, squares = 0.0f;
@@ -116,7 +117,7 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
 #pragma unroll 1
         for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
             float2 found[held_parts];
-            ask_parts(of_parts + (a.parts - left), left, found);
+            request_parts(of_parts + (a.parts - left), left, found);
             moments<float> next = {};
 #pragma unroll
             for (int k = 0; k < held_parts; k++) {
@@ -163,7 +164,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     channel_parameters<V> parameters = {};
     if ((int)threadIdx.x < consumers) {
         place.find_column(a);
-        parameters.ask_weights(a, place.column * V);
+        parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
     /* After the pipeline: of each thread in a group a value that it sums about, its mean less that, squares about the
@@ -193,8 +194,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     int parity = 0;
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
-        parameters.ask_modulation(a, n, place.column * V);
-        const raw<T, 1> asked_base = ask_base<T>(a, n, joining_lane(a, 0).group);
+        parameters.request_modulation(a, n, place.column * V);
+        const raw<T, 1> requested_base = request_base<T>(a, n, joining_lane(a, 0).group);
         uint32_t before = 0;
         if (threadIdx.x == 0)
             before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
@@ -260,7 +261,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
         /* ---- the statistics of the groups ---- */
         const counts_of_parts counts_of(a);
-        put_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, asked_base,
+        put_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, requested_base,
                           consumers);
         meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
         join_moments<T>(all, counts_of, n, own.block_group, own.part, parity, of_groups, consumers);
@@ -269,7 +270,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         /* ---- results ---- */
         const float4 of_first = of_groups[place.groups[0]], of_second = of_groups[place.groups[1]];
         float slope[V], offset[V];
-        parameters.tell(a, slope, offset);
+        parameters.receive(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -328,18 +329,18 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
     }
 }
 
-/* Of the block's share of the channels two after two, the next asked for before these are added. By the producer's warp
+/* Of the block's share of the channels two after two, the next requested before these are added. By the producer's warp
  * alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for 15, but these
  * had their loops in another order, and 1x256x512x512 182 for 168. */
 __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, int channels)
 {
     const int step = 2 * (int)gridDim.x;
     channel_gradients<double> now(all, channels);
-    now.ask(2 * (int)blockIdx.x);
+    now.request(2 * (int)blockIdx.x);
 #pragma unroll 1
     for (int c = 2 * (int)blockIdx.x; c < channels; c += step) {
         channel_gradients<double> next(all, channels);
-        next.ask(c + step);
+        next.request(c + step);
         now.give(all, c);
         now = next;
     }
@@ -357,7 +358,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     channel_parameters<V> parameters;
     if ((int)threadIdx.x < consumers) {
         place.find_column(a);
-        parameters.ask_weights(a, place.column * V);
+        parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
     const bool gives = all.sums != nullptr;
@@ -415,15 +416,15 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     place.find_groups<V>(a);
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     const bool are_wide = min(mean_type, rstd_type) >= 0 && mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
-    saved_statistic asked_means[2], asked_rstds[2];
-    const auto ask_statistics = [&](int n) {
+    saved_statistic requested_means[2], requested_rstds[2];
+    const auto request_statistics = [&](int n) {
 #pragma unroll
         for (int side = 0; side < 2; side++) {
-            asked_means[side].ask(a.mean, n * a.mean_batch + place.groups[side], mean_type);
-            asked_rstds[side].ask(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
+            requested_means[side].request(a.mean, n * a.mean_batch + place.groups[side], mean_type);
+            requested_rstds[side].request(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
         }
     };
-    ask_statistics(own.block_group);
+    request_statistics(own.block_group);
     tile_consumer consumer(barriers);
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
@@ -437,8 +438,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             const int group = place.groups[side];
-            double mean = asked_means[side].tell(mean_type);
-            rstds[side] = (float)asked_rstds[side].tell(rstd_type);
+            double mean = requested_means[side].receive(mean_type);
+            rstds[side] = (float)requested_rstds[side].receive(rstd_type);
             if (!are_wide) {
                 mean = load_value<double>(a.mean, n * a.mean_batch + group, mean_type);
                 rstds[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, rstd_type);
@@ -449,7 +450,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
             of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
         }
-        parameters.tell_weights(a, slope, offset);
+        parameters.receive_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -492,7 +493,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 
         /* ---- results ---- */
         if (n + a.of.grid.block_groups < a.n)
-            ask_statistics(n + a.of.grid.block_groups);
+            request_statistics(n + a.of.grid.block_groups);
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, false>(a.activation, [&](auto chosen) {

@@ -54,7 +54,7 @@ __device__ __forceinline__ void meet_owners(uint32_t *grid_barrier, int owners, 
     meet(MEETING_OF_CONSUMERS, consumers);
 }
 
-/* Of all channels, by each block once: all of its threads asking took 4 us, since few lines of L2 had it. */
+/* Of all channels, by each block once: all of its threads requesting took 4 us, since few lines of L2 had it. */
 template <typename Known>
 __device__ __forceinline__ void read_once(const Known *from, Known *to, int channels, int consumers)
 {
@@ -90,7 +90,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             producer.fill_again(own);
         }
         __syncwarp();
-        /* What others are told, beside the consumers, which write results. */
+        /* What others receive, beside the consumers, which write results. */
         meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
         const own_channels mine(a, channels);
 #pragma unroll 1
@@ -108,9 +108,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     pipeline_place place;
     place.find_column(a);
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.column * V);
+    parameters.request_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
-    const uint4 asked_base = load_vector<T, V>(a.x, place.column * V);
+    const uint4 requested_base = load_vector<T, V>(a.x, place.column * V);
     uint32_t before = 0, owners_before = 0;
     uint32_t *const grid_barriers = all.grid_barriers;
     if (threadIdx.x == 0) {
@@ -167,7 +167,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     });
     if (place.has_rows()) {
         float base[V];
-        unpack<T, V>(asked_base, base);
+        unpack<T, V>(requested_base, base);
 #pragma unroll
         for (int k = 0; k < V; k++)
             entries[(place.column * V + k) * join.apart + place.beside] =
@@ -253,7 +253,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     /* ---- results ---- */
     read_once(of_channels, shared_channels, channels, consumers);
     float slope[V], offset[V], shift[V];
-    parameters.tell_weights(a, slope, offset);
+    parameters.receive_weights(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int k = 0; k < V; k++) {
@@ -321,19 +321,19 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     pipeline_place place;
     place.find_column(a);
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.column * V);
+    parameters.request_weights(a, place.column * V);
     const int mean_type = type_of(a, COLUMNS_MEAN);
-    const channel_words<V> asked_means = ask_channels<V>(a.mean, place.column * V, mean_type);
-    double asked_twice[V] = {};
+    const channel_words<V> requested_means = request_channels<V>(a.mean, place.column * V, mean_type);
+    double requested_twice[V] = {};
     if (mean_type == NORMFUSE_F64) {
 #pragma unroll
         for (int k = 0; k < V; k += 2) {
             const double2 pair = __ldcg(reinterpret_cast<const double2 *>(a.mean) + (place.column * V + k) / 2);
-            asked_twice[k] = pair.x;
-            asked_twice[k + 1] = pair.y;
+            requested_twice[k] = pair.x;
+            requested_twice[k + 1] = pair.y;
         }
     }
-    const channel_words<V> asked_rstds = ask_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
+    const channel_words<V> requested_rstds = request_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
     uint32_t before = 0, owners_before = 0;
     uint32_t *const grid_barriers = all.grid_barriers;
     if (threadIdx.x == 0) {
@@ -351,14 +351,14 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     float shift[V], slope[V], offset[V];
     {
         float rstds[V];
-        told_channels<V>(asked_means, mean_type, shift);
-        told_channels<V>(asked_rstds, type_of(a, COLUMNS_RSTD), rstds);
-        parameters.tell_weights(a, slope, offset);
+        receive_channels<V>(requested_means, mean_type, shift);
+        receive_channels<V>(requested_rstds, type_of(a, COLUMNS_RSTD), rstds);
+        parameters.receive_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int k = 0; k < V; k++) {
             float rounded, rest;
-            split_mean<T>(mean_type == NORMFUSE_F64 ? asked_twice[k] : (double)shift[k], rounded, rest);
+            split_mean<T>(mean_type == NORMFUSE_F64 ? requested_twice[k] : (double)shift[k], rounded, rest);
             slope[k] *= rstds[k] * factor;
             offset[k] = offset[k] * factor - rest * slope[k];
             shift[k] = rounded;

@@ -2,7 +2,7 @@
  *
  * columns_grid_registers.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread
  * over as many blocks as have a multiprocessor: a block has whole rows, and its threads hold them in registers while
- * all blocks tell one another their sums. A cluster's blocks are narrow, which memory is slow at, and a pipeline that
+ * all blocks send one another their sums. A cluster's blocks are narrow, which memory is slow at, and a pipeline that
  * one thread fills takes longer to begin. */
 #include "columns_grid.cuh"
 
@@ -78,14 +78,14 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     /* What is needed of the parameters comes first, so that vectors are summed as they come. */
     place.find_groups<V>(a);
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
-    saved_statistic asked_means[2], asked_rstds[2];
+    saved_statistic requested_means[2], requested_rstds[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        asked_means[side].ask(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
-        asked_rstds[side].ask(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
+        requested_means[side].request(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
+        requested_rstds[side].request(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
     }
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.column * V);
+    parameters.request_weights(a, place.column * V);
     const char *x_from = a.x + place.at, *dy_from = a.dy + place.at;
     uint4 held_x[K], held_dy[K];
     const auto load = [&](int k) {
@@ -103,8 +103,8 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     float rests[2], rstds[2], about[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        double mean = asked_means[side].tell(mean_type);
-        rstds[side] = (float)asked_rstds[side].tell(rstd_type);
+        double mean = requested_means[side].receive(mean_type);
+        rstds[side] = (float)requested_rstds[side].receive(rstd_type);
         split_mean<T>(mean, about[side], rests[side]);
     }
     if (place.has_rows() && place.beside == 0) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
         of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
     }
     float slope[V], offset[V];
-    parameters.tell_weights(a, slope, offset);
+    parameters.receive_weights(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     channel_gradients<float> gradients(all, channels);
     const int first_channel = 2 * ((int)threadIdx.x / 32 * (int)gridDim.x + (int)blockIdx.x);
     if (gives)
-        gradients.ask(first_channel);
+        gradients.request(first_channel);
     meet(MEETING_OF_CONSUMERS, threads);
 
     /* ---- results ---- */
@@ -193,7 +193,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
 #pragma unroll 1
         for (int c = first_channel; c < channels; c += 2 * (threads / 32) * (int)gridDim.x) {
             if (c != first_channel)
-                gradients.ask(c);
+                gradients.request(c);
             gradients.give(all, c);
         }
     }

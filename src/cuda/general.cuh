@@ -474,25 +474,26 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     using R = compute<T>;
     const normfuse_problem &p = a.problem;
     const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, a.geometry.by_set_channels) : c;
-    const auto ask = [&](const normfuse_parameter &of, int index) {
-        return ask_at_once(of, n * of.batch + index * of.channel);
+    const auto request = [&](const normfuse_parameter &of, int index) {
+        return request_at_once(of, n * of.batch + index * of.channel);
     };
-    const asked weight = ask(p.weight, c), bias = ask(p.bias, c), scale = ask(p.scale, c), shift = ask(p.shift, c);
+    const requested_value weight = request(p.weight, c), bias = request(p.bias, c), scale = request(p.scale, c),
+                          shift = request(p.shift, c);
     const bool saved = backward && a.source == NORMFUSE_SOURCE_SAVED;
-    asked mean_asked = {0, 0}, rstd_asked = {0, 0};
+    requested_value requested_mean = {0, 0}, requested_rstd = {0, 0};
     if (saved) {
-        mean_asked = ask(p.mean, set);
-        rstd_asked = ask(p.rstd, set);
+        requested_mean = request(p.mean, set);
+        requested_rstd = request(p.rstd, set);
     }
-    const R more = p.scale.data ? R(1) + told_of<R>(scale, p.scale.type) : R(1);
-    general_channel<R> of = {p.weight.data ? told_of<R>(weight, p.weight.type) * more : more,
-                             p.bias.data ? told_of<R>(bias, p.bias.type) * more : R(0), R(0), R(0)};
+    const R more = p.scale.data ? R(1) + receive<R>(scale, p.scale.type) : R(1);
+    general_channel<R> of = {p.weight.data ? receive<R>(weight, p.weight.type) * more : more,
+                             p.bias.data ? receive<R>(bias, p.bias.type) * more : R(0), R(0), R(0)};
     if (p.shift.data)
-        of.offset += told_of<R>(shift, p.shift.type);
+        of.offset += receive<R>(shift, p.shift.type);
     double mean = 0.0;
     if (saved) {
-        mean = told_of<double>(mean_asked, p.mean.type);
-        of.slope *= told_of<R>(rstd_asked, p.rstd.type);
+        mean = receive<double>(requested_mean, p.mean.type);
+        of.slope *= receive<R>(requested_rstd, p.rstd.type);
     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
         mean = parameter<double>(p.running_mean, 0, c, 0.0);
         of.slope = scaled_by_running(p, c, of.slope);

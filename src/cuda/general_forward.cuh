@@ -272,7 +272,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         });
     });
 
-    /* ---- what others are told ---- */
+    /* ---- what others receive ---- */
     if (sums && tile.rank == 0)
         for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
             const int set = divide(tile.first_channel, g.by_set_channels) + i;

@@ -66,7 +66,7 @@ template <typename R> __device__ __forceinline__ void append(moments<R> &to, con
     }
 }
 
-/* What the blocks of a set tell one another: a triple with the whole mean, since each block has a shift of its own. */
+/* What the blocks of a set send one another: a triple with the whole mean, since each block has a shift of its own. */
 enum { TRIPLE = 3, PAIR = 2, MOST_CLUSTER = 16 };
 
 template <typename R> struct set_statistics {
@@ -181,7 +181,7 @@ __device__ __forceinline__ uint32_t grid_barrier_share(int part, int parts)
     return part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
 }
 
-/* What the grid barrier says is asked for while the data arrive, which spares a way to memory and back: it cannot
+/* What the grid barrier says is requested while the data arrive, which spares a way to memory and back: it cannot
  * change until this block has arrived, too. Thread 0. */
 __device__ __forceinline__ uint32_t look_at_grid_barrier(const uint32_t *grid_barrier)
 {

@@ -75,7 +75,7 @@ bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
                                                   int32_t type, bool vectorized);
 
-/* How the blocks that share a set tell one another their sums. */
+/* How the blocks that share a set send one another their sums. */
 enum normfuse_cuda_exchange {
     NORMFUSE_EXCHANGE_NONE,    /* one block holds the set, or the sums only go to memory */
     NORMFUSE_EXCHANGE_CLUSTER, /* through the shared memory of a cluster */

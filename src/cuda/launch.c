@@ -56,7 +56,7 @@ const char *normfuse_last_kernels(void)
 }
 
 /* Whether NORMFUSE_VERBOSE has this word. The environment is searched once. */
-enum { DISPATCH = 1, PLAN = 2, ASKED = 4 };
+enum { DISPATCH = 1, PLAN = 2, READ = 4 };
 
 static bool verbose(int word)
 {
@@ -64,7 +64,7 @@ static bool verbose(int word)
     int said = atomic_load_explicit(&cached, memory_order_relaxed);
     if (said == 0) {
         const char *const value = getenv("NORMFUSE_VERBOSE");
-        said = ASKED;
+        said = READ;
         if (value != NULL)
             said |= (strstr(value, "dispatch") != NULL ? DISPATCH : 0) | (strstr(value, "plan") != NULL ? PLAN : 0);
         atomic_store_explicit(&cached, said, memory_order_relaxed);

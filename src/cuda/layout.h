@@ -68,7 +68,7 @@ NORMFUSE_LAYOUT struct normfuse_lanes_layout normfuse_lay_out_lanes(int32_t samp
 }
 
 /* tile: what each thread found, forward 4 values, backward 2, and once more where norm groups have several channels;
- * what the blocks of the cluster tell one another of norm groups, and the first one of channels. */
+ * what the blocks of the cluster send one another of norm groups, and the first one of channels. */
 NORMFUSE_LAYOUT int64_t normfuse_lay_out_tile(int64_t threads, int64_t of_parts, int64_t of_channels,
                                               int64_t value_bytes, bool backward, bool by_channels)
 {
@@ -135,7 +135,7 @@ struct normfuse_general_sizes {
     int32_t slots;   /* bytes */
     int32_t holds;   /* slots */
     int32_t entries; /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
-    int32_t channels, sets, blocks; /* of a block; blocks: that tell one another of their sets, 0 where none do */
+    int32_t channels, sets, blocks; /* of a block; blocks: that exchange sums of their sets, 0 where none do */
 };
 struct normfuse_general_layout {
     int32_t entries;

@@ -33,7 +33,7 @@ const char *normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
-/* Answers about occupancy: see occupancy_key. A call asks for a handful; few enough slots to stay in the cache. */
+/* Answers about occupancy: see occupancy_key. A call requests a handful; few enough slots to stay in the cache. */
 enum { OCCUPANCY_SLOTS = 512, OCCUPANCY_PROBES = 8 };
 
 struct device {
@@ -98,7 +98,7 @@ __attribute__((format(printf, 3, 4))) static normfuse_status fail(struct loaded 
     return status;
 }
 
-/* Fills loaded->driver. The version is asked for first: an older driver lacks some of the rest. */
+/* Fills loaded->driver. The version is requested first: an older driver lacks some of the rest. */
 static normfuse_status find_entries(struct loaded *loaded)
 {
     static void *opened; /* for good; under the mutex */
@@ -263,10 +263,10 @@ static void after_fork_in_child(void)
 
 static bool follows_forks(void)
 {
-    static _Atomic(bool) is_told; /* twice does no harm */
-    if (!atomic_load(&is_told))
-        atomic_store(&is_told, pthread_atfork(NULL, NULL, after_fork_in_child) == 0);
-    return atomic_load(&is_told);
+    static _Atomic(bool) is_registered; /* twice does no harm */
+    if (!atomic_load(&is_registered))
+        atomic_store(&is_registered, pthread_atfork(NULL, NULL, after_fork_in_child) == 0);
+    return atomic_load(&is_registered);
 }
 
 /* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be
@@ -457,7 +457,7 @@ static CUresult load_into_context(struct device *device, const char **refused)
 }
 
 /* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
- * survive: this asks for it ahead. */
+ * survive: this requests it ahead. */
 static normfuse_status load_kernels(const char *call, struct device *device)
 {
     const char *refused;
@@ -602,8 +602,8 @@ static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_
 
 _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
 
-static CUresult ask_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch, uint32_t cluster,
-                              int *answer)
+static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch,
+                                  uint32_t cluster, int *answer)
 {
     const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     const CUfunction function = (CUfunction)kernel_of(device, launch->kernel);
@@ -611,13 +611,13 @@ static CUresult ask_occupancy(const struct device *device, const struct normfuse
         return driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
                                                                    launch->shared);
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
-    struct normfuse_cuda_launch asked = *launch;
+    struct normfuse_cuda_launch alone = *launch;
     /* Residency does not depend on these, but the driver refuses to answer for some of them. */
-    asked.cooperative = false;
-    asked.dependent = false;
+    alone.cooperative = false;
+    alone.dependent = false;
     /* Nor on the grid, but the driver wants one. */
-    asked.grid = cluster;
-    const CUlaunchConfig config = configure(&asked, NULL, attributes);
+    alone.grid = cluster;
+    const CUlaunchConfig config = configure(&alone, NULL, attributes);
     return driver->cuOccupancyMaxActiveClusters(answer, function, &config);
 }
 
@@ -654,7 +654,7 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
     int answer = 0;
     CUresult result = enter(found, &pushed);
     if (result == CUDA_SUCCESS)
-        result = ask_occupancy(found, launch, cluster, &answer);
+        result = request_occupancy(found, launch, cluster, &answer);
     leave(found, pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
     if (result != CUDA_SUCCESS || answer < 0) {

@@ -73,7 +73,7 @@ struct stage_parities {
     }
 };
 
-/* The thread that asks for tiles, each of `tensors` tensors. */
+/* The thread that requests tiles, each of `tensors` tensors. */
 template <int tensors> struct tile_producer {
     pipeline_barriers &barriers;
     uint4 *pipeline;

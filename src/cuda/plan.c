@@ -130,7 +130,7 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     return true;
 }
 
-/* What the blocks of the whole grid tell one another, `word` bytes a part; twice, so that rounds do not meet. */
+/* What the blocks of the whole grid send one another, `word` bytes a part; twice, so that rounds do not meet. */
 static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;

@@ -385,7 +385,7 @@ __device__ __forceinline__ void await_mailbox(cluster_mailbox &mailbox)
                  : "memory");
 }
 #else
-/* No launch asks for clusters here. */
+/* No launch requests clusters here. */
 __device__ __forceinline__ void open_mailbox(cluster_mailbox &, int)
 {
     __trap();

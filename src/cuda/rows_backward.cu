@@ -39,15 +39,15 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
         bits<double> saved_mean = 0;
         bits<R> saved_rstd = 0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            saved_mean = ask<double>(p.mean, n * p.mean.batch + group * p.mean.channel);
-            saved_rstd = ask<R>(p.rstd, n * p.rstd.batch + group * p.rstd.channel);
+            saved_mean = request_bits<double>(p.mean, n * p.mean.batch + group * p.mean.channel);
+            saved_rstd = request_bits<R>(p.rstd, n * p.rstd.batch + group * p.rstd.channel);
         }
         R slope, offset;
         weigh_channel(p, n, c, slope, offset);
         double mean = 0.0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            mean = told<double>(saved_mean, p.mean.type);
-            slope *= told<R>(saved_rstd, p.rstd.type);
+            mean = receive<double>(saved_mean, p.mean.type);
+            slope *= receive<R>(saved_rstd, p.rstd.type);
         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
             mean = parameter<double>(p.running_mean, 0, c, 0.0);
             slope = scaled_by_running(p, c, slope);
@@ -58,28 +58,28 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
 }
 
 /* The same where each block has one set at a time, whose statistics are saved. */
-struct asked_gradient {
-    asked mean, rstd;
-    asked_weights weights;
+struct requested_gradient {
+    requested_value mean, rstd;
+    requested_weights weights;
 };
-__device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_arguments &a, const row_vectors &vectors,
-                                                       int i)
+__device__ __forceinline__ requested_gradient request_gradient(const normfuse_cuda_arguments &a,
+                                                               const row_vectors &vectors, int i)
 {
     const normfuse_problem &p = a.problem;
     const bool wanted = has_channel(a, vectors, i);
     const int n = vectors.n, c = channel_of(a, vectors, i);
     const int group = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_outer);
-    return {ask_at_once(p.mean, n * p.mean.batch + group * p.mean.channel, wanted),
-            ask_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), ask_weights(a, vectors, i)};
+    return {request_at_once(p.mean, n * p.mean.batch + group * p.mean.channel, wanted),
+            request_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), request_weights(a, vectors, i)};
 }
 template <typename R>
-__device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_problem &p, const asked_gradient &from,
+__device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_problem &p, const requested_gradient &from,
                                                          R factor)
 {
     R slope, offset;
     weigh(p, from.weights, slope, offset);
-    const double mean = told_of<double>(from.mean, p.mean.type);
-    slope *= told_of<R>(from.rstd, p.rstd.type);
+    const double mean = receive<double>(from.mean, p.mean.type);
+    slope *= receive<R>(from.rstd, p.rstd.type);
     const R shift = (R)mean, rest = (R)(mean - (double)shift);
     return {shift, rest, slope * factor, (offset - rest * slope) * factor};
 }
@@ -128,7 +128,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     if (exchange == NORMFUSE_EXCHANGE_GRID)
         begin_late(g);
     int parity = 0;
-    bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
+    bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = block_group;;) {
         const row_vectors vectors = vectors_of<many, false>(a, set, part, 0);
         /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
@@ -163,9 +163,9 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         /* ---- load ---- */
         const uint32_t grid_barrier = look_at_grid_barrier_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
                                                                  a.grid_barriers + block_group * grid_barrier_stride);
-        asked_gradient first;
+        requested_gradient first;
         if constexpr (holds)
-            first = ask_gradient(a, vectors, (int)threadIdx.x);
+            first = request_gradient(a, vectors, (int)threadIdx.x);
         {
             const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
             const row_end<T, unaligned> end(a, vectors, x.lead);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             if constexpr (!many) {
 #pragma unroll 1
                 for (int k = 0; k < shared; k++) {
-                    if (!asked && index < vectors.end) {
+                    if (!is_requested && index < vectors.end) {
                         const int stretch = divide(index, g.by_spans);
                         const unsigned place = x.place(g, index, stretch);
                         if (!end.cuts(place)) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 index += vectors.step;
             }
             if constexpr (unaligned) {
-                /* Once all others have been asked for: these are waited for. */
+                /* Once all others have been requested: these are waited for. */
                 if (end.cuts(furthest)) {
                     index = vectors.index + shared * vectors.step;
 #pragma unroll
@@ -223,7 +223,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         bits<R> saved_rstd = 0;
         if (!holds && centred && applies && vectors.end > 0) {
             const int group = by_sample ? vectors.c : divide(vectors.c, g.by_outer);
-            saved_rstd = ask<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
+            saved_rstd = request_bits<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
         }
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before() = grid_barrier;
@@ -232,10 +232,10 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         if constexpr (holds) {
             for (int i = (int)threadIdx.x; has_channel(a, vectors, i); i += threads) {
                 if (i >= threads)
-                    first = ask_gradient(a, vectors, i);
+                    first = request_gradient(a, vectors, i);
                 coefficients[i] = make_gradient<R>(p, first, factor);
                 if (i == 0)
-                    rstd_of_set = told_of<R>(first.rstd, p.rstd.type);
+                    rstd_of_set = receive<R>(first.rstd, p.rstd.type);
             }
         } else {
             prepare_gradients<many>(a, vectors, factor, coefficients);
@@ -442,7 +442,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 share = (R)a.totals[(int64_t)vectors.set * PAIR + 1];
             }
             if (vectors.end > 0) {
-                const R rstd = holds ? rstd_of_set : told<R>(saved_rstd, p.rstd.type);
+                const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd.type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }
@@ -471,8 +471,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
          */
         int64_t next = 0;
         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-            asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
-            if (asked) {
+            is_requested = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
+            if (is_requested) {
                 int n, c;
                 begin_of(a, set + g.block_groups, n, c);
                 next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, vectors.n, vectors.c).data;

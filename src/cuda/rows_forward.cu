@@ -34,7 +34,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
                 break;
             c += vectors.first_outer + i;
         }
-        /* One after the other: asked for all at once, they were ahead of the vectors (128x256x28x28: 61 us for 56). */
+        /* One after the other: requested all at once, they were ahead of the vectors (128x256x28x28: 61 us for 56). */
         const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
         R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
         R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
@@ -90,7 +90,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
      * one that does this, so after the results; a block that has its set alone would end later. */
     constexpr bool late = schedule == NORMFUSE_SCHEDULE_split;
-    const auto tell = [&](const row_vectors &vectors, const set_statistics<R> &found) {
+    const auto store_set = [&](const row_vectors &vectors, const set_statistics<R> &found) {
         if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
             const int n = by_sample ? 0 : vectors.n;
             const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     if (exchange == NORMFUSE_EXCHANGE_GRID)
         begin_late(g);
     int parity = 0;
-    bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
+    bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = block_group;;) {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
@@ -119,21 +119,21 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             const int rest = vectors.index + shared * vectors.step; /* the first that is held in a register */
 
             /* ---- load ---- */
-            int next = vectors.index, count = 0; /* the vector that is asked for next, and how many there are */
-            const auto ask_vector = [&](raw<T, V> &vector, bool wanted) {
+            int next = vectors.index, count = 0; /* the vector that is requested next, and how many there are */
+            const auto request_vector = [&](raw<T, V> &vector, bool wanted) {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                 load_vector_where<T, V>(wanted, vector, x.at(g, next, divide(next, g.by_spans)));
                 next += vectors.step;
             };
             if constexpr (streams) {
                 count = max(0, (vectors.end - vectors.index + vectors.step - 1) / vectors.step);
-                ask_first<K>(held, count, ask_vector);
+                request_first<K>(held, count, request_vector);
             } else {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                 const row_end<T, unaligned> end(a, vectors, x.lead);
                 if constexpr (!many) {
 #pragma unroll 1
-                    for (int k = 0; k < (asked ? 0 : shared); k++) {
+                    for (int k = 0; k < (is_requested ? 0 : shared); k++) {
                         const int index = vectors.index + k * vectors.step;
                         if (index < vectors.end) {
                             uint4 *const to = own_shared + k * (int)blockDim.x;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     }
                 }
                 if constexpr (unaligned) {
-                    /* Once all others have been asked for: these are waited for. */
+                    /* Once all others have been requested: these are waited for. */
                     if (end.cuts(furthest)) {
 #pragma unroll
                         for (int k = 0; k < K; k++) {
@@ -196,7 +196,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 prepare_coefficients<many>(a, vectors, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1),
                                            coefficients, first);
             };
-            /* Parameters come behind all vectors. Where the block asks others for their sums, it asks for these then.
+            /* Parameters come behind all vectors. Where the block asks others for their sums, it requests these then.
              */
             const bool later = schedule == NORMFUSE_SCHEDULE_split && exchange != NORMFUSE_EXCHANGE_NONE;
             const auto prepare_later = [&] {
@@ -213,7 +213,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 int index = vectors.index;
                 compiler_barrier(index);
                 if constexpr (streams) {
-                    walk_passing<K>(held, count, ask_vector, [&](raw<T, V> &vector) {
+                    walk_passing<K>(held, count, request_vector, [&](raw<T, V> &vector) {
                         work(vector, index);
                         index += vectors.step;
                     });
@@ -380,7 +380,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 }
                 const set_statistics<R> found = statistics_of(all, base, p.eps);
                 if (!late)
-                    tell(vectors, found);
+                    store_set(vectors, found);
                 else if (threadIdx.x == 0)
                     of_set = found;
                 shift = (R)found.mean;
@@ -426,8 +426,8 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 /* The set after this one, whose vectors take the places of those that were read. */
                 const char *next = nullptr;
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                    asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
-                    if (asked) {
+                    is_requested = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
+                    if (is_requested) {
                         int n, c;
                         begin_of(a, set + g.block_groups, n, c);
                         next = tensor(a, p.x, p.x, n, c).data;
@@ -452,7 +452,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 });
             }
             if (late && sums)
-                tell(vectors, of_set);
+                store_set(vectors, of_set);
             if (pass + 1 < passes)
                 __syncthreads();
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * schedules.c - asks the schedules; see schedules.h. */
+ * schedules.c - tries the schedules; see schedules.h. */
 #include "schedules.h"
 
 #include <math.h>
@@ -56,7 +56,8 @@ bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *sh
 }
 
 /* Of the variants of a schedule the cheapest. Returns why there is none. */
-static const char *ask(const struct schedule *schedule, const struct shape *shape, struct step *found, double *lowest)
+static const char *try_schedule(const struct schedule *schedule, const struct shape *shape, struct step *found,
+                                double *lowest)
 {
     const char *reason = normfuse_cuda_refused(schedule, shape);
     if (reason != NULL)
@@ -132,7 +133,7 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
         const struct normfuse_cuda_tuning_line *const line =
             normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
         double own = INFINITY;
-        const char *const reason = ask(schedule, &shape, &step, &own);
+        const char *const reason = try_schedule(schedule, &shape, &step, &own);
         /* What was measured takes the place of order, and no order holds where two passes take less: 1x24x651x168 f32
          * with two groups 17.3 us; tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0, a general kernel 17.6.
          */

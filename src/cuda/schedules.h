@@ -64,7 +64,7 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 
 /* An estimate that knows the memory's time, how blocks fill the device, and that blocks wait for one another. */
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);
-/* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
+/* Tries every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 /* NULL: it does not refuse this. */
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
@@ -182,7 +182,7 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
 }
 
 /* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
- * enough and nothing is asked for of each; else 0. */
+ * enough and nothing is requested of each; else 0. */
 static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
 {
     const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;

@@ -66,7 +66,7 @@ static bool share_grid(const struct shape *shape, struct step *step, int64_t blo
 static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
 {
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
-     * what the kernels have in shared memory beside what is asked for. */
+     * what the kernels have in shared memory beside what is requested. */
     enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 160, STATIC_BYTES = 1024 };
     /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5;
      * 1x256x512x512 of 4 110.3, of 8 109.3. */

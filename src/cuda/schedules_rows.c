@@ -339,7 +339,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
         return false;
     const enum normfuse_cuda_schedule small = small_schedule(shape);
     const bool stream = streams(shape, small);
-    /* Vectors in shared memory are asked for with the others: more in flight for each wait. */
+    /* Vectors in shared memory are requested with the others: more in flight for each wait. */
     const int64_t more = stream ? 0 : shape->policy->passing_slots[shape->direction][sums];
     const int64_t slots = vectors_of(shape, small) + more;
     /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142.

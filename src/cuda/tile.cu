@@ -6,7 +6,7 @@
  * What a block has is a tile: `width` adjacent columns, whole norm groups of `group` columns each, of part_rows rows.
  * Columns (NHWC): a column is a channel, a row a position. Rows (NCHW), batch norm: a column is a position of a
  * channel, `channel_columns` of them each, a row is a sample. A thread has one column and every at_once-th row, all in
- * registers, so what it weighs its values by it asks for once. Each warp joins the block's sums for itself, so the
+ * registers, so what it weighs its values by it requests once. Each warp joins the block's sums for itself, so the
  * block meets once; the blocks of a cluster send one another what they found.
  *
  * Lanes stand for norm groups when sums are joined: those of the i-th are the 2^lane_bits from i << lane_bits on. A
@@ -73,7 +73,7 @@ struct tile_place {
         return slot * a.at_once < left;
     }
     /* What the lanes of the thread's norm group know. */
-    template <typename R> __device__ __forceinline__ R tell(const normfuse_cuda_tile &a, R value) const
+    template <typename R> __device__ __forceinline__ R broadcast(const normfuse_cuda_tile &a, R value) const
     {
         return __shfl_sync(full_mask, value, own << a.lane_bits);
     }
@@ -95,17 +95,17 @@ template <int K, typename Work> __device__ __forceinline__ void in_slots(const n
     }
 }
 
-/* A thread's values of a tensor, and of a second one, asked for together. What is loaded in a branch is waited for at
+/* A thread's values of a tensor, and of a second one, requested together. What is loaded in a branch is waited for at
  * its end, so there are two ways and not one end for every slots_at_once: 32x500x250 f16 NHWC 24.5 us, so 48.6; and 16
  * loads where 4 are wanted cost 0.4 us. */
 template <typename T, int K>
-__device__ __forceinline__ void request(const normfuse_cuda_tile &a, const tile_place &place, const char *data,
-                                        raw<T, 1> (&values)[K], const char *other = nullptr,
-                                        raw<T, 1> (*others)[K] = nullptr)
+__device__ __forceinline__ void request_values(const normfuse_cuda_tile &a, const tile_place &place, const char *data,
+                                               raw<T, 1> (&values)[K], const char *other = nullptr,
+                                               raw<T, 1> (*others)[K] = nullptr)
 {
     const int64_t step = a.at_once * a.row_bytes;
     int64_t at = place.at;
-    const auto ask = [&](int k) {
+    const auto request_slot = [&](int k) {
         load_where(place.has(a, k), values[k], data + at);
         if (others)
             load_where(place.has(a, k), (*others)[k], other + at);
@@ -114,11 +114,11 @@ __device__ __forceinline__ void request(const normfuse_cuda_tile &a, const tile_
     if (a.slots == slots_at_once) {
 #pragma unroll
         for (int k = 0; k < slots_at_once; k++)
-            ask(k);
+            request_slot(k);
     } else {
 #pragma unroll
         for (int k = 0; k < K; k++)
-            ask(k);
+            request_slot(k);
     }
 }
 
@@ -252,15 +252,15 @@ __device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entri
     return {about, mean, sum_few(squares, lanes), values};
 }
 
-__device__ __forceinline__ void ask_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
-                                                      asked_weights &found)
+__device__ __forceinline__ void request_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
+                                                          requested_weights &found)
 {
     const normfuse_problem &p = all.problem;
     const int n = place.n, c = divide(place.first + place.column, all.tile.by_channel_columns);
-    const auto ask = [&](const normfuse_parameter &of) {
-        return ask_at_once(of, n * of.batch + c * of.channel, place.left > 0);
+    const auto request = [&](const normfuse_parameter &of) {
+        return request_at_once(of, n * of.batch + c * of.channel, place.left > 0);
     };
-    found = {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+    found = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
 }
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
@@ -296,25 +296,25 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
 
     tile_place place;
     place.find<T>(a);
-    raw<T, 1> asked_x[K], more[K];
-    request<T, K>(a, place, a.x, asked_x);
+    raw<T, 1> requested_x[K], more[K];
+    request_values<T, K>(a, place, a.x, requested_x);
     if (a.pre_add)
-        request<T, K>(a, place, a.pre_add, more);
+        request_values<T, K>(a, place, a.pre_add, more);
     place.find_groups(a);
-    asked_weights weights;
-    ask_weights_of_column(all, place, weights);
+    requested_weights weights;
+    request_weights_of_column(all, place, weights);
     if (a.parts > 1)
         open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
     R x[K];
-    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(asked_x[k]); });
+    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
     if (a.pre_add) {
         add_slots<T, K>(a, more, x);
         if (a.u)
             store_slots<T, K>(a, a.u, place, x);
     }
     if (a.post_add)
-        request<T, K>(a, place, a.post_add, more);
+        request_values<T, K>(a, place, a.post_add, more);
 
     /* About the thread's first value; then about its mean. */
     const R own_about = x[0];
@@ -353,10 +353,10 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     /* The mean is about + rest. */
     const R about_of = all_of.about + all_of.mean, back = about_of - all_of.about;
     const R rest_of = (all_of.about - (about_of - back)) + (all_of.mean - back);
-    const R about = place.tell(a, about_of), rest = place.tell(a, rest_of);
+    const R about = place.broadcast(a, about_of), rest = place.broadcast(a, rest_of);
     R slope, offset;
     weigh(p, weights, slope, offset);
-    slope *= place.tell(a, rstd);
+    slope *= place.broadcast(a, rstd);
     offset -= rest * slope;
     in_slots<K>(a, [&](int k) {
         x[k] = fma(x[k] - about, slope, offset);
@@ -473,16 +473,16 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
 
     tile_place place;
     place.find<T>(a);
-    raw<T, 1> asked_x[K], asked_dy[K], more[K];
-    request<T, K>(a, place, a.x, asked_x, a.dy, &asked_dy);
+    raw<T, 1> requested_x[K], requested_dy[K], more[K];
+    request_values<T, K>(a, place, a.x, requested_x, a.dy, &requested_dy);
     if (a.pre_add)
-        request<T, K>(a, place, a.pre_add, more);
+        request_values<T, K>(a, place, a.pre_add, more);
     place.find_groups(a);
     const int set = place.set(a);
-    const asked asked_mean = ask_at_once(p.mean, place.n * p.mean.batch + set * p.mean.channel);
-    const asked asked_rstd = ask_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
-    asked_weights weights;
-    ask_weights_of_column(all, place, weights);
+    const requested_value requested_mean = request_at_once(p.mean, place.n * p.mean.batch + set * p.mean.channel);
+    const requested_value requested_rstd = request_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
+    requested_weights weights;
+    request_weights_of_column(all, place, weights);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
@@ -493,16 +493,18 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
 
     R x[K], dy[K];
     in_slots<K>(a, [&](int k) {
-        x[k] = number_of<T>(asked_x[k]);
-        dy[k] = number_of<T>(asked_dy[k]);
+        x[k] = number_of<T>(requested_x[k]);
+        dy[k] = number_of<T>(requested_dy[k]);
     });
     if (a.pre_add)
         add_slots<T, K>(a, more, x);
     if (has_post)
-        request<T, K>(a, place, a.post_add, more);
-    const double mean = told_of<double>(asked_mean, p.mean.type);
-    const R rstd_of = told_of<R>(asked_rstd, p.rstd.type), about_of = (R)mean, rest_of = (R)(mean - (double)about_of);
-    const R about = place.tell(a, about_of), rest = place.tell(a, rest_of), rstd = place.tell(a, rstd_of);
+        request_values<T, K>(a, place, a.post_add, more);
+    const double mean = receive<double>(requested_mean, p.mean.type);
+    const R rstd_of = receive<R>(requested_rstd, p.rstd.type), about_of = (R)mean,
+            rest_of = (R)(mean - (double)about_of);
+    const R about = place.broadcast(a, about_of), rest = place.broadcast(a, rest_of),
+            rstd = place.broadcast(a, rstd_of);
     R slope, offset;
     weigh(p, weights, slope, offset);
     slope *= rstd;
@@ -518,7 +520,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     });
     differentiate_slots<fast>(a, dy, z, p.activation, (R)p.act_param);
     if (a.du)
-        request<T, K>(a, place, a.du, more);
+        request_values<T, K>(a, place, a.du, more);
     if (a.dpost_add)
         store_slots<T, K>(a, a.dpost_add, place, dy);
     tile_sums<R> found = {R(0), R(0)};
@@ -569,7 +571,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         const R portion = R(1) / (R)p.set_values;
         const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
         const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? slope : R(1);
-        const R by_x = later * place.tell(a, by_x_of), level = later * place.tell(a, level_of);
+        const R by_x = later * place.broadcast(a, by_x_of), level = later * place.broadcast(a, level_of);
         in_slots<K>(a, [&](int k) {
             x[k] = fma(slope, dy[k], fma(by_x, x[k], level));
             if (a.du)
