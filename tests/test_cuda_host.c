@@ -241,14 +241,14 @@ static void test_destroyed_streams(struct fake_driver *there, void (*destroy_gra
           "a new stream has a destroyed one's memory");
     there->capturing = true;
     const int before = there->allocations;
-    int most = 0;
+    int maximum = 0;
     for (; there->renewals < 1000; there->renewals++) {
         char *const sync = sync_of(0, 0x500);
         CHECK(sync != NULL && sync[0] == 0 && sync[65535] == 0, "no memory, or it was not cleared");
-        most = most < there->allocations ? there->allocations : most;
+        maximum = maximum < there->allocations ? there->allocations : maximum;
     }
     there->capturing = false;
-    CHECK(most - before < 64, "1000 streams left %d blocks", most - before);
+    CHECK(maximum - before < 64, "1000 streams left %d blocks", maximum - before);
     CHECK(sync_of(0, 0x600) == beside, "a living stream's memory has changed");
     /* A device reset takes the memory with it: none of it is used again, nor freed. */
     there->capture = 10;
@@ -1142,9 +1142,9 @@ static int64_t random_below(int64_t count)
 }
 
 /* Sizes of all magnitudes, often near a power of two. */
-static int64_t random_size(int most_bits)
+static int64_t random_size(int max_bits)
 {
-    const int64_t power = INT64_C(1) << random_below(most_bits + 1);
+    const int64_t power = INT64_C(1) << random_below(max_bits + 1);
     const int64_t size = random_below(3) == 0 ? power + random_below(3) - 1 : power + random_below(power);
     return size < 1 ? 1 : size;
 }
@@ -2149,7 +2149,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         /* Of a thread's values that are summed about one of them. */
         HOLDS(g->held_shared <= 48 && held <= 48 && launch->threads <= 512);
-        HOLDS(g->late_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->sets));
+        HOLDS(g->stagger_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->sets));
         /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it holds. */
         const int64_t segments = !backward ? 0 : g->sets_a_block == 1 ? (int64_t)launch->threads / 32 : g->sets_a_block;
         const int64_t values = 4 * (int64_t)g->coefficients + 2 * segments * g->channels_a_segment;
@@ -2389,13 +2389,13 @@ static struct plan_case draw_plan_case(int i)
     test.has_sync = random_below(3) != 0;
     test.misaligned = random_below(6) == 0;
     test.sliced = test.channels_last && random_below(6) == 0;
-    int most = i % 3 == 0 ? 12 : 31;
+    int maximum = i % 3 == 0 ? 12 : 31;
     for (int axis = 0; axis < 3; axis++) {
         const int limit[] = {12, i % 50 == 0 ? 17 : 12, 24};
-        test.sizes[axis] = random_below(8) == 0 ? 1 : random_size(most < limit[axis] ? most : limit[axis]);
+        test.sizes[axis] = random_below(8) == 0 ? 1 : random_size(maximum < limit[axis] ? maximum : limit[axis]);
         for (int64_t rest = test.sizes[axis]; rest > 1; rest /= 2)
-            most--;
-        most = most < 1 ? 1 : most;
+            maximum--;
+        maximum = maximum < 1 ? 1 : maximum;
     }
     if (random_below(2))
         test.sizes[1] = up(test.sizes[1], 8) * 8;
@@ -2535,7 +2535,7 @@ static int run_plan_cases(const struct normfuse_cuda_device *device, bool column
  * built-in tables. */
 static void test_plans_of_each_schedule(void)
 {
-    enum { MOST = 16 };
+    enum { MAX = 16 };
     fake_driver_reset();
     fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
     read_registers();
@@ -2545,11 +2545,11 @@ static void test_plans_of_each_schedule(void)
         const struct schedule *const *const list =
             columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
         for (int only = 0; list[only] != NULL; only++) {
-            static struct normfuse_cuda_tuning tunings[2][MOST];
-            static struct normfuse_cuda_tuning_line lines[2][MOST][2 * MOST];
+            static struct normfuse_cuda_tuning tunings[2][MAX];
+            static struct normfuse_cuda_tuning_line lines[2][MAX][2 * MAX];
             struct normfuse_cuda_tuning *const tuning = &tunings[columns][only];
             *tuning = (struct normfuse_cuda_tuning){"one schedule", 90, 0, lines[columns][only]};
-            for (int i = 0; list[i] != NULL && i < MOST; i++)
+            for (int i = 0; list[i] != NULL && i < MAX; i++)
                 for (uint8_t backward = 0; backward < 2; backward++)
                     lines[columns][only][tuning->count++] = (struct normfuse_cuda_tuning_line){
                         normfuse_cuda_schedule_code(list[i]->name), (uint8_t)columns, backward,

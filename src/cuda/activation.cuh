@@ -87,7 +87,7 @@ __device__ __forceinline__ double relu_of(double z)
     return z > 0.0 ? z : z != z ? z : 0.0;
 }
 
-__device__ __forceinline__ double at_most_6(double z)
+__device__ __forceinline__ double min_with_6(double z)
 {
     return z > 6.0 ? 6.0 : z;
 }
@@ -252,7 +252,7 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
         } else if (!(Chosen::constant == NORMFUSE_RELU && Chosen::all) && activation == NORMFUSE_RELU6) {
 #pragma unroll
             for (int i = 0; i < V; i++)
-                z[i] = at_most_6(relu_of(z[i]));
+                z[i] = min_with_6(relu_of(z[i]));
         } else if (activation == NORMFUSE_LEAKY_RELU) {
 #pragma unroll
             for (int i = 0; i < V; i++)

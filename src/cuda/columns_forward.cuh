@@ -16,7 +16,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
-    constexpr int most_bits = V == 8 ? 3 : 2;
+    constexpr int max_bits = V == 8 ? 3 : 2;
     constexpr int max_pairs = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const int channels = width * V, first_channel = place.first_channel;
         const int here = min(channels, (int)p.c - first_channel);
         const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
-        const int vector_bits = most_bits - piece_bits, pieces_a_vector = 1 << vector_bits;
+        const int vector_bits = max_bits - piece_bits, pieces_a_vector = 1 << vector_bits;
         piece_sums<float> *const of_pieces = reinterpret_cast<piece_sums<float> *>(dynamic + shared * threads);
         const int pieces_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(piece_sums<float>) : 0;
         group_statistics<float> *const of_groups = reinterpret_cast<group_statistics<float> *>(

@@ -176,7 +176,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
+        tile_producer<1> producer(barriers, dynamic, a.of.grid.l2_tiles);
         open_pipeline(barriers, a, lane);
         if (lane == 0) {
 #pragma unroll 1
@@ -376,7 +376,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
+        tile_producer<2> producer(barriers, dynamic, a.of.grid.l2_tiles);
         uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.block_groups * grid_barrier_stride;
         uint32_t before = 0;
         open_pipeline(barriers, a, lane);

@@ -82,7 +82,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     float4 *const of_channels = reinterpret_cast<float4 *>(of_parts + (int64_t)a.parts * channels);
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
+        tile_producer<1> producer(barriers, dynamic, a.of.grid.l2_tiles);
         open_pipeline(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;
@@ -298,7 +298,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     double2 *const of_parameters = reinterpret_cast<double2 *>(of_channels + channels);
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
+        tile_producer<2> producer(barriers, dynamic, a.of.grid.l2_tiles);
         open_pipeline(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;

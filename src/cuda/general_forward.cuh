@@ -38,7 +38,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     follow_kernel();
     using R = compute<T>;
     constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1, sums_in_turn = columns ? V : V < 4 ? V : 4;
-    constexpr int most_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
+    constexpr int max_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
     const normfuse_problem &p = a.problem;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         if constexpr (columns)
             join_channels<R, V>(shift, mean, squares, (R)tile.count, piece_bits);
         __syncthreads(); /* shared memory that is read no more */
-        const int pieces_a_unit = 1 << (most_bits - piece_bits);
+        const int pieces_a_unit = 1 << (max_bits - piece_bits);
         if (tile.active) {
 #pragma unroll
             for (int i = 0; i < W; i++)

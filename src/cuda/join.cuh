@@ -8,7 +8,7 @@
 #include "vector.cuh"
 
 constexpr unsigned full_mask = 0xffffffffu;
-constexpr int most_warps = 32;
+constexpr int max_warps = 32;
 
 __device__ __forceinline__ int divide(int value, const normfuse_cuda_divisor &by)
 {
@@ -67,7 +67,7 @@ template <typename R> __device__ __forceinline__ void append(moments<R> &to, con
 }
 
 /* What the blocks of a set send one another: a triple with the whole mean, since each block has a shift of its own. */
-enum { TRIPLE = 3, PAIR = 2, MOST_CLUSTER = 16 };
+enum { TRIPLE = 3, PAIR = 2, MAX_CLUSTER = 16 };
 
 template <typename R> struct set_statistics {
     double mean;

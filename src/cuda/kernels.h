@@ -129,7 +129,7 @@ struct normfuse_cuda_geometry {
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the vectors of a segment can touch */
     int32_t outer;
-    int32_t late_blocks, late_cycles; /* exchange by the grid: from which block on they begin so much later */
+    int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */
     /* columns */
     int32_t width, blocks_wide, all_samples;
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
@@ -193,7 +193,7 @@ struct normfuse_cuda_grid {
     int32_t block_groups; /* samples at a time; of those below grid_registers needs none */
     int32_t stages;      /* tiles that shared memory holds */
     int32_t chunk_tiles; /* after which a thread joins what it has summed to what it had */
-    int32_t soon;        /* tiles that are read again, which the L2 is to keep */
+    int32_t l2_tiles;    /* tiles that are read again, which the L2 is to keep */
     int32_t interleaved; /* blocks take turns, tile by tile */
     /* The first blocks of a sample have part_rows rows, but the last of these lacks some; the rest have fewer. */
     int32_t first_parts, small_part_rows, lacking_rows;

@@ -20,7 +20,7 @@ struct launched {
     uint32_t cluster;
     int32_t phases, exchange, parts, passes, held_shared;
 };
-static _Thread_local struct launched last_launched[MOST_STEPS];
+static _Thread_local struct launched last_launched[MAX_STEPS];
 static _Thread_local int last_count;
 
 static void note(const struct step *step)

@@ -16,7 +16,7 @@
 #include "rows.cuh"
 #include "single.cuh"
 
-constexpr int most_line_warps = 16;
+constexpr int max_line_warps = 16;
 
 /* z = (x - mean) rstd slope + offset of a slot; at the end of the backward the sums of a position. */
 template <typename R> struct __align__(2 * sizeof(R)) line_pair
@@ -146,7 +146,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ R base_of[most_line_warps], sum_of[most_line_warps], square_of[most_line_warps];
+    __shared__ R base_of[max_line_warps], sum_of[max_line_warps], square_of[max_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide);
     const line_place place(a, (int)blockIdx.x - part * g.blocks_wide);
@@ -328,7 +328,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ totals<R> of_warps[2][most_line_warps];
+    __shared__ totals<R> of_warps[2][max_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide), block_of_row = (int)blockIdx.x - part * g.blocks_wide;
     const line_place place(a, block_of_row);

@@ -380,17 +380,17 @@ static normfuse_status refuse_kernels(const char *call, const struct device *dev
 /* Under the mutex. */
 static normfuse_status find_kernels(const char *call, const struct device *device)
 {
-    enum { MOST_IMAGES = 64 };
+    enum { MAX_IMAGES = 64 };
     struct loaded *const loaded = device->loaded;
     const struct normfuse_cuda_driver *const driver = &loaded->driver;
     const bool general_alone = device->facts.general_alone;
-    const size_t most_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MOST_IMAGES;
+    const size_t max_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MAX_IMAGES;
     CUkernel *const kernels = loaded->kernels[general_alone].of;
-    CUlibrary libraries[MOST_IMAGES];
+    CUlibrary libraries[MAX_IMAGES];
     size_t images = 0;
     const char *refused = "the images";
     CUresult result = CUDA_SUCCESS;
-    while (result == CUDA_SUCCESS && images < most_images && normfuse_cuda_images[images] != NULL) {
+    while (result == CUDA_SUCCESS && images < max_images && normfuse_cuda_images[images] != NULL) {
         result =
             driver->cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
         images += result == CUDA_SUCCESS;
@@ -419,7 +419,7 @@ static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel
 }
 
 /* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
-static CUresult allow_most(const struct device *device, CUkernel kernel)
+static CUresult allow_max_shared(const struct device *device, CUkernel kernel)
 {
     const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     int fixed = 0;
@@ -450,7 +450,7 @@ static CUresult load_into_context(struct device *device, const char **refused)
         if (result == CUDA_SUCCESS)
             result = driver->cuFuncLoad(function);
         if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
-            result = allow_most(device, kernel);
+            result = allow_max_shared(device, kernel);
     }
     leave(device, pushed);
     return result;
@@ -537,10 +537,10 @@ static struct device *own(const struct normfuse_cuda_device *facts)
     return (struct device *)(uintptr_t)facts;
 }
 
-enum { MOST_ATTRIBUTES = 3 };
+enum { MAX_ATTRIBUTES = 3 };
 
 static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstream stream,
-                                CUlaunchAttribute attributes[static MOST_ATTRIBUTES])
+                                CUlaunchAttribute attributes[static MAX_ATTRIBUTES])
 {
     unsigned count = 0;
     if (launch->cluster > 1)
@@ -568,7 +568,7 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
 {
     struct device *const found = own(device);
     const struct normfuse_cuda_driver *const driver = &found->loaded->driver;
-    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
     void *arguments;
@@ -610,7 +610,7 @@ static CUresult request_occupancy(const struct device *device, const struct norm
     if (cluster == 0)
         return driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
                                                                    launch->shared);
-    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     struct normfuse_cuda_launch alone = *launch;
     /* Residency does not depend on these, but the driver refuses to answer for some of them. */
     alone.cooperative = false;

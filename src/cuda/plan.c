@@ -14,7 +14,7 @@
 static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
                               enum normfuse_cuda_kernel kernel, int64_t items, int64_t parts)
 {
-    const int64_t lanes = normfuse_cuda_lanes_of_parts(parts), threads = most(lanes, 128);
+    const int64_t lanes = normfuse_cuda_lanes_of_parts(parts), threads = maximum(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
     *step = (struct step){.kernel = kernel, .threads = (uint32_t)threads, .blocks = divide_up(items, threads / lanes)};
     step->geometry = *geometry;
@@ -28,11 +28,11 @@ static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geom
 static void add_statistics(struct plan *plan, const struct normfuse_cuda_geometry *geometry, int64_t sets,
                            int64_t parts)
 {
-    enum { MANY_PARTS = 4096, SHARE = 1024, MOST_SHARES = 256 };
+    enum { MANY_PARTS = 4096, SHARE = 1024, MAX_SHARES = 256 };
     struct normfuse_cuda_geometry shared = *geometry;
     shared.shares = 0;
-    if (parts > MANY_PARTS && sets * MOST_SHARES < INT32_MAX) {
-        shared.shares = (int32_t)least(MOST_SHARES, divide_up(parts, SHARE));
+    if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
+        shared.shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
         shared.by_shares = normfuse_cuda_divisor_of(shared.shares);
         add_small(plan, &shared, NORMFUSE_CUDA_shares, sets * shared.shares, parts);
     }
@@ -43,9 +43,9 @@ static void add_statistics(struct plan *plan, const struct normfuse_cuda_geometr
 static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients)
 {
     const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
-    const int64_t slots = most(1, g->sum_slots), samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t slots = maximum(1, g->sum_slots), samples = g->sums_by_channel ? 1 : p->n;
     const int64_t of_set = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups * slots : slots;
-    const int64_t parts = most(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
+    const int64_t parts = maximum(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
     struct step *const step = add_small(plan, g, NORMFUSE_CUDA_gradients, sets, parts);
     const int64_t a_block = (int64_t)step->threads / step->geometry.lanes;
     step->geometry.totals_blocks = (int32_t)step->blocks;
@@ -176,11 +176,11 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
                 return false;
             summed = &plan->steps[plan->count - 1].geometry;
             const int64_t split = nothing.group / summed->group;
-            plan->partials = (size_t)(sets * split * summed->parts * most(1, summed->copies)) * 24;
+            plan->partials = (size_t)(sets * split * summed->parts * maximum(1, summed->copies)) * 24;
         }
         if (sets > 0)
             add_statistics(plan, summed, sets,
-                           statistics ? nothing.group / summed->group * summed->parts * most(1, summed->copies) : 1);
+                           statistics ? nothing.group / summed->group * summed->parts * maximum(1, summed->copies) : 1);
         if (applies && p->y.data != NULL && !empty) {
             if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false))
                 return false;

@@ -76,17 +76,17 @@ __device__ __forceinline__ float fast_tanh(float z)
 /* maximum that keeps a NaN */
 __device__ __forceinline__ float relu_of(float z)
 {
-    float most;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(most) : "f"(z));
-    return most;
+    float maximum;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(maximum) : "f"(z));
+    return maximum;
 }
 
 /* minimum of z and 6 that keeps a NaN */
-__device__ __forceinline__ float at_most_6(float z)
+__device__ __forceinline__ float min_with_6(float z)
 {
-    float least;
-    asm("min.NaN.f32 %0, %1, 0f40C00000;" : "=f"(least) : "f"(z));
-    return least;
+    float minimum;
+    asm("min.NaN.f32 %0, %1, 0f40C00000;" : "=f"(minimum) : "f"(z));
+    return minimum;
 }
 
 /* ---- loads ------------------------------------------------------------------------------------------------------- */

@@ -9,15 +9,15 @@
 #include "join.cuh"
 
 /* Of a block: policy.h has none larger. */
-constexpr int most_row_warps = 16;
+constexpr int max_row_warps = 16;
 
 /* Where the grid goes round, the two blocks of a multiprocessor would read, wait and write at the same time: the second
  * one begins later, so that one reads while the other writes. */
-__device__ __forceinline__ void begin_late(const normfuse_cuda_geometry &g)
+__device__ __forceinline__ void begin_staggered(const normfuse_cuda_geometry &g)
 {
-    if (g.late_cycles > 0 && (int)blockIdx.x >= g.late_blocks) {
+    if (g.stagger_cycles > 0 && (int)blockIdx.x >= g.staggered_blocks) {
         const int64_t begin = clock64();
-        while (clock64() - begin < g.late_cycles)
+        while (clock64() - begin < g.stagger_cycles)
             ;
     }
 }

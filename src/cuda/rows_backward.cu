@@ -99,7 +99,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ totals<R> of_warps[most_row_warps];
+    __shared__ totals<R> of_warps[max_row_warps];
     __shared__ double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
     __shared__ cluster_mailbox mailbox;
     __shared__ R rstd_of_set;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
         open_only_mailbox(mailbox, g.parts * PAIR * (int)sizeof(double));
     if (exchange == NORMFUSE_EXCHANGE_GRID)
-        begin_late(g);
+        begin_staggered(g);
     int parity = 0;
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = block_group;;) {

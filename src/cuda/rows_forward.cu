@@ -64,7 +64,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ moments<R> of_warps[most_row_warps];
+    __shared__ moments<R> of_warps[max_row_warps];
     __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
     __shared__ cluster_mailbox mailbox;
     __shared__ set_statistics<R> of_set;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
      * one that does this, so after the results; a block that has its set alone would end later. */
-    constexpr bool late = schedule == NORMFUSE_SCHEDULE_split;
+    constexpr bool stores_late = schedule == NORMFUSE_SCHEDULE_split;
     const auto store_set = [&](const row_vectors &vectors, const set_statistics<R> &found) {
         if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
             const int n = by_sample ? 0 : vectors.n;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
         open_only_mailbox(mailbox, g.parts * TRIPLE * (int)sizeof(double));
     if (exchange == NORMFUSE_EXCHANGE_GRID)
-        begin_late(g);
+        begin_staggered(g);
     int parity = 0;
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     for (int set = block_group;;) {
@@ -379,7 +379,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     __syncthreads();
                 }
                 const set_statistics<R> found = statistics_of(all, base, p.eps);
-                if (!late)
+                if (!stores_late)
                     store_set(vectors, found);
                 else if (threadIdx.x == 0)
                     of_set = found;
@@ -451,7 +451,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     walk_registers(give);
                 });
             }
-            if (late && sums)
+            if (stores_late && sums)
                 store_set(vectors, of_set);
             if (pass + 1 < passes)
                 __syncthreads();

@@ -8,7 +8,7 @@
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
 {
-    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)most(1, value)};
+    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)maximum(1, value)};
     by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
     by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
     return by;
@@ -63,7 +63,7 @@ static const char *try_schedule(const struct schedule *schedule, const struct sh
     if (reason != NULL)
         return reason;
     struct step step = {0};
-    for (int variant = 0; variant < most(1, schedule->variants); variant++) {
+    for (int variant = 0; variant < maximum(1, schedule->variants); variant++) {
         step.variant = variant;
         const char *const why = schedule->configure != NULL ? schedule->configure(shape, &step) : NULL;
         if (why != NULL) {
@@ -87,7 +87,7 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     /* Forward each warp of a norm group reads what all of its blocks found, from the same lines of the L2: 1x24x651x168
      * f32 with two groups, 132 blocks each, 21.6 us, 1x249x42x84 with three 14.3, 1x256x64x64 with 32 8.3. */
     const double part_wait = shape->direction == FORWARD ? 0.075 : 0.0;
-    const double slots = (double)most(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
+    const double slots = (double)maximum(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
     /* Half of the multiprocessors draw most of the bandwidth. */
     const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / multiprocessors);

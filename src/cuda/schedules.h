@@ -8,7 +8,7 @@
 
 /* Block groups: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a
  * line of 16 words. */
-enum { MOST_CLUSTER = 16, MOST_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
+enum { MAX_CLUSTER = 16, MAX_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
 
 /* One kernel of a call. */
 struct step {
@@ -92,7 +92,7 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group);
-int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
+int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
 
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
@@ -185,9 +185,9 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
  * enough and nothing is requested of each; else 0. */
 static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
 {
-    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
+    const int64_t max_cluster = shape->device->clusters ? MAX_CLUSTER : 1;
     const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
-    return gives && samples * parts <= most_cluster ? samples : 0;
+    return gives && samples * parts <= max_cluster ? samples : 0;
 }
 
 /* Blocks of a cluster, if they are several, wait for one another. */

@@ -24,14 +24,14 @@
 #include "schedules.h"
 #include "tuning_tables.h"
 
-enum { MOST_LINES = 64, LINE_BYTES = 256 };
+enum { MAX_LINES = 64, LINE_BYTES = 256 };
 /* Of a file: microseconds, either sign; and the least and greatest factor. */
-static const double most_start = 1e6, least_factor = 0.01, most_factor = 100.0;
+static const double max_start = 1e6, min_factor = 0.01, max_factor = 100.0;
 
 struct loaded {
     struct normfuse_cuda_tuning tuning;
     struct loaded *before; /* kept, since another thread may plan by it */
-    struct normfuse_cuda_tuning_line lines[MOST_LINES];
+    struct normfuse_cuda_tuning_line lines[MAX_LINES];
 };
 
 static _Atomic(const struct normfuse_cuda_tuning *) current;
@@ -131,12 +131,12 @@ static const char *take_schedule(const char *text, struct loaded *loaded)
     struct normfuse_cuda_tuning *const tuning = &loaded->tuning;
     if (normfuse_cuda_tuning_line_of(tuning, (*list)->name, columns, backward) != NULL)
         return "the schedule has a line already";
-    if (tuning->count == MOST_LINES)
+    if (tuning->count == MAX_LINES)
         return "there are too many lines";
     const double start = take_number(&rest), factor = takes(&rest, " factor ") ? take_number(&rest) : (double)NAN;
     if (isnan(start) || isnan(factor) || *rest != '\0')
         return "it must end in: start NUMBER factor NUMBER";
-    if (!(fabs(start) <= most_start && factor >= least_factor && factor <= most_factor))
+    if (!(fabs(start) <= max_start && factor >= min_factor && factor <= max_factor))
         return "start must be in -1000000 to 1000000, factor in 0.01 to 100";
     struct normfuse_cuda_tuning_line *const line = &loaded->lines[tuning->count++];
     line->schedule = normfuse_cuda_schedule_code((*list)->name);

@@ -161,7 +161,7 @@ inline char *opaque(char *address) { return address; }
 inline float reciprocal(float x) { return fabsf(x) > 0x1p126f ? 0.0f : 1.0f / x; }
 inline float fast_tanh(float z) { return tanhf(z); }
 inline float relu_of(float z) { return z > 0.0f ? z : z != z ? z : 0.0f; }
-inline float at_most_6(float z) { return z > 6.0f ? 6.0f : z; }
+inline float min_with_6(float z) { return z > 6.0f ? 6.0f : z; }
 
 /* Vectors of the hardware are aligned to their size. */
 template <typename T> inline const T *aligned(const void *address)
