@@ -423,8 +423,8 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
 }
 
-/* What a block sends the others of its block group of a group: forward the mean, less a value of the set that all know,
- * and squares about it; backward two sums. */
+/* What a block sends the other blocks of its block group, for each norm group: forward the mean, less a value of the
+ * set that all know, and squares about it; backward two sums. */
 __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, int rank, float2 value)
 {
     send(mailbox, reinterpret_cast<double *>(place), rank,

@@ -119,10 +119,10 @@ struct normfuse_cuda_geometry {
     int32_t part_rows;
     int32_t parts;  /* blocks a norm group or block group */
     int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
-    int32_t held_shared; /* vectors of each tensor that a thread holds in shared memory beside those in registers */
+    int32_t held_shared;  /* vectors of each tensor that a thread holds in shared memory beside those in registers */
     int32_t block_groups; /* exchange by the grid: sets at a time, each with a grid barrier */
-    int32_t exchange;    /* enum normfuse_cuda_exchange */
-    int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
+    int32_t exchange;     /* enum normfuse_cuda_exchange */
+    int32_t backwards;    /* walk tiles from the last to the first: what was read last is still in L2 */
     /* rows */
     int32_t lane_bits, spans, segment_rows;
     int32_t sets_a_block;
@@ -191,10 +191,10 @@ struct normfuse_cuda_lanes {
 };
 struct normfuse_cuda_grid {
     int32_t block_groups; /* samples at a time; of those below grid_registers needs none */
-    int32_t stages;      /* tiles that shared memory holds */
-    int32_t chunk_tiles; /* after which a thread joins what it has summed to what it had */
-    int32_t l2_tiles;    /* tiles that are read again, which the L2 is to keep */
-    int32_t interleaved; /* blocks take turns, tile by tile */
+    int32_t stages;       /* tiles that shared memory holds */
+    int32_t chunk_tiles;  /* after which a thread joins what it has summed to what it had */
+    int32_t l2_tiles;     /* tiles that are read again, which the L2 is to keep */
+    int32_t interleaved;  /* blocks take turns, tile by tile */
     /* The first blocks of a sample have part_rows rows, but the last of these lacks some; the rest have fewer. */
     int32_t first_parts, small_part_rows, lacking_rows;
     struct normfuse_cuda_divisor by_tile, by_turn; /* rows of a tile, and of a tile of each block */
@@ -253,10 +253,10 @@ struct normfuse_cuda_arguments {
     int32_t phases;                              /* of problem.phases, those that this launch does */
     int32_t source;                              /* enum normfuse_cuda_source */
     struct normfuse_cuda_statistics *statistics; /* one a set */
-    double
-        *partials; /* triples (count, mean, M2) [set][part]; exchange by the grid: [parity][block group][group][part] */
-    double *sums;     /* pairs per (n, c, slot), or per (c, slot) */
-    double *totals;   /* pairs a set: what the backward subtracts */
+    /* Triples (count, mean, M2) [set][part]; exchange by the grid: [parity][block group][group][part]. */
+    double *partials;
+    double *sums;                   /* pairs per (n, c, slot), or per (c, slot) */
+    double *totals;                 /* pairs a set: what the backward subtracts */
     uint32_t *grid_barriers;        /* sync memory */
     struct normfuse_cuda_tile tile; /* as columns */
 };

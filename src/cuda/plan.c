@@ -316,7 +316,7 @@ struct cached_plan {
 static struct {
     pthread_mutex_t mutex;
     struct cached_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
-    unsigned next;                        /* of these, the one that is given up where all are taken */
+    unsigned next;                         /* of these, the one that is given up where all are taken */
 } remembered = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static struct normfuse_problem key_of(const struct normfuse_problem *problem)
