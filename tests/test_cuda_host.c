@@ -241,14 +241,14 @@ static void test_destroyed_streams(struct fake_driver *there, void (*destroy_gra
           "a new stream has a destroyed one's memory");
     there->capturing = true;
     const int before = there->allocations;
-    int most = 0;
+    int maximum = 0;
     for (; there->renewals < 1000; there->renewals++) {
         char *const sync = sync_of(0, 0x500);
         CHECK(sync != NULL && sync[0] == 0 && sync[65535] == 0, "no memory, or it was not cleared");
-        most = most < there->allocations ? there->allocations : most;
+        maximum = maximum < there->allocations ? there->allocations : maximum;
     }
     there->capturing = false;
-    CHECK(most - before < 64, "1000 streams left %d blocks", most - before);
+    CHECK(maximum - before < 64, "1000 streams left %d blocks", maximum - before);
     CHECK(sync_of(0, 0x600) == beside, "a living stream's memory has changed");
     /* A device reset takes the memory with it: none of it is used again, nor freed. */
     there->capture = 10;
@@ -1142,9 +1142,9 @@ static int64_t random_below(int64_t count)
 }
 
 /* Sizes of all magnitudes, often near a power of two. */
-static int64_t random_size(int most_bits)
+static int64_t random_size(int max_bits)
 {
-    const int64_t power = INT64_C(1) << random_below(most_bits + 1);
+    const int64_t power = INT64_C(1) << random_below(max_bits + 1);
     const int64_t size = random_below(3) == 0 ? power + random_below(3) - 1 : power + random_below(power);
     return size < 1 ? 1 : size;
 }
@@ -1156,7 +1156,7 @@ struct plan_case {
     normfuse_type type;
     bool channels_last, backward, has_sync, misaligned,
         sliced; /* sliced: of channels-last tensors with more channels */
-    bool added; /* before the activation */
+    bool residual; /* before the activation */
     int32_t activation;
 };
 
@@ -1230,15 +1230,15 @@ static bool is_added(const char *kernel)
 }
 
 /* One of columns_grid_pipeline.cu or columns_grid_pipeline_batch.cu, which keep nothing in registers. */
-static bool is_of_grid(int kept)
+static bool is_of_grid(int held)
 {
-    return kept == 0;
+    return held == 0;
 }
 
 /* Columns: rows that the threads of a block have at once. */
-static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads)
+static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int held, uint32_t threads)
 {
-    return is_compact(kernel) || is_of_grid(kept) || is_short(kernel) || is_spread(kernel)
+    return is_compact(kernel) || is_of_grid(held) || is_short(kernel) || is_spread(kernel)
                ? a->columns.at_once
                : (int64_t)threads / a->geometry.width;
 }
@@ -1275,7 +1275,7 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
                          : 0));
 }
 
-static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int kept, uint32_t threads,
+static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int held, uint32_t threads,
                           int vector_elements, bool unaligned, bool backward)
 {
     if (is_general(kernel))
@@ -1305,7 +1305,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
                         (t->parts > 1 ? up(t->parts, lanes) + levels(lanes) + 2 : 0));
     }
     if (p->columns) {
-        const int64_t at_once = rows_at_once(a, kernel, kept, threads);
+        const int64_t at_once = rows_at_once(a, kernel, held, threads);
         const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
         if (is_compact(kernel)) {
@@ -1321,7 +1321,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
              * samples; threads are joined in double. */
             const int64_t in_sample = up(rows, at_once),
                           samples = up(p->n, (int64_t)g->parts * a->columns.of.lanes.samples);
-            const int64_t of_set = (kept == 1 ? vector_elements : in_sample + levels(vector_elements)) + 5 + 7;
+            const int64_t of_set = (held == 1 ? vector_elements : in_sample + levels(vector_elements)) + 5 + 7;
             const struct tolerance_arithmetic cuda = {.on_cuda = true};
             const int64_t of_sums =
                 in_sample + samples + 6 - (int64_t)tolerance_sample_additions(&cuda, true, p->n, p->s);
@@ -1337,7 +1337,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t of_sums = up(rows, at_once) + at_once + 8;
             return (double)(of_set > of_sums ? of_set : of_sums);
         }
-        if (is_of_grid(kept)) {
+        if (is_of_grid(held)) {
             /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
              * eight lanes a group. */
             const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
@@ -1376,7 +1376,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         return (double)(of_vector + (centred && of_set > of_sums ? of_set : of_sums) + 6);
     }
     /* Packs in shared memory and those in registers are two sums, each about a value of its own. */
-    const int64_t apart = g->kept_shared < rows ? g->kept_shared : rows;
+    const int64_t apart = g->held_shared < rows ? g->held_shared : rows;
     const int64_t in_turn = apart > rows - apart ? apart : rows - apart;
     const double serial =
         (vector_elements > 1 ? (double)(in_turn * up(of_vector, 2)) + 1 : (double)rows) + (apart > 0 ? 4 : 0);
@@ -1401,7 +1401,7 @@ static bool divides(const struct normfuse_cuda_divisor *by)
 
 /* In `seen`, one a vector of channels and row (columns) or a set and row (rows): how many threads have it. */
 static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int vector_elements,
-                         int kept, unsigned char *seen)
+                         int held, unsigned char *seen)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1415,7 +1415,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
             const int64_t count = (g->rows - lane + lanes - 1) >> g->lane_bits;
             for (int64_t n = block / g->blocks_wide * g->sets_a_block + sample; n < p->n;
                  n += (int64_t)g->parts * g->sets_a_block)
-                for (int64_t slot = 0; slot < count && slot < g->segment_rows && slot < kept; slot++)
+                for (int64_t slot = 0; slot < count && slot < g->segment_rows && slot < held; slot++)
                     seen[(n * p->groups + group) * g->rows + lane + slot * lanes]++;
         }
         return;
@@ -1437,27 +1437,28 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 continue;
             for (int64_t n = block / g->blocks_wide * of->samples + sample; n < p->n;
                  n += (int64_t)c->parts * of->samples)
-                for (int64_t row = lane >> c->lane_bits, slots = kept; row < g->rows && slots > 0;
+                for (int64_t row = lane >> c->lane_bits, slots = held; row < g->rows && slots > 0;
                      row += c->at_once, slots--)
                     seen[(n * g->rows + row) * vectors + unit * of_set + at]++;
         }
         return;
     }
     for (int64_t block = 0; block < launch->grid; block++) {
-        int64_t team = block / g->parts, part = block % g->parts;
+        int64_t block_group = block / g->parts, part = block % g->parts;
         if (samples > 1) { /* of a cluster: sample after sample */
             const int64_t cluster = block / (g->parts * samples), sample = block / g->parts % samples;
-            team = (cluster / g->blocks_wide * samples + sample) * g->blocks_wide + cluster % g->blocks_wide;
+            block_group = (cluster / g->blocks_wide * samples + sample) * g->blocks_wide + cluster % g->blocks_wide;
         }
-        for (int64_t set = team; set < g->sets;
-             set += g->exchange == NORMFUSE_EXCHANGE_GRID ? (int64_t)g->teams : (int64_t)g->sets + launch->grid) {
+        for (int64_t set = block_group; set < g->sets; set += g->exchange == NORMFUSE_EXCHANGE_GRID
+                                                                  ? (int64_t)g->block_groups
+                                                                  : (int64_t)g->sets + launch->grid) {
             if (p->columns) {
                 const int64_t sample = set / g->blocks_wide, beside = set % g->blocks_wide;
                 const int64_t n = g->all_samples ? part / g->parts_a_sample : sample;
                 const int64_t first = (g->all_samples ? part % g->parts_a_sample : part) * g->part_rows;
                 const int64_t stop = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
-                const int64_t at_once = rows_at_once(a, launch->name, kept, launch->threads);
-                if (is_of_grid(kept)) {
+                const int64_t at_once = rows_at_once(a, launch->name, held, launch->threads);
+                if (is_of_grid(held)) {
                     const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
                     const int64_t tile = of->by_tile.divisor, apart = of->interleaved ? tile * g->parts : tile;
                     const int64_t end = of->interleaved ? g->rows : stop;
@@ -1471,7 +1472,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     const int64_t column = beside * g->width + thread % g->width;
                     if (thread / g->width >= at_once || column >= vectors)
                         continue;
-                    int64_t slots = (int64_t)(kept + (vector_elements > 1 ? g->kept_shared : 0)) * g->passes;
+                    int64_t slots = (int64_t)(held + (vector_elements > 1 ? g->held_shared : 0)) * g->passes;
                     for (int64_t row = first + thread / g->width; row < stop && slots > 0; row += at_once, slots--)
                         seen[(n * g->rows + row) * vectors + column]++;
                 }
@@ -1486,7 +1487,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                         const int64_t first = many ? 0 : part * g->part_rows + pass * g->segment_rows * step;
                         const int64_t end = (part + 1) * (int64_t)g->part_rows;
                         const int64_t stop = own >= g->sets ? 0 : many || end > g->rows ? g->rows : end;
-                        int slots = kept + (vector_elements > 1 && !many ? g->kept_shared : 0);
+                        int slots = held + (vector_elements > 1 && !many ? g->held_shared : 0);
                         for (int64_t row = first + thread % step; row < stop && slots > 0; row += step, slots--)
                             seen[own * g->rows + row]++;
                     }
@@ -1505,7 +1506,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                     end = first + g->segment_rows;
                 end = end < g->rows ? end : g->rows;
                 for (int64_t lane = 0; lane < lanes; lane++) {
-                    int slots = kept + (vector_elements > 1 && !many ? g->kept_shared : 0);
+                    int slots = held + (vector_elements > 1 && !many ? g->held_shared : 0);
                     for (int64_t row = first + lane; row < end && slots > 0; row += lanes, slots--)
                         seen[own * g->rows + row]++;
                 }
@@ -1523,13 +1524,13 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
     const int64_t of_unit = p->columns ? vector_elements : 1, row_channels = p->columns ? g->row_channels : p->c;
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
         const int64_t block = i / launch->threads, thread = i % launch->threads;
-        const int64_t team = block / g->parts, part = block % g->parts, chunk = part % g->parts_a_sample;
+        const int64_t block_group = block / g->parts, part = block % g->parts, chunk = part % g->parts_a_sample;
         const int64_t first_sample =
-            g->all_samples ? part / g->parts_a_sample * g->part_samples : team / g->blocks_wide;
+            g->all_samples ? part / g->parts_a_sample * g->part_samples : block_group / g->blocks_wide;
         const int64_t past = first_sample + (g->all_samples ? g->part_samples : 1);
         const int64_t unit = p->columns ? thread % g->width : thread / g->unit_lanes;
         const int64_t lane = p->columns ? thread / g->width : thread % g->unit_lanes;
-        const int64_t channel = (team % g->blocks_wide * g->width + unit) * of_unit;
+        const int64_t channel = (block_group % g->blocks_wide * g->width + unit) * of_unit;
         const int64_t end = (chunk + 1) * g->part_rows < g->rows ? (chunk + 1) * g->part_rows : g->rows;
         if (lane >= g->unit_lanes || unit >= g->width || channel >= row_channels)
             continue;
@@ -1548,7 +1549,7 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
 }
 
 static void check_general(const struct plan_case *test, const struct fake_launch *launch,
-                          const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
+                          const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1591,10 +1592,10 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
-    const bool keeps = g->general.keeps != 0;
-    HOLDS(keeps == (g->kept_shared > 0) && (!keeps || (both && (vector_elements > 1 || vectors <= kept))));
+    const bool holds = g->general.holds != 0;
+    HOLDS(holds == (g->held_shared > 0) && (!holds || (both && (vector_elements > 1 || vectors <= held))));
     HOLDS(vector_elements == 1 ||
-          g->general.slots >= (keeps ? vectors : kept) * tensors * 16 * (int64_t)launch->threads);
+          g->general.slots >= (holds ? vectors : held) * tensors * 16 * (int64_t)launch->threads);
     HOLDS(!sums ||
           g->general.entries >= (int64_t)g->width * g->unit_lanes *
                                     (p->columns ? backward ? vector_elements : vector_elements >> g->piece_bits : 1));
@@ -1657,7 +1658,7 @@ static void check_unaligned(const struct plan_case *test, const struct fake_laun
         CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch == p->x.batch &&
                                          views[i]->channel == p->x.channel && views[i]->position == 1),
               "%s: %s: tensor %zu is not like x, or not aligned", test->name, launch->name, i);
-    /* Sums of x know nothing of what is added after them. */
+    /* Sums of x know nothing of a residual after them. */
     CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
               p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
@@ -1736,7 +1737,7 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
 
 /* What those of samples of few rows take for granted. */
 static void check_short(const struct plan_case *test, const struct fake_launch *launch,
-                        const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
+                        const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1749,9 +1750,9 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
     const int64_t of_set = c->group > vector_elements ? c->group / vector_elements : 1;
     HOLDS(p->sets == NORMFUSE_SETS_GROUP && c->group == p->c / p->groups && c->rows == p->s && c->n == p->n);
     HOLDS(c->group % vector_elements == 0 || vector_elements % c->group == 0);
-    HOLDS(kept > 1 || (c->group >= vector_elements && p->s == 1));
+    HOLDS(held > 1 || (c->group >= vector_elements && p->s == 1));
     HOLDS(lanes <= 32 && (lanes & (lanes - 1)) == 0 && of_set <= 1 << c->lane_bits);
-    HOLDS((int64_t)c->at_once * kept >= c->rows);
+    HOLDS((int64_t)c->at_once * held >= c->rows);
     HOLDS(of->samples >= 1 && of->samples * units * lanes <= (int64_t)launch->threads && launch->threads == 256);
     HOLDS(of->units * of_set * vector_elements == p->c && c->width == units * of_set && c->parts == g->parts);
     HOLDS((int64_t)g->blocks_wide * units >= of->units && (int64_t)(g->blocks_wide - 1) * units < of->units);
@@ -1769,7 +1770,7 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
 
 /* What those of lines take for granted. */
 static void check_line(const struct plan_case *test, const struct fake_launch *launch,
-                       const struct normfuse_cuda_arguments *a, int kept)
+                       const struct normfuse_cuda_arguments *a, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1788,7 +1789,7 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
     HOLDS(g->blocks_wide * width >= p->groups && (g->blocks_wide - 1) * width < p->groups);
     HOLDS(g->sets_a_block >= 1 && width * g->sets_a_block * lanes <= (int64_t)launch->threads);
     HOLDS(launch->threads <= 512 && lanes <= (int64_t)launch->threads && launch->threads % lanes == 0);
-    HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= kept && g->segment_rows * lanes >= g->rows);
+    HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= held && g->segment_rows * lanes >= g->rows);
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
     HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
     HOLDS(launch->shared >= (size_t)(g->segment_rows + 1) * launch->threads * (p->type == NORMFUSE_F64 ? 16 : 8));
@@ -1818,7 +1819,7 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
 
 /* What those of tile take for granted, and that every value has one thread. */
 static void check_tile(const struct plan_case *test, const struct fake_launch *launch,
-                       const struct normfuse_cuda_arguments *a, int kept)
+                       const struct normfuse_cuda_arguments *a, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1845,7 +1846,7 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     HOLDS((t->by_channels != 0) == (t->group == t->channel_columns) && width == (int64_t)t->sets * t->group);
     HOLDS(t->sets << t->lane_bits <= 32 && width * t->at_once <= (int64_t)launch->threads && launch->threads <= 512);
     HOLDS((width / t->channel_columns) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
-    HOLDS(t->slots % 4 == 0 && t->slots <= kept && (int64_t)t->slots * t->at_once >= t->part_rows);
+    HOLDS(t->slots % 4 == 0 && t->slots <= held && (int64_t)t->slots * t->at_once >= t->part_rows);
     HOLDS((int64_t)t->parts * t->part_rows >= t->rows && (int64_t)(t->parts - 1) * t->part_rows < t->rows);
     HOLDS(ranks == (int64_t)t->parts * (t->samples > 0 ? t->samples : 1) && (t->samples == 0 || t->samples == samples));
     HOLDS(t->gives == 0 || t->samples > 0 ||
@@ -1903,7 +1904,7 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
 }
 
 static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int vector_elements, int kept)
+                         const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1922,11 +1923,11 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     HOLDS(p->activation != NORMFUSE_RELU6);
     /* A grid barrier a sample, or one for all where blocks of all samples meet. */
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 && g->teams == p->n &&
-          c->of.grid.teams == p->n);
+    HOLDS((int64_t)g->block_groups * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 && g->block_groups == p->n &&
+          c->of.grid.block_groups == p->n);
     HOLDS(launch->grid == (uint32_t)(p->n * g->parts) && c->parts == g->parts && g->parts > 1);
     HOLDS(c->rows == p->s && c->part_rows == g->part_rows && (int64_t)(g->parts - 1) * g->part_rows < g->rows);
-    HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * kept >= c->part_rows);
+    HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * held >= c->part_rows);
     HOLDS((int32_t)c->by_width.divisor == c->width && (int32_t)c->by_parts.divisor == c->parts);
     HOLDS((int32_t)c->by_group.divisor == c->group && divides(&c->by_width) && divides(&c->by_parts));
     /* Sums of channels, one block's beside one another. */
@@ -1960,13 +1961,14 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     for (int64_t first = 0; first < p->c; first += vector_elements)
         HOLDS(batch || (first + vector_elements - 1) / g->group - first / g->group <= 1);
     HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)(g->teams + 1) * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4);
+    HOLDS((int64_t)(g->block_groups + 1) * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4);
     /* Rows of a part are adjacent in memory, and a bulk copy takes whole vectors. */
     HOLDS(p->x.position == p->c && p->x.channel == 1 && (uintptr_t)p->x.data % 16 == 0 &&
           p->x.batch % vector_elements == 0);
     HOLDS(c->at_once >= 1 && (int64_t)c->at_once * g->width <= (int64_t)launch->threads - 32);
     HOLDS((batch || c->groups == p->groups) && c->parts == g->parts && c->part_rows == g->part_rows);
-    HOLDS(c->rows == p->s && c->n == p->n && of->teams == g->teams && (int64_t)g->teams * g->parts == launch->grid);
+    HOLDS(c->rows == p->s && c->n == p->n && of->block_groups == g->block_groups &&
+          (int64_t)g->block_groups * g->parts == launch->grid);
     HOLDS(divides(&of->by_tile) && divides(&of->by_turn));
     HOLDS((int64_t)of->by_turn.divisor == (int64_t)tile_rows * g->parts);
     /* A copy has fewer bytes than a barrier counts. */
@@ -1978,8 +1980,8 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
         : backward ? normfuse_lay_out_grid_backward(stages, g->width, channels, groups, c->at_once, true, gives).bytes
                    : normfuse_lay_out_grid_forward(stages, g->width, groups, c->at_once).bytes;
     HOLDS(!batch || p->c << c->lane_bits <= (int64_t)launch->threads - 32 || c->lane_bits == 0);
-    HOLDS(!batch ||
-          (2 * g->teams * p->c * g->parts) * (backward ? 16 : 24) >= 8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
+    HOLDS(!batch || (2 * g->block_groups * p->c * g->parts) * (backward ? 16 : 24) >=
+                        8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
     HOLDS(of->stages >= 1 && of->stages <= 32 && stage < 1 << 20);
     HOLDS(bytes <= (int32_t)launch->shared);
     /* How many rows each part has. */
@@ -2050,11 +2052,11 @@ static void check_unaligned_samples(const struct plan_case *test, const struct f
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         CHECK(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->position == p->x.position),
               "%s: %s: tensor %zu is not like x", test->name, launch->name, i);
-    /* Sums of x know nothing of what is added after them. */
+    /* Sums of x know nothing of a residual after them. */
     CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
               p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
           "%s: %s: more than a plain kernel does", test->name, launch->name);
-    CHECK(g->kept_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: keeps what it reads", test->name,
+    CHECK(g->held_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: holds what it reads", test->name,
           launch->name);
     for (int64_t n = 0; n < p->n && n < 64; n++) {
         const int64_t last = (n * p->x.batch % vector_elements + p->s * p->c - 1) / vector_elements;
@@ -2072,14 +2074,14 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
                          const struct normfuse_cuda_device *device, const struct tolerance_arithmetic *arithmetic)
 {
     struct normfuse_cuda_arguments a;
-    int vector_elements = 0, kept = 0;
+    int vector_elements = 0, held = 0;
     const char *const numbers = strrchr(launch->name, '_');
     if (!CHECK(launch->argument_bytes == sizeof a, "%s: %zu bytes of arguments", test->name, launch->argument_bytes))
         return;
     memcpy(&a, launch->arguments, sizeof a);
     const struct normfuse_problem *const p = &a.problem;
     const struct normfuse_cuda_geometry *const g = &a.geometry;
-    if (sscanf(numbers, "_%dx%d", &vector_elements, &kept) != 2) {
+    if (sscanf(numbers, "_%dx%d", &vector_elements, &held) != 2) {
         CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name,
               launch->name);
         return;
@@ -2103,14 +2105,14 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
     HOLDS(resident > 0);
-    HOLDS(g->parts >= 1 && g->passes >= 1 && g->kept_shared >= 0 &&
-          (vector_elements > 1 || g->kept_shared == 0 || general));
+    HOLDS(g->parts >= 1 && g->passes >= 1 && g->held_shared >= 0 &&
+          (vector_elements > 1 || g->held_shared == 0 || general));
     /* Blocks that wait for one another. */
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         HOLDS(test->has_sync && a.grid_barriers != NULL);
-        HOLDS(launch->grid == (int64_t)g->teams * g->parts && g->teams <= g->sets);
-        HOLDS((int64_t)g->teams * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
+        HOLDS(launch->grid == (int64_t)g->block_groups * g->parts && g->block_groups <= g->sets);
+        HOLDS((int64_t)g->block_groups * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
         HOLDS(launch->grid <= (int64_t)resident * device->multiprocessors);
     }
     HOLDS((g->exchange == NORMFUSE_EXCHANGE_CLUSTER) == (launch->cluster > 1));
@@ -2130,12 +2132,12 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->sets * g->rows;
     if (tile) {
-        check_tile(test, launch, &a, kept);
+        check_tile(test, launch, &a, held);
         tile_launches++;
     } else if (general) {
-        check_general(test, launch, &a, vector_elements, kept);
+        check_general(test, launch, &a, vector_elements, held);
     } else if (line) {
-        check_line(test, launch, &a, kept);
+        check_line(test, launch, &a, held);
         line_launches++;
     } else if (!p->columns) {
         HOLDS(g->spans == vectors && g->spans <= up(p->s + vector_elements - 1, vector_elements));
@@ -2146,15 +2148,15 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         }
         HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
         /* Of a thread's values that are summed about one of them. */
-        HOLDS(g->kept_shared <= 48 && kept <= 48 && launch->threads <= 512);
-        HOLDS(g->late_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets));
-        /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it keeps. */
+        HOLDS(g->held_shared <= 48 && held <= 48 && launch->threads <= 512);
+        HOLDS(g->stagger_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->sets));
+        /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it holds. */
         const int64_t segments = !backward ? 0 : g->sets_a_block == 1 ? (int64_t)launch->threads / 32 : g->sets_a_block;
         const int64_t values = 4 * (int64_t)g->coefficients + 2 * segments * g->channels_a_segment;
         HOLDS(launch->shared >= (size_t)(values * (p->type == NORMFUSE_F64 ? 8 : 4) +
-                                         (backward ? 2 : 1) * INT64_C(16) * g->kept_shared * launch->threads));
-        HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (kept + g->kept_shared) * (backward ? 32 : 1)
-                                   : up(g->rows, lanes) <= kept);
+                                         (backward ? 2 : 1) * INT64_C(16) * g->held_shared * launch->threads));
+        HOLDS(g->sets_a_block == 1 ? g->segment_rows <= (held + g->held_shared) * (backward ? 32 : 1)
+                                   : up(g->rows, lanes) <= held);
     } else {
         HOLDS((int64_t)g->blocks_wide * g->width >= vectors && (int64_t)(g->blocks_wide - 1) * g->width < vectors);
         HOLDS((int64_t)launch->threads >= g->width);
@@ -2166,32 +2168,32 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_unaligned_samples(test, launch, &a, vector_elements);
             unaligned_samples_launches++;
         }
-        if (is_of_grid(kept)) {
+        if (is_of_grid(held)) {
             check_grid(test, launch, &a, vector_elements);
             grid_launches++;
         }
         if (is_added(launch->name)) {
-            HOLDS(test->added && p->post_add.data != NULL && !test->misaligned);
+            HOLDS(test->residual && p->post_add.data != NULL && !test->misaligned);
             HOLDS(!backward || !gathers || p->sets == NORMFUSE_SETS_NONE || p->dpost_add.data != NULL);
             added_launches++;
         }
         if (is_short(launch->name)) {
-            check_short(test, launch, &a, vector_elements, kept);
+            check_short(test, launch, &a, vector_elements, held);
             short_launches++;
         }
         if (is_spread(launch->name)) {
-            check_spread(test, launch, &a, vector_elements, kept);
+            check_spread(test, launch, &a, vector_elements, held);
             spread_launches++;
         }
     }
     if (general) {
         HOLDS(true);
-    } else if (places <= (is_of_grid(kept) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
+    } else if (places <= (is_of_grid(held) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
         unsigned char *seen = calloc((size_t)places, 1);
         int64_t wrong = 0, first = -1;
         if (seen == NULL)
             abort();
-        count_owners(launch, &a, vector_elements, kept, seen);
+        count_owners(launch, &a, vector_elements, held, seen);
         for (int64_t i = 0; i < places; i++)
             if (seen[i] != 1) {
                 first = wrong == 0 ? i : first;
@@ -2203,8 +2205,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     } else if (line) {
         HOLDS(g->sets == p->n * p->groups);
     } else if (p->columns && !is_short(launch->name)) {
-        HOLDS(is_of_grid(kept) ||
-              g->passes * rows_at_once(&a, launch->name, kept, launch->threads) * (kept + g->kept_shared) >=
+        HOLDS(is_of_grid(held) ||
+              g->passes * rows_at_once(&a, launch->name, held, launch->threads) * (held + g->held_shared) >=
                   (g->part_rows < g->rows ? g->part_rows : g->rows));
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
@@ -2233,7 +2235,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const size_t word = backward ? 16 : 24;
     size_t used = 0;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
-        used = end_of(a.partials, (size_t)(2 * groups * g->teams * g->parts) * word);
+        used = end_of(a.partials, (size_t)(2 * groups * g->block_groups * g->parts) * word);
     else if (gathers && !backward && !(a.phases & NORMFUSE_PHASE_APPLY))
         used = end_of(a.partials, (size_t)(all_sets * split * g->parts * (g->copies > 1 ? g->copies : 1)) * word);
     HOLDS(used == 0 || a.partials != NULL);
@@ -2248,7 +2250,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
           used, scratch_address_bytes);
     if (gathers) {
-        const double way = longest_way(&a, launch->name, kept, launch->threads, vector_elements, unaligned, backward);
+        const double way = longest_way(&a, launch->name, held, launch->threads, vector_elements, unaligned, backward);
         CHECK(way <= arithmetic->additions, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
               launch->name, way, arithmetic->additions);
     }
@@ -2286,7 +2288,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
              test->misaligned ? " misaligned"
              : test->sliced   ? " sliced"
                               : "",
-             test->added ? " post_add" : "", device->clusters ? "9.0" : "8.0");
+             test->residual ? " post_add" : "", device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
     enum { BIG = 5 };
@@ -2324,7 +2326,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     } else {
         tensors.y = &big[1];
     }
-    if (test->added) {
+    if (test->residual) {
         tensors.post_add = &big[3];
         if (test->backward)
             tensors.dpost_add = &big[4];
@@ -2387,13 +2389,13 @@ static struct plan_case draw_plan_case(int i)
     test.has_sync = random_below(3) != 0;
     test.misaligned = random_below(6) == 0;
     test.sliced = test.channels_last && random_below(6) == 0;
-    int most = i % 3 == 0 ? 12 : 31;
+    int maximum = i % 3 == 0 ? 12 : 31;
     for (int axis = 0; axis < 3; axis++) {
         const int limit[] = {12, i % 50 == 0 ? 17 : 12, 24};
-        test.sizes[axis] = random_below(8) == 0 ? 1 : random_size(most < limit[axis] ? most : limit[axis]);
+        test.sizes[axis] = random_below(8) == 0 ? 1 : random_size(maximum < limit[axis] ? maximum : limit[axis]);
         for (int64_t rest = test.sizes[axis]; rest > 1; rest /= 2)
-            most--;
-        most = most < 1 ? 1 : most;
+            maximum--;
+        maximum = maximum < 1 ? 1 : maximum;
     }
     if (random_below(2))
         test.sizes[1] = up(test.sizes[1], 8) * 8;
@@ -2436,7 +2438,7 @@ static struct plan_case draw_plan_case(int i)
     if (test.op == 1 && test.sizes[0] * test.sizes[2] == 1)
         test.sizes[2] = 2; /* training refuses one value a channel */
     test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(9);
-    test.added = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
+    test.residual = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
     return test;
 }
 
@@ -2533,7 +2535,7 @@ static int run_plan_cases(const struct normfuse_cuda_device *device, bool column
  * built-in tables. */
 static void test_plans_of_each_schedule(void)
 {
-    enum { MOST = 16 };
+    enum { MAX = 16 };
     fake_driver_reset();
     fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
     read_registers();
@@ -2543,11 +2545,11 @@ static void test_plans_of_each_schedule(void)
         const struct schedule *const *const list =
             columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
         for (int only = 0; list[only] != NULL; only++) {
-            static struct normfuse_cuda_tuning tunings[2][MOST];
-            static struct normfuse_cuda_tuning_line lines[2][MOST][2 * MOST];
+            static struct normfuse_cuda_tuning tunings[2][MAX];
+            static struct normfuse_cuda_tuning_line lines[2][MAX][2 * MAX];
             struct normfuse_cuda_tuning *const tuning = &tunings[columns][only];
             *tuning = (struct normfuse_cuda_tuning){"one schedule", 90, 0, lines[columns][only]};
-            for (int i = 0; list[i] != NULL && i < MOST; i++)
+            for (int i = 0; list[i] != NULL && i < MAX; i++)
                 for (uint8_t backward = 0; backward < 2; backward++)
                     lines[columns][only][tuning->count++] = (struct normfuse_cuda_tuning_line){
                         normfuse_cuda_schedule_code(list[i]->name), (uint8_t)columns, backward,
@@ -2578,8 +2580,8 @@ static void test_lines(void)
         {.sizes = {330, 64, 36}, .groups = 32, .type = NORMFUSE_F32, .backward = true},
         {.sizes = {25, 256, 8}, .groups = 32, .type = NORMFUSE_BF16, .backward = true, .activation = NORMFUSE_RELU},
         {.sizes = {20000, 40, 9}, .groups = 1, .type = NORMFUSE_F16, .channels_last = true, .misaligned = true},
-        {.sizes = {4000, 64, 16}, .groups = 4, .type = NORMFUSE_F16, .added = true},
-        {.sizes = {65536, 512, 1}, .groups = 8, .type = NORMFUSE_F16, .channels_last = true, .added = true},
+        {.sizes = {4000, 64, 16}, .groups = 4, .type = NORMFUSE_F16, .residual = true},
+        {.sizes = {65536, 512, 1}, .groups = 8, .type = NORMFUSE_F16, .channels_last = true, .residual = true},
     };
     fake_driver_reset();
     fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
@@ -2628,7 +2630,7 @@ static void test_empty(void)
     fake_driver_reset();
     fake_driver_use();
     for (int i = 0; i < 48; i++) {
-        const bool backward = i % 2 != 0, added = i / 2 % 2 != 0, last = i / 4 % 2 != 0, no_samples = i / 8 % 2 != 0;
+        const bool backward = i % 2 != 0, residual = i / 2 % 2 != 0, last = i / 4 % 2 != 0, no_samples = i / 8 % 2 != 0;
         const int op = i / 16;
         const int64_t sizes[] = {no_samples ? 0 : 2, 8, no_samples ? 5 : 0};
         normfuse_axes axes;
@@ -2642,7 +2644,7 @@ static void test_empty(void)
         sets.device = x.device;
         struct plan_case test = {.op = op, .groups = 2, .backward = backward};
         normfuse_tensors tensors = in_place(&x, op == 2 ? NULL : &sets, backward);
-        tensors.post_add = added ? &x : NULL;
+        tensors.post_add = residual ? &x : NULL;
         const normfuse_exec exec = {.struct_bytes = sizeof exec};
         size_t bytes = 0;
         CHECK(call_plan_case(&test, &tensors, &exec, &bytes) == NORMFUSE_OK, "empty problem %d: %s", i,
@@ -2658,7 +2660,7 @@ static void test_empty(void)
 enum { REMEMBERED = 3000, OF_A_NETWORK = 60, ASKING = 4 };
 static size_t scratch_of_problem[REMEMBERED];
 
-static size_t ask_scratch(int i)
+static size_t request_scratch(int i)
 {
     void *const address = (void *)0x100000000000, *const elsewhere = (void *)0x200000000000;
     const bool backward = i % 3 == 0;
@@ -2679,7 +2681,7 @@ static size_t ask_scratch(int i)
     return status == NORMFUSE_OK ? bytes : SIZE_MAX;
 }
 
-static void *ask_in_thread(void *argument)
+static void *request_in_thread(void *argument)
 {
     int *const wrong = argument;
     int seed = *wrong;
@@ -2689,7 +2691,7 @@ static void *ask_in_thread(void *argument)
         seed = (int)((seed * INT64_C(48271) + 11) % INT32_MAX);
         /* Mostly few problems, as a network has. */
         const int i = seed % (round % 8 == 0 ? REMEMBERED : OF_A_NETWORK);
-        *wrong += ask_scratch(i) != scratch_of_problem[i];
+        *wrong += request_scratch(i) != scratch_of_problem[i];
     }
     return NULL;
 }
@@ -2700,7 +2702,7 @@ static void test_plans_remembered(void)
     fake_driver_use();
     int different = 0;
     for (int i = 0; i < REMEMBERED; i++) {
-        scratch_of_problem[i] = ask_scratch(i);
+        scratch_of_problem[i] = request_scratch(i);
         CHECK(scratch_of_problem[i] != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
         different += i >= 3 && scratch_of_problem[i] != scratch_of_problem[i - 3];
     }
@@ -2710,7 +2712,7 @@ static void test_plans_remembered(void)
     pthread_barrier_init(&barrier, NULL, ASKING);
     for (int i = 0; i < ASKING; i++) {
         wrong[i] = i + 1;
-        pthread_create(&threads[i], NULL, ask_in_thread, &wrong[i]);
+        pthread_create(&threads[i], NULL, request_in_thread, &wrong[i]);
     }
     for (int i = 0; i < ASKING; i++) {
         pthread_join(threads[i], NULL);
@@ -2719,13 +2721,13 @@ static void test_plans_remembered(void)
     pthread_barrier_destroy(&barrier);
     /* Another driver is another device, whatever its number: of what was asked for last all is still remembered. */
     for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++)
-        CHECK(ask_scratch(i) == scratch_of_problem[i], "problem %d has another answer than before", i);
+        CHECK(request_scratch(i) == scratch_of_problem[i], "problem %d has another answer than before", i);
     fake_driver_reset();
     fake_driver.device[0].multiprocessors = 40;
     fake_driver_use();
     int same = 0;
     for (int i = REMEMBERED - OF_A_NETWORK; i < REMEMBERED; i++) {
-        const size_t bytes = ask_scratch(i);
+        const size_t bytes = request_scratch(i);
         CHECK(bytes != SIZE_MAX, "problem %d: %s", i, normfuse_last_error());
         same += bytes == scratch_of_problem[i];
     }
@@ -2920,7 +2922,7 @@ static void test_tunings(void)
 static void *plan_in_thread(void *context)
 {
     for (int i = 0; i < 200 && *(const _Atomic(bool) *)context; i++)
-        (void)ask_scratch(i);
+        (void)request_scratch(i);
     return NULL;
 }
 

@@ -87,7 +87,7 @@ __device__ __forceinline__ double relu_of(double z)
     return z > 0.0 ? z : z != z ? z : 0.0;
 }
 
-__device__ __forceinline__ double at_most_6(double z)
+__device__ __forceinline__ double min_with_6(double z)
 {
     return z > 6.0 ? 6.0 : z;
 }
@@ -174,9 +174,9 @@ static __device__ __forceinline__ void differentiate_rare(R (&g)[V], const R (&z
     }
 }
 
-/* The same of doubles, of single elements and in loops over all vectors that a thread keeps by functions that are
+/* The same of doubles, of single elements and in loops over all vectors that a thread holds by functions that are
  * called: these loops are unrolled, and would be several times as long. Others have them in place, since what a called
- * function may not touch goes to memory right after it was loaded, so that nothing else is asked for before it has
+ * function may not touch goes to memory right after it was loaded, so that nothing else is requested before it has
  * come. A struct stays in registers, an array would not. */
 template <typename R, int V> struct values_of {
     R at[V];
@@ -197,8 +197,8 @@ static __device__ __noinline__ values_of<R, V> differentiated(values_of<R, V> by
 }
 
 /* `others`: the loops of choose_activation are those of all activations. */
-template <int value, bool others = false> struct constant {
-    static constexpr int known = value;
+template <int value, bool others = false> struct chosen_activation {
+    static constexpr int constant = value;
     static constexpr bool all = others;
     static __device__ __forceinline__ int of(int otherwise)
     {
@@ -206,21 +206,21 @@ template <int value, bool others = false> struct constant {
     }
 };
 
-/* work(constant): in plain tiles with a loop of its own for those that networks have most; leaky_relu and hardswish are
- * in relu's. `all`: of the others, too; relu6 is among these, since relu's loop would spill with it. `few`, where not
- * plain: identity is in relu's, too. */
+/* work(chosen_activation()): in plain tiles with a loop of its own for those that networks have most; leaky_relu and
+ * hardswish are in relu's. `all`: of the others, too; relu6 is among these, since relu's loop would spill with it.
+ * `few`, where not plain: identity is in relu's, too. */
 template <bool plain, bool all, bool few = plain, typename Work>
 __device__ __forceinline__ void choose_activation(int activation, Work work)
 {
     if (plain && activation == NORMFUSE_IDENTITY)
-        work(constant<NORMFUSE_IDENTITY>());
+        work(chosen_activation<NORMFUSE_IDENTITY>());
     else if (few && activation == NORMFUSE_SILU)
-        work(constant<NORMFUSE_SILU>());
+        work(chosen_activation<NORMFUSE_SILU>());
     else if (few && (!all || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
                      activation == NORMFUSE_HARDSWISH || activation == NORMFUSE_IDENTITY))
-        work(constant<NORMFUSE_RELU, all>());
+        work(chosen_activation<NORMFUSE_RELU, all>());
     else
-        work(constant<-1>());
+        work(chosen_activation<-1>());
 }
 
 /* SiLU of 16-bit results is found from half of z: z sigmoid(z) = h tanh(h) + h with h = z/2. The halving goes into the
@@ -234,7 +234,7 @@ template <bool fast, bool plain> __device__ __forceinline__ bool takes_half(int 
 template <bool fast, bool plain, bool rolled = true, typename Chosen, typename R, int V>
 __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
 {
-    if constexpr (Chosen::known == NORMFUSE_SILU) {
+    if constexpr (Chosen::constant == NORMFUSE_SILU) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
             if constexpr (fast)
@@ -242,22 +242,22 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
             else
                 z[i] *= sigmoid<fast>(z[i]);
         }
-    } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
+    } else if constexpr (Chosen::constant != NORMFUSE_IDENTITY) {
         if (!plain && activation == NORMFUSE_IDENTITY)
             return;
         if (activation == NORMFUSE_RELU) {
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = relu_of(z[i]);
-        } else if (!(Chosen::known == NORMFUSE_RELU && Chosen::all) && activation == NORMFUSE_RELU6) {
+        } else if (!(Chosen::constant == NORMFUSE_RELU && Chosen::all) && activation == NORMFUSE_RELU6) {
 #pragma unroll
             for (int i = 0; i < V; i++)
-                z[i] = at_most_6(relu_of(z[i]));
+                z[i] = min_with_6(relu_of(z[i]));
         } else if (activation == NORMFUSE_LEAKY_RELU) {
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = z[i] > R(0) ? z[i] : p * z[i];
-        } else if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
+        } else if (Chosen::constant == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const R clipped = z[i] + R(3) > R(0) ? (z[i] + R(3) < R(6) ? z[i] + R(3) : R(6)) : R(0);
@@ -282,7 +282,7 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
 template <bool fast, bool rolled = true, typename Chosen, typename R, int V>
 __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Chosen, int activation, R p)
 {
-    if constexpr (Chosen::known == NORMFUSE_SILU) {
+    if constexpr (Chosen::constant == NORMFUSE_SILU) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
             if constexpr (fast) {
@@ -294,17 +294,17 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
                 g[i] *= s * (R(1) + z[i] * (R(1) - s));
             }
         }
-    } else if constexpr (Chosen::known != NORMFUSE_IDENTITY) {
+    } else if constexpr (Chosen::constant != NORMFUSE_IDENTITY) {
         /* In relu's loop relu6 has a branch of its own, elsewhere it is a second step of relu: the other way round
          * registers spill, 28 bytes of columns_lanes_backward_bf16_8x1. */
-        constexpr bool apart = Chosen::known == NORMFUSE_RELU;
-        if (Chosen::known == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
-            (!apart && activation == NORMFUSE_RELU6)) {
-            const R slope = Chosen::known == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_LEAKY_RELU ? p : R(0);
+        constexpr bool apart = Chosen::constant == NORMFUSE_RELU;
+        if (Chosen::constant == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU ||
+            activation == NORMFUSE_LEAKY_RELU || (!apart && activation == NORMFUSE_RELU6)) {
+            const R slope = Chosen::constant == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_LEAKY_RELU ? p : R(0);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 g[i] = z[i] <= R(0) ? slope * g[i] : g[i];
-            if (Chosen::known < 0 && activation == NORMFUSE_RELU6) {
+            if (Chosen::constant < 0 && activation == NORMFUSE_RELU6) {
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     g[i] = z[i] >= R(6) ? R(0) : g[i];
@@ -313,7 +313,7 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
 #pragma unroll
             for (int i = 0; i < V; i++)
                 g[i] = z[i] <= R(0) || z[i] >= R(6) ? R(0) : g[i];
-        } else if (Chosen::known == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
+        } else if (Chosen::constant == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
 #pragma unroll
             for (int i = 0; i < V; i++)
                 g[i] *= z[i] <= R(-3) ? R(0) : z[i] < R(3) ? (R(2) * z[i] + R(3)) * R(1.0 / 6.0) : R(1);

@@ -9,7 +9,7 @@
 #include "join.cuh"
 
 struct column_place {
-    int n, c;                         /* sample (0 where a team has all as one) and the thread's first channel */
+    int n, c;                         /* sample (0 where a block group has all as one) and the thread's first channel */
     int first_channel;                /* of the block */
     int first, stop;                  /* the rows of the part, or what it is from, interleaved with the others */
     int column, beside, rows_at_once; /* the thread's vector in the block, its row among those at once */
@@ -18,11 +18,11 @@ struct column_place {
 };
 
 template <typename T, int V>
-__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int team, int part)
+__device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &a, int block_group, int part)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     column_place place;
-    const int sample = divide(team, g.by_blocks_wide), beside = team - sample * g.blocks_wide;
+    const int sample = divide(block_group, g.by_blocks_wide), beside = block_group - sample * g.blocks_wide;
     const int of_sample = g.all_samples ? divide(part, g.by_parts_a_sample) : 0;
     place.n = g.all_samples ? of_sample : sample;
     place.rows_at_once = (int)g.by_rows_at_once.divisor;
@@ -35,7 +35,7 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     place.first = of_all * (g.interleaved ? place.rows_at_once : g.part_rows);
     place.stop = g.interleaved ? g.rows : min(g.rows, place.first + g.part_rows);
     place.step = g.by_row_step.divisor * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
-    keep(place.step);
+    make_opaque(place.step);
     return place;
 }
 
@@ -50,7 +50,7 @@ template <typename T, int V> struct column_cursor {
     {
         base = own.data + ((int64_t)place.n * own.batch - lead) * (int64_t)sizeof(T);
         /* Else it is found again at each access, by a dozen instructions. */
-        base = kept(base);
+        base = opaque(base);
         at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
     }
     /* To the row that the thread has next. */
@@ -124,7 +124,7 @@ __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const 
  * up to 20 %. */
 template <typename T, int V, bool allowed> struct column_edges {
     int count, whole; /* vectors of the thread: edges, at most two, and whole ones */
-    int marks;        /* one register for what is rarely asked for */
+    int marks;        /* one register for what is rarely requested */
     unsigned step;
 
     __device__ __forceinline__ column_edges(const normfuse_cuda_arguments &a, const column_place &place, int row,
@@ -151,7 +151,7 @@ template <typename T, int V, bool allowed> struct column_edges {
             while (later >= (int)p.c)
                 later -= (int)p.c;
             marks = begin | finish << 4 | lead << 8 | later << 12;
-            forget(marks);
+            compiler_barrier(marks);
         }
     }
     __device__ __forceinline__ int edges() const
@@ -215,7 +215,7 @@ __device__ __forceinline__ void store_edges(const Edges &edges, char *first_vect
         store_range<T>(first_vector + edges.at(k), of_edges[edges.result(k)], edges.begin(k), edges.finish(k));
 }
 
-/* A thread's own pipeline in shared memory, for what it reads once: copy(slot) asks for the next whole vector,
+/* A thread's own pipeline in shared memory, for what it reads once: copy(slot) requests the next whole vector,
  * read(slot) makes values of one, work(values, left) is what they are for, `left` vectors before the end. As many are
  * on their way as the pipeline has slots. Where blocks begin with more than a load or two, as here, registers did
  * worse: 1x64x2039x1021 bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and
@@ -246,12 +246,12 @@ __device__ __forceinline__ void walk_pipeline(int count, Copy &copy, Read read, 
     }
 }
 
-template <int k, int K, typename Work> __device__ __forceinline__ void walk_kept(int count, Work &work)
+template <int k, int K, typename Work> __device__ __forceinline__ void walk_held(int count, Work &work)
 {
     if constexpr (k < K) {
         if (k < count) {
             work(k);
-            walk_kept<k + 1, K>(count, work);
+            walk_held<k + 1, K>(count, work);
         }
     }
 }
@@ -263,7 +263,7 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
 #pragma unroll 1
     for (int k = 0; k < min(shared, count); k++)
         work(-1 - k);
-    walk_kept<0, K>(count - shared, work);
+    walk_held<0, K>(count - shared, work);
 }
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
@@ -306,22 +306,22 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
         const int c = first + i;
         bits<float> weight = 0, bias = 0, scale = 0, shift = 0;
         if (p.weight.data)
-            weight = ask<float>(p.weight, n * p.weight.batch + c * p.weight.channel);
+            weight = request_bits<float>(p.weight, n * p.weight.batch + c * p.weight.channel);
         if (p.bias.data)
-            bias = ask<float>(p.bias, n * p.bias.batch + c * p.bias.channel);
+            bias = request_bits<float>(p.bias, n * p.bias.batch + c * p.bias.channel);
         if (p.scale.data)
-            scale = ask<float>(p.scale, n * p.scale.batch + c * p.scale.channel);
+            scale = request_bits<float>(p.scale, n * p.scale.batch + c * p.scale.channel);
         if (p.shift.data)
-            shift = ask<float>(p.shift, n * p.shift.batch + c * p.shift.channel);
+            shift = request_bits<float>(p.shift, n * p.shift.batch + c * p.shift.channel);
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
             if (p.weight.data)
-                of.slopes[at] = told<float>(weight, p.weight.type);
+                of.slopes[at] = receive<float>(weight, p.weight.type);
             if (p.bias.data)
-                of.offsets[at] = told<float>(bias, p.bias.type);
+                of.offsets[at] = receive<float>(bias, p.bias.type);
             if (p.scale.data)
-                of.means[at] = told<float>(scale, p.scale.type);
+                of.means[at] = receive<float>(scale, p.scale.type);
             if (p.shift.data)
-                of.shifts[at] = told<float>(shift, p.shift.type);
+                of.shifts[at] = receive<float>(shift, p.shift.type);
         });
     }
 }
@@ -423,11 +423,11 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
 }
 
-/* What a block tells the others of its team of a group: forward the mean, less a value of the set that all know, and
- * squares about it; backward two sums. */
-__device__ __forceinline__ void send(mailbox &box, float2 *place, int rank, float2 value)
+/* What a block sends the other blocks of its block group, for each norm group: forward the mean, less a value of the
+ * set that all know, and squares about it; backward two sums. */
+__device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, int rank, float2 value)
 {
-    send(box, reinterpret_cast<double *>(place), rank,
+    send(mailbox, reinterpret_cast<double *>(place), rank,
          __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
 }
 

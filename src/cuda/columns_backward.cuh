@@ -12,7 +12,7 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool holds = schedule == NORMFUSE_SCHEDULE_split,
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
@@ -21,34 +21,34 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
-    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
-    const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
+    const bool centred = holds || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const bool ready = !centred || g.group == 1; /* coefficients are made once a channel, else by each thread */
-    const bool backwards = !keeps && g.backwards, half = takes_half<fast, true>(p.activation);
-    const int exchange = keeps ? g.exchange : NORMFUSE_EXCHANGE_NONE;
+    const bool backwards = !holds && g.backwards, half = takes_half<fast, true>(p.activation);
+    const int exchange = holds ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
+    const int first_block_group = divide(block, g.by_parts), part = block - first_block_group * g.parts;
 
     struct both {
         raw<T, V> x, dy;
-    } kept[keeps ? K : 1];
+    } held[holds ? K : 1];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * (-1 - slot) + tensor) * threads + (int)threadIdx.x];
     };
     const auto read = [&](int slot, int h, values_of_part &x, values_of_part &dy) {
-        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : kept[slot < 0 ? 0 : slot].x, h, x);
-        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : kept[slot < 0 ? 0 : slot].dy, h, dy);
+        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 0) : held[slot < 0 ? 0 : slot].x, h, x);
+        unpack_part<T, V>(slot < 0 ? place_of_slot(slot, 1) : held[slot < 0 ? 0 : slot].dy, h, dy);
     };
 
     int parity = 0;
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
-    for (int team = first_team;;) {
-        const column_place place = place_of<T, V>(a, team, part);
-        const int shared = keeps ? g.kept_shared : 0;
+    for (int block_group = first_block_group;;) {
+        const column_place place = place_of<T, V>(a, block_group, part);
+        const int shared = holds ? g.held_shared : 0;
         uint32_t grid_barrier_before = 0, counted = 0;
         float slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
@@ -56,7 +56,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         /* Once. Without the loop ptxas orders the instructions of four kernels otherwise. */
         for (int pass = 0; pass < 1; pass++) {
             const int row = place.first + place.beside;
-            const column_edges<T, V, unaligned_samples> edges(a, place, row, keeps ? K + shared : 1 << 30);
+            const column_edges<T, V, unaligned_samples> edges(a, place, row, holds ? K + shared : 1 << 30);
             const int count = edges.count;
 
             /* ---- load ---- */
@@ -66,8 +66,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     copy_once(&place_of_slot(slot, 0), x.base + x.at, 0);
                     copy_once(&place_of_slot(slot, 1), dy.base + dy.at, 0);
                 } else {
-                    kept[slot < 0 ? 0 : slot].x = x.load();
-                    kept[slot < 0 ? 0 : slot].dy = dy.load();
+                    held[slot < 0 ? 0 : slot].x = x.load();
+                    held[slot < 0 ? 0 : slot].dy = dy.load();
                 }
                 x.advance(place);
                 dy.advance(place);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     to[0] = load_range<T>(first_x + edges.at(k), begin, finish, make_uint4(0, 0, 0, 0));
                     to[threads] = load_range<T>(first_dy + edges.at(k), begin, finish, make_uint4(0, 0, 0, 0));
                 }
-            } else if constexpr (!keeps) {
+            } else if constexpr (!holds) {
                 open_pipeline<K>(edges, copy);
             } else if (!is_loaded) {
                 walk<K>(count, shared, [&](int slot) { load(x_at, dy_at, slot); });
@@ -100,13 +100,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             /* What follows from these is found now, not ahead of all loops and loads. */
             int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
             int sample = place.n, step = threads, channel_bits = g.channel_bits;
-            forget(width);
-            forget(at_once);
-            forget(group_bits);
-            forget(piece_bits);
-            forget(sample);
-            forget(step);
-            forget(channel_bits);
+            compiler_barrier(width);
+            compiler_barrier(at_once);
+            compiler_barrier(group_bits);
+            compiler_barrier(piece_bits);
+            compiler_barrier(sample);
+            compiler_barrier(step);
+            compiler_barrier(channel_bits);
             /* Shared memory, in this order: vectors; statistics of groups; of each channel what channel_values says,
              * `ready` with the rest of the mean as the fourth; two sums of each thread's channels; weighted sums of
              * channels; totals of groups; of each block of a cluster those of a group. */
@@ -115,7 +115,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             const int groups_here = divide(here, g.by_group);
             const int groups = divide(channels, g.by_group) + (edges.later() > 0 ? groups_here : 0);
             group_statistics<float> *const of_groups =
-                reinterpret_cast<group_statistics<float> *>(dynamic + 2 * (keeps ? shared : K) * threads);
+                reinterpret_cast<group_statistics<float> *>(dynamic + 2 * (holds ? shared : K) * threads);
             float *const values = reinterpret_cast<float *>(of_groups + groups);
             const channel_values of_channels = {values, values + channels, values + 2 * channels,
                                                 values + 3 * channels};
@@ -126,9 +126,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             if (pass == 0) {
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                    open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
+                    open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
                 if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                    grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
+                    grid_barrier_before =
+                        look_at_grid_barrier(a.grid_barriers + first_block_group * grid_barrier_stride);
                 const int n = g.all_samples ? 0 : sample;
                 if (ready) {
 #pragma unroll 1
@@ -160,28 +161,28 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             of_groups[i].rstd = rstd;
                     }
                 } else {
-                    /* Of the groups, asked for with the rest. */
-                    const auto ask_group = [&](int i, bits<float> &rstd, bits<double> &mean) {
+                    /* Of the groups, requested with the rest. */
+                    const auto request_group = [&](int i, bits<float> &rstd, bits<double> &mean) {
                         const int set = divide(first_channel + i * g.group, g.by_set_channels);
-                        rstd = ask<float>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
-                        mean = ask<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
+                        rstd = request_bits<float>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
+                        mean = request_bits<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
                     };
                     const auto keep_group = [&](int i, bits<float> rstd, bits<double> mean) {
                         group_statistics<float> found;
-                        found.rstd = told<float>(rstd, p.rstd.type);
-                        split_mean<T>(told<double>(mean, p.mean.type), found.mean, found.rest);
+                        found.rstd = receive<float>(rstd, p.rstd.type);
+                        split_mean<T>(receive<double>(mean, p.mean.type), found.mean, found.rest);
                         in_all_rows(i, groups_here, groups, [&](int at) { of_groups[at] = found; });
                     };
                     bits<float> rstd = 0;
                     bits<double> mean = 0;
                     if ((int)threadIdx.x < groups_here)
-                        ask_group((int)threadIdx.x, rstd, mean);
+                        request_group((int)threadIdx.x, rstd, mean);
                     stage(p, of_channels, n, first_channel, here, channels, edges.later(), step);
                     if ((int)threadIdx.x < groups_here)
                         keep_group((int)threadIdx.x, rstd, mean);
 #pragma unroll 1
                     for (int i = (int)threadIdx.x + step; i < groups_here; i += step) {
-                        ask_group(i, rstd, mean);
+                        request_group(i, rstd, mean);
                         keep_group(i, rstd, mean);
                     }
                 }
@@ -230,7 +231,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             };
 
             /* ---- sums ---- */
-            if constexpr (keeps)
+            if constexpr (holds)
                 choose_activation<true, false>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
 #pragma unroll
@@ -295,7 +296,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         weigh(p, of_channels, of_channel, weight, bias);
                         weight *= of_group.rstd;
                     }
-                    if (keeps)
+                    if (holds)
                         of_sums[i] = {weight * sum, weight * product};
                     if (a.sums) {
                         const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : sample) * p.c + first_channel + i;
@@ -304,7 +305,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                 }
             };
-            if constexpr (keeps)
+            if constexpr (holds)
                 join_threads();
 
             /* ---- the totals of the groups ---- */
@@ -315,18 +316,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     in_all_rows(group, groups_here, groups,
                                 [&](int at) { of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)}; });
                 };
-                if constexpr (keeps) {
+                if constexpr (holds) {
                     const int lanes = 1 << group_bits, lane = (int)threadIdx.x & (lanes - 1);
                     const int groups_at_once = step >> group_bits, own_group = (int)threadIdx.x >> group_bits;
                     const int first_of_warp = (int)(threadIdx.x & ~31u) >> group_bits;
                     const bool far = exchange == NORMFUSE_EXCHANGE_GRID;
                     float2 *const of_grid = reinterpret_cast<float2 *>(a.partials) +
-                                            ((int64_t)parity * g.teams + first_team) * groups * g.parts;
+                                            ((int64_t)parity * g.block_groups + first_block_group) * groups * g.parts;
                     __syncthreads();
                     if (threadIdx.x == 0 && g.contributors > 0)
                         counted = count_block(a, divide(first_channel, g.by_group));
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                        await_boxes();
+                        await_open_mailboxes();
 #pragma unroll 1
                     for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                         const int group = round + own_group;
@@ -345,7 +346,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         const float2 both = {sum, product};
                         if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                             for (int other = lane; other < g.parts; other += lanes)
-                                send(mail, of_parts + group * g.parts + part, other, both);
+                                send(mailbox, of_parts + group * g.parts + part, other, both);
                         } else if (lane == 0) {
                             if (far)
                                 of_grid[group * g.parts + part] = both;
@@ -355,10 +356,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     }
                     if (exchange != NORMFUSE_EXCHANGE_NONE) {
                         if (far) {
-                            meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts,
-                                      grid_barrier_before);
+                            synchronize_block_group(a.grid_barriers + first_block_group * grid_barrier_stride, part,
+                                                    g.parts, grid_barrier_before);
                         } else {
-                            await_mail(mail);
+                            await_mailbox(mailbox);
                         }
 #pragma unroll 1
                         for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
@@ -411,11 +412,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
             /* ---- results ---- */
 #pragma unroll
-            for (int k = 0; k < (keeps ? K : 0); k++) {
-                forget(kept[k].x);
-                forget(kept[k].dy);
+            for (int k = 0; k < (holds ? K : 0); k++) {
+                compiler_barrier(held[k].x);
+                compiler_barrier(held[k].dy);
             }
-            if constexpr (!keeps) {
+            if constexpr (!holds) {
                 /* Sums without results, results from totals that are known, or results that need none. */
                 const bool gives_dx = applies && p.dx.data;
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row, edges.lead());
@@ -466,11 +467,11 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     join_threads();
             } else if (p.dx.data) {
                 cursor dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-                /* The same rows of the team that this block has next are asked for as places become free. */
-                const int next_team = team + g.teams;
-                is_loaded = exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+                /* The same rows of the block group that this block has next are requested as places become free. */
+                const int next_block_group = block_group + g.block_groups;
+                is_loaded = exchange == NORMFUSE_EXCHANGE_GRID && next_block_group < g.sets &&
                             g.row_channels == g.blocks_wide * g.width * V;
-                const column_place next = place_of<T, V>(a, is_loaded ? next_team : team, part);
+                const column_place next = place_of<T, V>(a, is_loaded ? next_block_group : block_group, part);
                 cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
                 choose_activation<true, false>(p.activation, [&](auto chosen) {
                     walk<K>(count, shared, [&](int slot) {
@@ -495,7 +496,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
 
         /* ---- the parameters' gradients ---- */
-        if (keeps && g.contributors > 0 && is_last(a, counted)) {
+        if (holds && g.contributors > 0 && is_last(a, counted)) {
             const int channels = min(g.width * V, (int)p.c - place.first_channel);
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < channels; i += threads)
@@ -504,8 +505,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        team += g.teams;
-        if (team >= g.sets)
+        block_group += g.block_groups;
+        if (block_group >= g.sets)
             break;
         parity ^= 1;
         __syncthreads();

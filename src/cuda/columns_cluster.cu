@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_cluster.cu - group norm over adjacent channels (NHWC) of samples so small that a call takes as long as what
- * each warp does once: its threads keep what a block has, and at most a cluster of blocks holds a group. Instructions
+ * each warp does once: its threads hold what a block has, and at most a cluster of blocks holds a group. Instructions
  * are what counts, by samples of the program counter: some 1400 that a warp goes through once took 4 us. So all that is
- * read is asked for at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
+ * read is requested at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
  * sums for itself, so that the block meets once. Lanes stand for groups: those of the i-th group are the 2^lane_bits
  * from i << lane_bits on, and a thread has what it needs of a group from one of them. */
 #include "columns_parameters.cuh"
@@ -38,11 +38,11 @@ struct cluster_place {
         at =
             (unsigned)(first_row + beside) * a.row_bytes + (unsigned)(first_channel + column * V) * (unsigned)sizeof(T);
     }
-    /* What is not needed to ask for the vectors. */
+    /* What is not needed to request the vectors. */
     template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
     {
         int own = column;
-        forget(own);
+        compiler_barrier(own);
         groups[0] = divide(own * V, a.by_group);
         split = min(V, (groups[0] + 1) * a.group - own * V);
         groups[1] = min(groups[0] + 1, a.groups - 1);
@@ -52,7 +52,7 @@ struct cluster_place {
         has_group = group < a.groups;
     }
     /* What the lanes of the thread's two groups know. */
-    __device__ __forceinline__ void tell(const normfuse_cuda_columns &a, float value, float (&of)[2]) const
+    __device__ __forceinline__ void broadcast(const normfuse_cuda_columns &a, float value, float (&of)[2]) const
     {
         of[0] = __shfl_sync(full_mask, value, groups[0] << a.lane_bits);
         of[1] = __shfl_sync(full_mask, value, groups[1] << a.lane_bits);
@@ -78,7 +78,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     /* What a thread found in a group: a value that it sums about, its mean less that, squares about the mean, and how
      * many values these are. */
     const normfuse_cluster_layout at = normfuse_lay_out_cluster_forward(a.width, a.groups, a.at_once, a.parts);
@@ -89,31 +89,31 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     place.find<T, V>(a);
     const char *const sample = a.x + place.n * a.batch_bytes, *from = sample + place.at;
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    uint4 kept[K];
+    uint4 held[K];
     const auto load = [&](int k) {
-        kept[k] = load_vector<T, V>(from, 0);
+        held[k] = load_vector<T, V>(from, 0);
         from += step;
     };
     walk_rows<0, K>(place.left, a.at_once, load);
     place.find_groups<V>(a);
     channel_parameters<V> parameters;
-    parameters.ask(a, place.n, place.first_channel + place.column * V);
-    raw<T, 1> asked_base = raw<T, 1>();
+    parameters.request(a, place.n, place.first_channel + place.column * V);
+    raw<T, 1> requested_base = raw<T, 1>();
     if (a.parts > 1) {
         /* A value of the group that all of its blocks know: its first. */
-        asked_base = load_vector<T, 1>(sample, place.first_channel + (place.has_group ? place.group : 0) * a.group);
-        open_mail(mail, a.groups * a.parts * (int)sizeof(float2));
+        requested_base = load_vector<T, 1>(sample, place.first_channel + (place.has_group ? place.group : 0) * a.group);
+        open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
     /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
     float about[2] = {0.0f, 0.0f}, sum[V] = {}, square[V] = {};
     if (place.left > 0) {
         float value[V];
-        unpack<T, V>(kept[0], value);
+        unpack<T, V>(held[0], value);
         about[0] = value[0];
         about[1] = value[V - 1];
         const auto sum_up = [&](int k) {
-            unpack<T, V>(kept[k], value);
+            unpack<T, V>(held[k], value);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const float distance = value[i] - (i < place.split ? about[0] : about[1]);
@@ -151,9 +151,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     place.entries_of_lane<V>(a, first, count);
     float base = entries[first].x;
     if (a.parts > 1) {
-        float known[1];
-        unpack<T, 1>(asked_base, known);
-        base = known[0];
+        float first_value[1];
+        unpack<T, 1>(requested_base, first_value);
+        base = first_value[0];
     }
     float means[held_entries], found[held_entries], counts[held_entries], mean = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -187,12 +187,12 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     }
     squares = sum_few(squares, lanes);
     if (a.parts > 1) {
-        await_boxes();
+        await_open_mailboxes();
         if (threadIdx.x < 32 && place.has_group)
             for (int other = place.of_group; other < a.parts; other += lanes)
-                send(mail, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
+                send(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
                      make_float2(mean, squares));
-        await_mail(mail);
+        await_mailbox(mailbox);
         const float2 *const of_group = of_parts + (place.has_group ? place.group : 0) * a.parts;
         const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
         mean = squares = 0.0f;
@@ -213,10 +213,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
 
     /* ---- results ---- */
     float rests[2], rstds[2], slope[V], offset[V];
-    place.tell(a, rounded, about);
-    place.tell(a, rest, rests);
-    place.tell(a, rstd, rstds);
-    parameters.tell(a, slope, offset);
+    place.broadcast(a, rounded, about);
+    place.broadcast(a, rest, rests);
+    place.broadcast(a, rstd, rstds);
+    parameters.receive(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -234,12 +234,12 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     }
 #pragma unroll
     for (int k = 0; k < K; k++)
-        forget(kept[k]);
+        compiler_barrier(held[k]);
     char *to = a.out + place.n * a.batch_bytes + place.at;
     choose_activation<true, true>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float z[V];
-            unpack<T, V>(kept[k], z);
+            unpack<T, V>(held[k], z);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fmaf(z[i] - (i < place.split ? about[0] : about[1]), slope[i], offset[i]);
@@ -259,7 +259,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
  * has any of them adds, or a later kernel. */
 template <int V>
 static __device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const cluster_place &place,
-                                                       mailbox &mail, float4 *of_ranks, const float4 *plain,
+                                                       cluster_mailbox &mailbox, float4 *of_ranks, const float4 *plain,
                                                        const float4 *centred, float rest, float rstd)
 {
     const normfuse_cuda_columns &a = all.columns;
@@ -307,8 +307,8 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
             const float4 one = make_float4(sum[0], sum[1], sum[2], sum[3]);
             const float4 other = make_float4(product[0], product[1], product[2], product[3]);
             if (ranks > 1) {
-                send_four(mail, there, owner, one);
-                send_four(mail, there + 1, owner, other);
+                send_four(mailbox, there, owner, one);
+                send_four(mailbox, there + 1, owner, other);
             } else {
                 there[0] = one;
                 there[1] = other;
@@ -324,7 +324,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     }
     if (a.of.cluster.samples) {
         if (ranks > 1)
-            await_mail(mail);
+            await_mailbox(mailbox);
         __syncwarp();
         const float *const from = reinterpret_cast<const float *>(of_ranks);
 #pragma unroll 1
@@ -349,7 +349,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail, channel_mail;
+    __shared__ cluster_mailbox mailbox, channel_mailbox;
     const int channels = a.width * V, ranks = (int)a.of.cluster.by_ranks.divisor;
     const bool gives = a.of.cluster.samples != 0 || all.sums != nullptr;
     /* Two sums of each thread in a group; of each row and channel, one after the other; of each block that has parts of
@@ -367,10 +367,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const int64_t sample = place.n * a.batch_bytes + place.at;
     const char *x_from = a.x + sample, *dy_from = a.dy + sample;
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    uint4 kept_x[K], kept_dy[K];
+    uint4 held_x[K], held_dy[K];
     const auto load = [&](int k) {
-        kept_x[k] = load_vector<T, V>(x_from, 0);
-        kept_dy[k] = load_vector<T, V>(dy_from, 0);
+        held_x[k] = load_vector<T, V>(x_from, 0);
+        held_dy[k] = load_vector<T, V>(dy_from, 0);
         x_from += step;
         dy_from += step;
     };
@@ -380,20 +380,20 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));
     const float rstd = load_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD));
     channel_parameters<V> parameters;
-    parameters.ask(a, place.n, place.first_channel + place.column * V);
+    parameters.request(a, place.n, place.first_channel + place.column * V);
     if (ranks > 1) {
         const int owned = (channels / 4 + ranks - 1 - place.rank) / ranks;
-        open_box(mail, a.groups * a.parts * (int)sizeof(float2));
-        open_box(channel_mail, a.of.cluster.samples ? 2 * owned * ranks * (int)sizeof(float4) : 0);
-        announce_boxes();
+        open_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
+        open_mailbox(channel_mailbox, a.of.cluster.samples ? 2 * owned * ranks * (int)sizeof(float4) : 0);
+        announce_mailboxes();
     }
 
     float mean, rest, about[2], rests[2], rstds[2], slope[V], offset[V];
     split_mean<T>(saved_mean, mean, rest);
-    place.tell(a, mean, about);
-    place.tell(a, rest, rests);
-    place.tell(a, rstd, rstds);
-    parameters.tell(a, slope, offset);
+    place.broadcast(a, mean, about);
+    place.broadcast(a, rest, rests);
+    place.broadcast(a, rstd, rstds);
+    parameters.receive(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -405,7 +405,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 #pragma unroll
         for (int i = 0; i < V; i++)
             x[i] -= i < place.split ? about[0] : about[1];
-        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
             float z[V];
 #pragma unroll
             for (int i = 0; i < V; i++)
@@ -419,8 +419,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     choose_activation<true, false>(a.activation, [&](auto chosen) {
         const auto sum_up = [&](int k) {
             float x[V], dy[V];
-            unpack<T, V>(kept_x[k], x);
-            unpack<T, V>(kept_dy[k], dy);
+            unpack<T, V>(held_x[k], x);
+            unpack<T, V>(held_dy[k], dy);
             differentiate(chosen, x, dy);
 #pragma unroll
             for (int i = 0; i < V; i++) {
@@ -456,9 +456,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     }
     __syncthreads();
     if (ranks > 1)
-        await_boxes();
+        await_open_mailboxes();
     if (gives && threadIdx.x >= blockDim.x - 32) {
-        finish_channels<V>(all, place, channel_mail, of_ranks, reinterpret_cast<const float4 *>(of_plain),
+        finish_channels<V>(all, place, channel_mailbox, of_ranks, reinterpret_cast<const float4 *>(of_plain),
                            reinterpret_cast<const float4 *>(of_centred), rest, rstd);
         return;
     }
@@ -487,9 +487,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     if (a.parts > 1) {
         if (threadIdx.x < 32 && place.has_group)
             for (int other = place.of_group; other < a.parts; other += lanes)
-                send(mail, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
+                send(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
                      make_float2(sum, product));
-        await_mail(mail);
+        await_mailbox(mailbox);
         const float2 *const of_group = of_parts + (place.has_group ? place.group : 0) * a.parts;
         sum = product = 0.0f;
 #pragma unroll 2
@@ -505,19 +505,19 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 
     /* ---- results ---- */
     float of_x[2], level[2];
-    place.tell(a, centred, of_x);
-    place.tell(a, plain, level);
+    place.broadcast(a, centred, of_x);
+    place.broadcast(a, plain, level);
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        forget(kept_x[k]);
-        forget(kept_dy[k]);
+        compiler_barrier(held_x[k]);
+        compiler_barrier(held_dy[k]);
     }
     char *to = a.out + sample;
     choose_activation<true, false>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
             float x[V], dy[V];
-            unpack<T, V>(kept_x[k], x);
-            unpack<T, V>(kept_dy[k], dy);
+            unpack<T, V>(held_x[k], x);
+            unpack<T, V>(held_dy[k], dy);
             differentiate(chosen, x, dy);
 #pragma unroll
             for (int i = 0; i < V; i++)

@@ -1,36 +1,36 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_elementwise.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine, and of norms with an
- * addition before the activation the second half, results from statistics that are known, and the first half of their
+ * addition before the activation the second half, results from given statistics, and the first half of their
  * gradient. Nothing waits for a sum, so memory is the limit as long as enough is on its way: blocks are many and short,
- * and each thread asks for its own channels' parameters along with its vectors. Where a block prepared them in shared
+ * and each thread requests its own channels' parameters along with its vectors. Where a block prepared them in shared
  * memory, to meet before the first result, affine 64x256x64x64 bf16 took 69.6 us for 67.6 and its backward 120 for 109.
  *
  * With an addition, z = normalized(x) + post_add, a gradient has three tensors to read. Here they are read once: dz,
  * which is the gradient of post_add anyway, goes to memory along with the channels' sums, and a plain tile makes dx of
  * x and dz. Where dz would be rounded on the way (16 bits, and an activation that does more than pass or drop dy) the
- * general tiles read all three twice, or keep them. */
+ * general tiles read all three twice, or hold them. */
 #include "columns_parameters.cuh"
 #include "gradients.cuh"
 
 /* Of the thread's channels: z = (x - shift) * slope + offset. */
-template <typename T, int V> struct known_channels {
+template <typename T, int V> struct elementwise_channels {
     channel_words<V> weight, bias;
 
-    /* An absent one is read where x is: a branch would wait at its end for what was asked for in it. */
-    __device__ __forceinline__ static channel_words<V> ask_of(const normfuse_problem &p, const normfuse_parameter &of,
-                                                              int n, int c)
+    /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
+    __device__ __forceinline__ static channel_words<V> request_of(const normfuse_problem &p,
+                                                                  const normfuse_parameter &of, int n, int c)
     {
         const int64_t at = n * of.batch * (of.type == NORMFUSE_F32 ? 4 : 2);
-        return ask_channels<V, true>(of.data ? of.data + at : p.x.data, of.data ? c : 0,
-                                     of.data ? of.type : NORMFUSE_F16);
+        return request_channels<V, true>(of.data ? of.data + at : p.x.data, of.data ? c : 0,
+                                         of.data ? of.type : NORMFUSE_F16);
     }
-    __device__ __forceinline__ void ask(const normfuse_problem &p, int n, int c)
+    __device__ __forceinline__ void request(const normfuse_problem &p, int n, int c)
     {
-        weight = ask_of(p, p.weight, n, c);
-        bias = ask_of(p, p.bias, n, c);
+        weight = request_of(p, p.weight, n, c);
+        bias = request_of(p, p.bias, n, c);
     }
-    /* The statistics of the sets that the channels are of; a vector of one group asks once. */
+    /* The statistics of the sets that the channels are of; a vector of one group requests once. */
     __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
                                                   float (&offset)[V], float (&about)[V])
     {
@@ -64,9 +64,9 @@ template <typename T, int V> struct known_channels {
             a.statistics + ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set);
         return {of->mean, (float)of->rstd};
     }
-    template <bool added>
-    __device__ __forceinline__ void tell(const normfuse_cuda_arguments &a, int n, int c, float factor,
-                                         float (&slope)[V], float (&offset)[V], float (&about)[V]) const
+    template <bool residual>
+    __device__ __forceinline__ void receive(const normfuse_cuda_arguments &a, int n, int c, float factor,
+                                            float (&slope)[V], float (&offset)[V], float (&about)[V]) const
     {
         const normfuse_problem &p = a.problem;
         float of[V];
@@ -76,11 +76,11 @@ template <typename T, int V> struct known_channels {
             offset[i] = about[i] = 0.0f;
         }
         if (p.weight.data)
-            told_channels<V>(weight, p.weight.type, slope);
+            receive_channels<V>(weight, p.weight.type, slope);
         if (p.bias.data)
-            told_channels<V>(bias, p.bias.type, offset);
+            receive_channels<V>(bias, p.bias.type, offset);
         if (p.scale.data) {
-            told_channels<V>(ask_of(p, p.scale, n, c), p.scale.type, of);
+            receive_channels<V>(request_of(p, p.scale, n, c), p.scale.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 slope[i] *= 1.0f + of[i];
@@ -88,25 +88,25 @@ template <typename T, int V> struct known_channels {
             }
         }
         if (p.shift.data) {
-            told_channels<V>(ask_of(p, p.shift, n, c), p.shift.type, of);
+            receive_channels<V>(request_of(p, p.shift, n, c), p.shift.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 offset[i] += of[i];
         }
         if (p.evaluate) {
-            const channel_words<V> mean = ask_of(p, p.running_mean, 0, c);
-            told_channels<V>(ask_of(p, p.running_var, 0, c), p.running_var.type, of);
+            const channel_words<V> mean = request_of(p, p.running_mean, 0, c);
+            receive_channels<V>(request_of(p, p.running_var, 0, c), p.running_var.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
-            told_channels<V>(mean, p.running_mean.type, of);
+            receive_channels<V>(mean, p.running_mean.type, of);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 float rest;
                 split_mean(of[i], about[i], rest);
                 offset[i] -= rest * slope[i];
             }
-        } else if (added && p.sets != NORMFUSE_SETS_NONE) {
+        } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             centre(a, n, c, slope, offset, about);
         }
 #pragma unroll
@@ -126,53 +126,53 @@ template <typename T, int V> struct known_channels {
     }
 };
 
-/* What a thread asks for together. */
-template <bool added> struct known_vectors {
+/* What a thread requests together. */
+template <bool residual> struct elementwise_vectors {
     uint4 x;
 };
-template <> struct known_vectors<true> {
-    uint4 x, added;
+template <> struct elementwise_vectors<true> {
+    uint4 x, residual;
 };
 
-template <typename T, int V, int K, bool added>
+template <typename T, int V, int K, bool residual>
 __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using cursor = column_cursor<T, V>;
-    using vectors = known_vectors<added>;
+    using vectors = elementwise_vectors<residual>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const int block = (int)(added && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int team = divide(block, g.by_parts), part = block - team * g.parts;
-    const column_place place = place_of<T, V>(a, team, part);
+    const int block = (int)(residual && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int block_group = divide(block, g.by_parts), part = block - block_group * g.parts;
+    const column_place place = place_of<T, V>(a, block_group, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     if (count == 0)
         return;
-    vectors kept[K];
-    cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row), other(added ? p.post_add : p.x, p.x, place, row);
-    const auto ask_vector = [&](vectors &of, bool wanted) {
+    vectors held[K];
+    cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row), other(residual ? p.post_add : p.x, p.x, place, row);
+    const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x.base + x.at);
-        if constexpr (added)
-            load_vector_where<T, V>(wanted, of.added, other.base + x.at);
+        if constexpr (residual)
+            load_vector_where<T, V>(wanted, of.residual, other.base + x.at);
         x.advance(place);
     };
-    ask_first<K>(kept, count, ask_vector);
-    known_channels<T, V> known;
-    known.ask(p, place.n, place.c);
+    request_first<K>(held, count, request_vector);
+    elementwise_channels<T, V> parameters;
+    parameters.request(p, place.n, place.c);
     float slope[V], offset[V], about[V];
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
-    known.template tell<added>(a, place.n, place.c, factor, slope, offset, about);
+    parameters.template receive<residual>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_vector, [&](const vectors &of) {
+        walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             float z[V];
             unpack<T, V>(of.x, z);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fmaf(z[i] - about[i], slope[i], offset[i]);
-            if constexpr (added) {
+            if constexpr (residual) {
                 float more[V];
-                unpack<T, V>(of.added, more);
+                unpack<T, V>(of.residual, more);
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     z[i] = fmaf(more[i], factor, z[i]);
@@ -184,52 +184,52 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     });
 }
 
-template <bool added> struct known_pairs {
+template <bool residual> struct elementwise_pairs {
     uint4 x, dy;
 };
-template <> struct known_pairs<true> {
-    uint4 x, dy, added;
+template <> struct elementwise_pairs<true> {
+    uint4 x, dy, residual;
 };
 
 /* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean); with an addition dy', its
  * gradient. */
-template <typename T, int V, int K, bool added>
+template <typename T, int V, int K, bool residual>
 __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using cursor = column_cursor<T, V>;
-    using vectors = known_pairs<added>;
+    using vectors = elementwise_pairs<residual>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    const int team = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - team * g.parts;
-    const column_place place = place_of<T, V>(a, team, part);
+    const int block_group = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - block_group * g.parts;
+    const column_place place = place_of<T, V>(a, block_group, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool gives_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
-    vectors kept[K];
+    vectors held[K];
     cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row), dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-    cursor added_at(added ? p.post_add : p.x, p.x, place, row),
-        dadded(added && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
-    const auto ask_vector = [&](vectors &of, bool wanted) {
+    cursor residual_at(residual ? p.post_add : p.x, p.x, place, row),
+        dresidual(residual && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
+    const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x_at.base + x_at.at);
         load_vector_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
-        if constexpr (added)
-            load_vector_where<T, V>(wanted, of.added, added_at.base + x_at.at);
+        if constexpr (residual)
+            load_vector_where<T, V>(wanted, of.residual, residual_at.base + x_at.at);
         x_at.advance(place);
         dy_at.advance(place);
     };
-    ask_first<K>(kept, count, ask_vector);
-    known_channels<T, V> known;
+    request_first<K>(held, count, request_vector);
+    elementwise_channels<T, V> parameters;
     const int c = place.active ? place.c : 0;
-    known.ask(p, place.n, c);
+    parameters.request(p, place.n, c);
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
     const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
-    known.template tell<added>(a, place.n, c, factor, slope, offset, about);
+    parameters.template receive<residual>(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(kept, count, ask_vector, [&](const vectors &of) {
-            uint4 out = make_uint4(0, 0, 0, 0), out_added = make_uint4(0, 0, 0, 0);
+        walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
+            uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (int h = 0; h < V / H; h++) {
                 float x[H], dy[H];
@@ -238,26 +238,26 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
 #pragma unroll
                 for (int i = 0; i < H; i++)
                     x[i] -= about[h * H + i];
-                if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+                if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                     float z[H];
 #pragma unroll
                     for (int i = 0; i < H; i++)
                         z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]);
-                    if constexpr (added) {
+                    if constexpr (residual) {
                         float more[H];
-                        unpack_part<T, V>(of.added, h, more);
+                        unpack_part<T, V>(of.residual, h, more);
 #pragma unroll
                         for (int i = 0; i < H; i++)
                             z[i] = p.from_y ? more[i] : fmaf(more[i], factor, z[i]);
                     }
                     differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
                 }
-                if constexpr (added) {
+                if constexpr (residual) {
                     float more[H];
 #pragma unroll
                     for (int i = 0; i < H; i++)
                         more[i] = dy[i] * factor;
-                    put_part<T, V>(out_added, h, more);
+                    put_part<T, V>(out_residual, h, more);
                 }
 #pragma unroll
                 for (int i = 0; i < H; i++) {
@@ -269,9 +269,9 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
             }
             if (gives_dx)
                 dx.store(out);
-            if constexpr (added) {
+            if constexpr (residual) {
                 if (p.dpost_add.data)
-                    store_vector<T, V>(dadded.base + dx.at, 0, out_added);
+                    store_vector<T, V>(dresidual.base + dx.at, 0, out_residual);
             }
             dx.advance(place);
         });
@@ -310,12 +310,12 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
             continue;
         if (p.evaluate) {
             float rounded, rest;
-            known_channels<T, V>::split_mean(parameter<float>(p.running_mean, 0, c, 0.0f), rounded, rest);
+            elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean, 0, c, 0.0f), rounded, rest);
             product -= rest * sum;
-        } else if (added && p.sets != NORMFUSE_SETS_NONE) {
+        } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             float rounded, rest;
-            split_mean<T>(known_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean, rounded,
-                          rest);
+            split_mean<T>(elementwise_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean,
+                          rounded, rest);
             product -= rest * sum;
         }
         const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;

@@ -12,42 +12,42 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool keeps = schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool holds = schedule == NORMFUSE_SCHEDULE_split,
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
-    constexpr int most_bits = V == 8 ? 3 : 2;
-    constexpr int most_held = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
+    constexpr int max_bits = V == 8 ? 3 : 2;
+    constexpr int max_pairs = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const int threads = (int)blockDim.x;
-    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = keeps || !sums;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, backwards = !keeps && g.backwards;
-    const int exchange = keeps ? g.exchange : NORMFUSE_EXCHANGE_NONE;
+    const bool sums = holds || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = holds || !sums;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, backwards = !holds && g.backwards;
+    const int exchange = holds ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first_team = divide(block, g.by_parts), part = block - first_team * g.parts;
+    const int first_block_group = divide(block, g.by_parts), part = block - first_block_group * g.parts;
 
-    raw<T, V> kept[keeps ? K : 1];
+    raw<T, V> held[holds ? K : 1];
     const auto read = [&](int slot, float(&value)[V]) {
-        unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : kept[slot < 0 ? 0 : slot], value);
+        unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : held[slot < 0 ? 0 : slot], value);
     };
 
     int parity = 0;
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
-    for (int team = first_team;;) {
-        const column_place place = place_of<T, V>(a, team, part);
-        const int shared = keeps ? g.kept_shared : 0;
+    for (int block_group = first_block_group;;) {
+        const column_place place = place_of<T, V>(a, block_group, part);
+        const int shared = holds ? g.held_shared : 0;
         int met = 0;
         uint32_t grid_barrier_before = 0;
         /* Of the thread's channels. First a value of its own and sums of distances from it and of their squares, then
          * the mean, slope and offset. */
         float shift[V], first[V] = {}, second[V] = {};
         const int row = place.first + place.beside;
-        const column_edges<T, V, unaligned_samples> edges(a, place, row, keeps ? K + shared : 1 << 30);
+        const column_edges<T, V, unaligned_samples> edges(a, place, row, holds ? K + shared : 1 << 30);
         const int count = edges.count;
 
         /* ---- load ---- */
@@ -56,7 +56,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             if (slot < 0)
                 copy_once(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
             else
-                kept[slot < 0 ? 0 : slot] = from.load();
+                held[slot < 0 ? 0 : slot] = from.load();
             from.advance(place);
         };
         const auto copy = [&](int slot) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 vector = load_range<T>(first_vector + edges.at(k), edges.begin(k), edges.finish(k), vector);
                 dynamic[k * threads + (int)threadIdx.x] = vector;
             }
-        } else if constexpr (!keeps) {
+        } else if constexpr (!holds) {
             open_pipeline<K>(edges, copy);
         } else if (!is_loaded) {
             walk<K>(count, shared, [&](int slot) { load(x, slot); });
@@ -89,7 +89,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             float of[V];
         };
         const auto walk_all = [&](auto work) {
-            if constexpr (!keeps)
+            if constexpr (!holds)
                 walk_pipeline<K>(
                     count, copy,
                     [&](int slot) {
@@ -109,25 +109,25 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         /* What follows from these is found now, not ahead of all loops and loads. */
         int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
         int n = place.n, step = threads, rows = g.rows, part_rows = g.part_rows;
-        forget(width);
-        forget(at_once);
-        forget(group_bits);
-        forget(piece_bits);
-        forget(n);
-        forget(step);
-        forget(rows);
-        forget(part_rows);
+        compiler_barrier(width);
+        compiler_barrier(at_once);
+        compiler_barrier(group_bits);
+        compiler_barrier(piece_bits);
+        compiler_barrier(n);
+        compiler_barrier(step);
+        compiler_barrier(rows);
+        compiler_barrier(part_rows);
         /* Shared memory, in this order: vectors; sums of pieces (where pipelines are, once these are done with);
          * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
          * cluster the pair of a group. */
         const int channels = width * V, first_channel = place.first_channel;
         const int here = min(channels, (int)p.c - first_channel);
         const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
-        const int vector_bits = most_bits - piece_bits, pieces_a_vector = 1 << vector_bits;
+        const int vector_bits = max_bits - piece_bits, pieces_a_vector = 1 << vector_bits;
         piece_sums<float> *const of_pieces = reinterpret_cast<piece_sums<float> *>(dynamic + shared * threads);
         const int pieces_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(piece_sums<float>) : 0;
         group_statistics<float> *const of_groups = reinterpret_cast<group_statistics<float> *>(
-            reinterpret_cast<char *>(of_pieces) + (keeps ? pieces_bytes : max(pieces_bytes, K * threads * 16)));
+            reinterpret_cast<char *>(of_pieces) + (holds ? pieces_bytes : max(pieces_bytes, K * threads * 16)));
         float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
         const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
         double *const of_means =
@@ -135,10 +135,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         float2 *const of_parts = reinterpret_cast<float2 *>(of_means + groups + (groups & 1));
 
         if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-            open_mail(mail, groups_here * g.parts * (int)sizeof(float2));
+            open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-            grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_team * grid_barrier_stride);
-        /* The first value of each group, which all of its blocks know: what means are told less. */
+            grid_barrier_before = look_at_grid_barrier(a.grid_barriers + first_block_group * grid_barrier_stride);
+        /* The first value of each group, which all of its blocks know: means are sent less it. */
         const auto first_value = [&](int i) {
             const int64_t c = first_channel + i * g.group;
             return load_vector<T, 1>(p.x.data, n * p.x.batch + c * p.x.channel);
@@ -194,10 +194,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         if (sums) {
             if (count > 0) {
                 /* Squares about one of the thread's own values cannot cancel by more than their number. */
-                if constexpr (!keeps)
+                if constexpr (!holds)
                     wait_for_older_copies<K - 1>();
                 /* Not one slot or the other: registers have no places to count through. */
-                if (!keeps || shared > 0)
+                if (!holds || shared > 0)
                     read(-1, shift);
                 else
                     read(0, shift);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             }
             /* ---- the statistics of the groups ---- */
             const int pieces = g.group >> piece_bits, entries = pieces * at_once;
-            if (!keeps)
+            if (!holds)
                 __syncthreads();
             if (place.active) {
                 const float count_here = (float)met, share = 1.0f / (float)max(met, 1);
@@ -269,7 +269,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
             };
             if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                await_boxes();
+                await_open_mailboxes();
                 /* First the mean, then squares about it, which cannot cancel. */
 #pragma unroll 1
             for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
@@ -306,7 +306,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const float2 both = {mean, squares};
                 if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                     for (int other = lane; other < g.parts; other += lanes)
-                        send(mail, of_parts + group * g.parts + part, other, both);
+                        send(mailbox, of_parts + group * g.parts + part, other, both);
                 } else if (lane == 0) {
                     if (!applies) {
                         /* A later kernel joins the parts. */
@@ -318,8 +318,9 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                         triple[2] = (double)squares;
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
                         reinterpret_cast<float2 *>(
-                            a.partials)[(((int64_t)parity * g.teams + first_team) * groups + group) * g.parts + part] =
-                            both;
+                            a.partials)[(((int64_t)parity * g.block_groups + first_block_group) * groups + group) *
+                                            g.parts +
+                                        part] = both;
                     } else {
                         finish(group, mean, squares);
                     }
@@ -328,7 +329,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             if (!applies)
                 return;
             /* How many values a part has follows from its place. */
-            const auto join_parts = [&](const float2 *pairs, auto ask) {
+            const auto join_parts = [&](const float2 *pairs, auto read) {
                 const auto number = [&](int i) {
                     return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
                 };
@@ -338,29 +339,29 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     const bool exists = group < groups_here;
                     const float2 *const own = pairs + (exists ? group : 0) * g.parts;
                     float mean = 0.0f, squares = 0.0f;
-                    float2 held[most_held];
+                    float2 first_pairs[max_pairs];
 #pragma unroll
-                    for (int k = 0; k < most_held; k++) {
+                    for (int k = 0; k < max_pairs; k++) {
                         const int i = lane + k * lanes;
-                        held[k] = {0.0f, 0.0f};
+                        first_pairs[k] = {0.0f, 0.0f};
                         if (i < g.parts)
-                            held[k] = ask(own + i);
+                            first_pairs[k] = read(own + i);
                     }
 #pragma unroll
-                    for (int k = 0; k < most_held; k++)
-                        mean += number(lane + k * lanes) * held[k].x;
+                    for (int k = 0; k < max_pairs; k++)
+                        mean += number(lane + k * lanes) * first_pairs[k].x;
 #pragma unroll 4
-                    for (int i = lane + most_held * lanes; i < g.parts; i += lanes)
-                        mean += number(i) * ask(own + i).x;
+                    for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes)
+                        mean += number(i) * read(own + i).x;
                     mean = sum_few(mean, lanes) / count_all;
 #pragma unroll
-                    for (int k = 0; k < most_held; k++) {
-                        const float distance = held[k].x - mean;
-                        squares += held[k].y + number(lane + k * lanes) * distance * distance;
+                    for (int k = 0; k < max_pairs; k++) {
+                        const float distance = first_pairs[k].x - mean;
+                        squares += first_pairs[k].y + number(lane + k * lanes) * distance * distance;
                     }
 #pragma unroll 4
-                    for (int i = lane + most_held * lanes; i < g.parts; i += lanes) {
-                        const float2 next = ask(own + i);
+                    for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes) {
+                        const float2 next = read(own + i);
                         const float distance = next.x - mean;
                         squares += next.y + number(i) * distance * distance;
                     }
@@ -370,12 +371,13 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
             };
             if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                await_mail(mail);
+                await_mailbox(mailbox);
                 join_parts(of_parts, [](const float2 *of_part) { return *of_part; });
             } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                meet_team(a.grid_barriers + first_team * grid_barrier_stride, part, g.parts, grid_barrier_before);
+                synchronize_block_group(a.grid_barriers + first_block_group * grid_barrier_stride, part, g.parts,
+                                        grid_barrier_before);
                 join_parts(reinterpret_cast<const float2 *>(a.partials) +
-                               ((int64_t)parity * g.teams + first_team) * groups * g.parts,
+                               ((int64_t)parity * g.block_groups + first_block_group) * groups * g.parts,
                            [](const float2 *of_part) { return __ldcg(of_part); });
             }
         }
@@ -399,17 +401,17 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
             }
 #pragma unroll
-            for (int k = 0; k < (keeps ? K : 0); k++)
-                forget(kept[k]);
+            for (int k = 0; k < (holds ? K : 0); k++)
+                compiler_barrier(held[k]);
             cursor y(p.y, p.x, place, row, edges.lead());
             char *const first_result = y.base + y.at;
             if constexpr (unaligned_samples)
                 y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-            /* The same rows of the team that this block has next are asked for as places become free. */
-            const int next_team = team + g.teams;
-            is_loaded = keeps && exchange == NORMFUSE_EXCHANGE_GRID && next_team < g.sets &&
+            /* The same rows of the block group that this block has next are requested as places become free. */
+            const int next_block_group = block_group + g.block_groups;
+            is_loaded = holds && exchange == NORMFUSE_EXCHANGE_GRID && next_block_group < g.sets &&
                         g.row_channels == g.blocks_wide * g.width * V;
-            cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_team : team, part), row);
+            cursor next(p.x, p.x, place_of<T, V>(a, is_loaded ? next_block_group : block_group, part), row);
             choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
                 walk_all([&](float(&z)[V], int slot, int left) {
 #pragma unroll
@@ -426,7 +428,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     if (!is_edge)
                         y.store(vector);
                     y.advance(place);
-                    if (keeps && is_loaded)
+                    if (holds && is_loaded)
                         load(next, slot);
                 });
             });
@@ -434,7 +436,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 store_edges<T>(edges, first_result, of_edges);
         }
 
-        /* ---- what others are told: after the results, which wait for nothing here ---- */
+        /* ---- what others receive: after the results, which wait for nothing here ---- */
         if (sums && part == 0) {
             const int first_set = divide(first_channel, g.by_group);
 #pragma unroll 1
@@ -455,8 +457,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         }
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        team += g.teams;
-        if (team >= g.sets)
+        block_group += g.block_groups;
+        if (block_group >= g.sets)
             break;
         parity ^= 1;
         __syncthreads();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid.cuh - group norm over adjacent channels (NHWC) by the whole grid at once: what the threads of a block,
- * then the blocks of a sample tell one another of each group. */
+ * then the blocks of a sample exchange of each group. */
 #ifndef NORMFUSE_CUDA_COLUMNS_GRID_CUH
 #define NORMFUSE_CUDA_COLUMNS_GRID_CUH
 
@@ -53,20 +53,21 @@ struct joining_lane {
     }
 };
 
-/* What the blocks of a sample tell one another of a group, beside one another. Two such places take turns: a block may
+/* What the blocks of a sample send one another of a group, beside one another. Two such places take turns: a block may
  * write for the next sample while another still reads of this one, but not for the one after that. */
-__device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int team, int parity, int group)
+__device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int block_group, int parity,
+                                                  int group)
 {
     const normfuse_cuda_columns &a = all.columns;
     return reinterpret_cast<float2 *>(all.partials) +
-           ((int64_t)(parity * a.of.grid.teams + team) * a.groups + group) * a.parts;
+           ((int64_t)(parity * a.of.grid.block_groups + block_group) * a.groups + group) * a.parts;
 }
 
-/* Of what a lane joins, how much it asks for at once. */
+/* Of what a lane joins, how much it requests at once. */
 enum { held_parts = 9, held_sums = 4 };
 
 /* Every eighth of `left` pairs; zeros where there are no more. */
-__device__ __forceinline__ void ask_parts(const float2 *from, int left, float2 (&parts)[held_parts])
+__device__ __forceinline__ void request_parts(const float2 *from, int left, float2 (&parts)[held_parts])
 {
 #pragma unroll
     for (int k = 0; k < held_parts; k++) {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void put_sums(const normfuse_cuda_columns &a, const g
 
 /* What the block's threads found, of each group, into memory. */
 template <int V>
-__device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int team, int part, int parity,
+__device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int block_group, int part, int parity,
                                            const float2 *entries, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
@@ -132,13 +133,13 @@ __device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, i
         sum = sum_few(sum, lanes_of_group);
         product = sum_few(product, lanes_of_group);
         if (join.is_first())
-            __stcg(parts_of_group(all, team, parity, join.group) + part, make_float2(sum, product));
+            __stcg(parts_of_group(all, block_group, parity, join.group) + part, make_float2(sum, product));
     }
 }
 
 /* What all blocks of the sample found, into what dx takes of x - mean, and what else. `of_groups`: what each mean
  * leaves out, and rstd. */
-__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, int team, int parity,
+__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, int block_group, int parity,
                                             const float2 *of_groups, float2 *of_totals, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
@@ -146,12 +147,12 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
         const joining_lane join(a, round);
-        const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
+        const float2 *const of_parts = parts_of_group(all, block_group, parity, join.group);
         float sum = 0.0f, product = 0.0f;
 #pragma unroll 1
         for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
             float2 found[held_parts], of_round = make_float2(0.0f, 0.0f);
-            ask_parts(of_parts + (a.parts - left), left, found);
+            request_parts(of_parts + (a.parts - left), left, found);
 #pragma unroll
             for (int k = 0; k < held_parts; k++) {
                 of_round.x += found[k].x;
@@ -196,7 +197,7 @@ template <typename Number> struct channel_pairs;
 template <> struct channel_pairs<float> {
     float4 of = {};
 
-    __device__ __forceinline__ void ask(const char *from, bool wanted)
+    __device__ __forceinline__ void request(const char *from, bool wanted)
     {
         request_where(wanted, of, from);
     }
@@ -211,7 +212,7 @@ template <> struct channel_pairs<float> {
 template <> struct channel_pairs<double> {
     double2 of[2] = {};
 
-    __device__ __forceinline__ void ask(const char *from, bool wanted)
+    __device__ __forceinline__ void request(const char *from, bool wanted)
     {
         if (wanted) {
             of[0] = __ldcg(reinterpret_cast<const double2 *>(from));
@@ -230,8 +231,8 @@ template <> struct channel_pairs<double> {
 /* What parameters get when all blocks have put their sums of channels, pairs of `Number`: of two channels at a time, a
  * warp's, whose lanes have every 32nd block each. */
 template <typename Number> struct channel_gradients {
-    enum { asked_blocks = 5 };
-    channel_pairs<Number> asked[asked_blocks];
+    enum { requested_blocks = 5 };
+    channel_pairs<Number> requested[requested_blocks];
     const char *from;
     int channels;
 
@@ -243,26 +244,26 @@ template <typename Number> struct channel_gradients {
     {
         return from + ((int64_t)block * channels + c) * (int)(2 * sizeof(Number));
     }
-    __device__ __forceinline__ void ask(int c)
+    __device__ __forceinline__ void request(int c)
     {
 #pragma unroll
-        for (int i = 0; i < asked_blocks; i++) {
+        for (int i = 0; i < requested_blocks; i++) {
             const int block = (int)threadIdx.x % 32 + 32 * i;
-            asked[i].ask(place(block, c), c < channels && block < (int)gridDim.x);
+            requested[i].request(place(block, c), c < channels && block < (int)gridDim.x);
         }
     }
-    /* What was asked for. */
+    /* What was requested. */
     __device__ __forceinline__ void give(const normfuse_cuda_arguments &all, int c)
     {
         const int lane = (int)threadIdx.x % 32;
         double sums[4] = {};
 #pragma unroll
-        for (int i = 0; i < asked_blocks; i++)
-            asked[i].add_to(sums);
+        for (int i = 0; i < requested_blocks; i++)
+            requested[i].add_to(sums);
 #pragma unroll 1
-        for (int block = lane + 32 * asked_blocks; block < (int)gridDim.x; block += 32) {
+        for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
             channel_pairs<Number> more;
-            more.ask(place(block, c), true);
+            more.request(place(block, c), true);
             more.add_to(sums);
         }
 #pragma unroll

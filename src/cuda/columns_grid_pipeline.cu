@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_pipeline.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent
- * rows of a sample, which are adjacent in memory: one thread asks for tiles of them by bulk copies into a pipeline in
- * shared memory, the others sum what arrives. All blocks of a sample tell one another their sums through memory, then
+ * rows of a sample, which are adjacent in memory: one thread requests tiles of them by bulk copies into a pipeline in
+ * shared memory, the others sum what arrives. All blocks of a sample send one another their sums through memory, then
  * write results from what the pipeline still holds and, of samples larger than the chip, from tiles that are read
  * again, the last first, since those are in L2. Copies by one thread leave the others nothing but the work on values:
  * by a load or a copy a vector, sums were bound by the unit that takes these. The first tiles of the next sample are on
@@ -12,14 +12,15 @@
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* A value of each group that all blocks know: its first. */
-template <typename T> __device__ __forceinline__ raw<T, 1> ask_base(const normfuse_cuda_columns &a, int n, int group)
+template <typename T>
+__device__ __forceinline__ raw<T, 1> request_base(const normfuse_cuda_columns &a, int n, int group)
 {
     return load_vector<T, 1>(a.x + n * a.batch_bytes, group * a.group);
 }
-template <typename T> __device__ __forceinline__ float told_base(raw<T, 1> asked)
+template <typename T> __device__ __forceinline__ float receive_base(raw<T, 1> requested)
 {
     float value[1];
-    unpack<T, 1>(asked, value);
+    unpack<T, 1>(requested, value);
     return value[0];
 }
 
@@ -44,15 +45,15 @@ struct counts_of_parts {
  * about them, which cannot cancel. */
 template <typename T, int V>
 __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of, int n,
-                                            int team, int part, int parity, const float4 *entries, float4 *of_groups,
-                                            raw<T, 1> asked_base, int consumers)
+                                            int block_group, int part, int parity, const float4 *entries,
+                                            float4 *of_groups, raw<T, 1> requested_base, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
         const joining_lane join(a, round);
-        const float base = told_base<T>(round == 0 ? asked_base : ask_base<T>(a, n, join.group));
+        const float base = receive_base<T>(round == 0 ? requested_base : request_base<T>(a, n, join.group));
         int begin, count;
         join.find_entries<V>(a, begin, count);
         float means[held_sums], found_squares[held_sums], counts[held_sums], mean = 0.0f, squares = 0.0f;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
         }
         squares = sum_few(squares, lanes_of_group);
         if (join.is_first()) {
-            __stcg(parts_of_group(all, team, parity, join.group) + part, make_float2(mean, squares));
+            __stcg(parts_of_group(all, block_group, parity, join.group) + part, make_float2(mean, squares));
             of_groups[join.group].x = base;
         }
     }
@@ -96,7 +97,8 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
 /* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
 template <typename T>
 __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of,
-                                             int n, int team, int part, int parity, float4 *of_groups, int consumers)
+                                             int n, int block_group, int part, int parity, float4 *of_groups,
+                                             int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
@@ -105,7 +107,7 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
         const joining_lane join(a, round);
         /* Not from x, in whose place another block may have put results by now. */
         const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
-        const float2 *const of_parts = parts_of_group(all, team, parity, join.group);
+        const float2 *const of_parts = parts_of_group(all, block_group, parity, join.group);
         const float2 last = __ldcg(of_parts + a.of.grid.first_parts - 1);
         moments<float> joined = {};
         const auto number = [&](int left, int k) {
@@ -115,7 +117,7 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
 #pragma unroll 1
         for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
             float2 found[held_parts];
-            ask_parts(of_parts + (a.parts - left), left, found);
+            request_parts(of_parts + (a.parts - left), left, found);
             moments<float> next = {};
 #pragma unroll
             for (int k = 0; k < held_parts; k++) {
@@ -162,7 +164,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     channel_parameters<V> parameters = {};
     if ((int)threadIdx.x < consumers) {
         place.find_column(a);
-        parameters.ask_weights(a, place.column * V);
+        parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
     /* After the pipeline: of each thread in a group a value that it sums about, its mean less that, squares about the
@@ -174,11 +176,11 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
+        tile_producer<1> producer(barriers, dynamic, a.of.grid.l2_tiles);
         open_pipeline(barriers, a, lane);
         if (lane == 0) {
 #pragma unroll 1
-            for (int n = own.team; n < a.n; n += a.of.grid.teams) {
+            for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups) {
                 producer.from[0] = a.x + n * a.batch_bytes;
                 producer.fill_all(own);
                 producer.fill_again(own);
@@ -191,13 +193,13 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     tile_consumer consumer(barriers);
     int parity = 0;
 #pragma unroll 1
-    for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
-        parameters.ask_modulation(a, n, place.column * V);
-        const raw<T, 1> asked_base = ask_base<T>(a, n, joining_lane(a, 0).group);
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
+        parameters.request_modulation(a, n, place.column * V);
+        const raw<T, 1> requested_base = request_base<T>(a, n, joining_lane(a, 0).group);
         uint32_t before = 0;
         if (threadIdx.x == 0)
-            before = look_at_grid_barrier(all.grid_barriers + own.team * grid_barrier_stride);
-        if (n == own.team)
+            before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
+        if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
         /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
@@ -259,15 +261,16 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
         /* ---- the statistics of the groups ---- */
         const counts_of_parts counts_of(a);
-        put_moments<T, V>(all, counts_of, n, own.team, own.part, parity, entries, of_groups, asked_base, consumers);
-        meet_blocks(all.grid_barriers + own.team * grid_barrier_stride, own.part, a.parts, before, consumers);
-        join_moments<T>(all, counts_of, n, own.team, own.part, parity, of_groups, consumers);
+        put_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, requested_base,
+                          consumers);
+        meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
+        join_moments<T>(all, counts_of, n, own.block_group, own.part, parity, of_groups, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
         const float4 of_first = of_groups[place.groups[0]], of_second = of_groups[place.groups[1]];
         float slope[V], offset[V];
-        parameters.tell(a, slope, offset);
+        parameters.receive(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -277,7 +280,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         }
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, true>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
+            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + stage * own.tile_vectors;
                 const int vectors = own.vectors_of(tile);
                 char *const to_tile = to + own.place_of(tile);
@@ -314,8 +317,8 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
         sum_rows(plain, centred, quad, quads, a.at_once, sum, product);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 known = of_groups[divide(4 * quad + i, a.by_group)];
-            double2 pair = make_double2((double)sum[i], (double)((product[i] - known.x * sum[i]) * known.y));
+            const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
+            double2 pair = make_double2((double)sum[i], (double)((product[i] - of_group.x * sum[i]) * of_group.y));
             if (adds) {
                 const double2 before = __ldcg(to + 4 * quad + i);
                 pair.x += before.x;
@@ -326,18 +329,18 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
     }
 }
 
-/* Of the block's share of the channels two after two, the next asked for before these are added. By the producer's warp
+/* Of the block's share of the channels two after two, the next requested before these are added. By the producer's warp
  * alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for 15, but these
  * had their loops in another order, and 1x256x512x512 182 for 168. */
 __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, int channels)
 {
     const int step = 2 * (int)gridDim.x;
     channel_gradients<double> now(all, channels);
-    now.ask(2 * (int)blockIdx.x);
+    now.request(2 * (int)blockIdx.x);
 #pragma unroll 1
     for (int c = 2 * (int)blockIdx.x; c < channels; c += step) {
         channel_gradients<double> next(all, channels);
-        next.ask(c + step);
+        next.request(c + step);
         now.give(all, c);
         now = next;
     }
@@ -355,7 +358,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     channel_parameters<V> parameters;
     if ((int)threadIdx.x < consumers) {
         place.find_column(a);
-        parameters.ask_weights(a, place.column * V);
+        parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
     const bool gives = all.sums != nullptr;
@@ -373,14 +376,14 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
-        uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.teams * grid_barrier_stride;
+        tile_producer<2> producer(barriers, dynamic, a.of.grid.l2_tiles);
+        uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.block_groups * grid_barrier_stride;
         uint32_t before = 0;
         open_pipeline(barriers, a, lane);
         if (gives && lane == 0)
             before = look_at_grid_barrier(grid_barrier);
 #pragma unroll 1
-        for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
+        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
             producer.from[0] = a.x + n * a.batch_bytes;
             producer.from[1] = a.dy + n * a.batch_bytes;
             if (lane == 0)
@@ -390,9 +393,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                 meet(SUMS_ARE_THERE, (int)blockDim.x);
                 put_channels(all, reinterpret_cast<const float4 *>(of_plain),
                              reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels, lane,
-                             n != own.team);
+                             n != own.block_group);
                 __syncwarp();
-                if (n + a.of.grid.teams < a.n)
+                if (n + a.of.grid.block_groups < a.n)
                     announce(CHANNELS_ARE_PUT, (int)blockDim.x);
             }
             if (lane == 0)
@@ -413,30 +416,30 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     place.find_groups<V>(a);
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     const bool are_wide = min(mean_type, rstd_type) >= 0 && mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
-    saved_statistic asked_means[2], asked_rstds[2];
-    const auto ask_statistics = [&](int n) {
+    saved_statistic requested_means[2], requested_rstds[2];
+    const auto request_statistics = [&](int n) {
 #pragma unroll
         for (int side = 0; side < 2; side++) {
-            asked_means[side].ask(a.mean, n * a.mean_batch + place.groups[side], mean_type);
-            asked_rstds[side].ask(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
+            requested_means[side].request(a.mean, n * a.mean_batch + place.groups[side], mean_type);
+            requested_rstds[side].request(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
         }
     };
-    ask_statistics(own.team);
+    request_statistics(own.block_group);
     tile_consumer consumer(barriers);
 #pragma unroll 1
-    for (int n = own.team; n < a.n; n += a.of.grid.teams, parity ^= 1) {
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
         float2 *const of_groups = of_both + parity * a.groups;
         float about[2], rests[2], rstds[2], slope[V], offset[V];
         uint32_t before = 0;
         if (threadIdx.x == 0)
-            before = look_at_grid_barrier(all.grid_barriers + own.team * grid_barrier_stride);
-        if (n == own.team)
+            before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
+        if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             const int group = place.groups[side];
-            double mean = asked_means[side].tell(mean_type);
-            rstds[side] = (float)asked_rstds[side].tell(rstd_type);
+            double mean = requested_means[side].receive(mean_type);
+            rstds[side] = (float)requested_rstds[side].receive(rstd_type);
             if (!are_wide) {
                 mean = load_value<double>(a.mean, n * a.mean_batch + group, mean_type);
                 rstds[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, rstd_type);
@@ -447,7 +450,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
             of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
         }
-        parameters.tell_weights(a, slope, offset);
+        parameters.receive_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -460,7 +463,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll
             for (int i = 0; i < V; i++)
                 x[i] -= i < place.split ? about[0] : about[1];
-            if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+            if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                 float z[V];
 #pragma unroll
                 for (int i = 0; i < V; i++)
@@ -475,7 +478,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
         });
         /* What the producer's warp reads of the sample before is not written over. */
-        if (gives && n != own.team)
+        if (gives && n != own.block_group)
             meet(CHANNELS_ARE_PUT, (int)blockDim.x);
         put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
         if (gives)
@@ -483,18 +486,18 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the totals of the groups ---- */
-        put_totals<V>(all, own.team, own.part, parity, entries, consumers);
-        meet_blocks(all.grid_barriers + own.team * grid_barrier_stride, own.part, a.parts, before, consumers);
-        join_totals(all, own.team, parity, of_groups, of_totals, consumers);
+        put_totals<V>(all, own.block_group, own.part, parity, entries, consumers);
+        meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
+        join_totals(all, own.block_group, parity, of_groups, of_totals, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
-        if (n + a.of.grid.teams < a.n)
-            ask_statistics(n + a.of.grid.teams);
+        if (n + a.of.grid.block_groups < a.n)
+            request_statistics(n + a.of.grid.block_groups);
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
         char *const to = a.out + n * a.batch_bytes;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.teams >= a.n, [&](int tile, int stage) {
+            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
                 const uint4 *const from = dynamic + 2 * stage * own.tile_vectors;
                 const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
                 const int vectors = own.vectors_of(tile);

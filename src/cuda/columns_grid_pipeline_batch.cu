@@ -54,7 +54,7 @@ __device__ __forceinline__ void meet_owners(uint32_t *grid_barrier, int owners, 
     meet(MEETING_OF_CONSUMERS, consumers);
 }
 
-/* Of all channels, by each block once: all of its threads asking took 4 us, since few lines of L2 had it. */
+/* Of all channels, by each block once: all of its threads requesting took 4 us, since few lines of L2 had it. */
 template <typename Known>
 __device__ __forceinline__ void read_once(const Known *from, Known *to, int channels, int consumers)
 {
@@ -82,7 +82,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     float4 *const of_channels = reinterpret_cast<float4 *>(of_parts + (int64_t)a.parts * channels);
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.of.grid.soon);
+        tile_producer<1> producer(barriers, dynamic, a.of.grid.l2_tiles);
         open_pipeline(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;
@@ -90,7 +90,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             producer.fill_again(own);
         }
         __syncwarp();
-        /* What others are told, beside the consumers, which write results. */
+        /* What others receive, beside the consumers, which write results. */
         meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
         const own_channels mine(a, channels);
 #pragma unroll 1
@@ -108,9 +108,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     pipeline_place place;
     place.find_column(a);
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.column * V);
+    parameters.request_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
-    const uint4 asked_base = load_vector<T, V>(a.x, place.column * V);
+    const uint4 requested_base = load_vector<T, V>(a.x, place.column * V);
     uint32_t before = 0, owners_before = 0;
     uint32_t *const grid_barriers = all.grid_barriers;
     if (threadIdx.x == 0) {
@@ -122,7 +122,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
      * all know, and squares about it; of each row how many rows of the tensor it has. */
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, false);
-    float4 *const known_channels = in_shared<float4>(dynamic, at.known);
+    float4 *const shared_channels = in_shared<float4>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     float *const counts = in_shared<float>(dynamic, at.counts);
     tile_consumer consumer(barriers);
@@ -167,7 +167,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     });
     if (place.has_rows()) {
         float base[V];
-        unpack<T, V>(asked_base, base);
+        unpack<T, V>(requested_base, base);
 #pragma unroll
         for (int k = 0; k < V; k++)
             entries[(place.column * V + k) * join.apart + place.beside] =
@@ -206,8 +206,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll 1
     for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32) {
-        float known[1];
-        unpack<T, 1>(load_vector<T, 1>(a.x, c), known);
+        float first_value[1];
+        unpack<T, 1>(load_vector<T, 1>(a.x, c), first_value);
         float2 part[held_parts];
         moments<float> joined = {};
 #pragma unroll 1
@@ -243,7 +243,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         const float rstd = inverse_root(squares * share + a.eps);
         if (lane == 0) {
             float rounded, rest;
-            split_sum<T>(known[0], mean, rounded, rest);
+            split_sum<T>(first_value[0], mean, rounded, rest);
             __stcg(of_channels + c, make_float4(rounded, rest, rstd, squares * share));
         }
     }
@@ -251,13 +251,13 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
-    read_once(of_channels, known_channels, channels, consumers);
+    read_once(of_channels, shared_channels, channels, consumers);
     float slope[V], offset[V], shift[V];
-    parameters.tell_weights(a, slope, offset);
+    parameters.receive_weights(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        const float4 of_channel = known_channels[place.column * V + k];
+        const float4 of_channel = shared_channels[place.column * V + k];
         shift[k] = of_channel.x;
         slope[k] *= of_channel.z * factor;
         offset[k] = offset[k] * factor - of_channel.y * slope[k];
@@ -298,7 +298,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     double2 *const of_parameters = reinterpret_cast<double2 *>(of_channels + channels);
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.of.grid.soon);
+        tile_producer<2> producer(barriers, dynamic, a.of.grid.l2_tiles);
         open_pipeline(barriers, a, lane);
         if (lane == 0) {
             producer.from[0] = a.x;
@@ -321,19 +321,19 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     pipeline_place place;
     place.find_column(a);
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.column * V);
+    parameters.request_weights(a, place.column * V);
     const int mean_type = type_of(a, COLUMNS_MEAN);
-    const channel_words<V> asked_means = ask_channels<V>(a.mean, place.column * V, mean_type);
-    double asked_twice[V] = {};
+    const channel_words<V> requested_means = request_channels<V>(a.mean, place.column * V, mean_type);
+    double requested_twice[V] = {};
     if (mean_type == NORMFUSE_F64) {
 #pragma unroll
         for (int k = 0; k < V; k += 2) {
             const double2 pair = __ldcg(reinterpret_cast<const double2 *>(a.mean) + (place.column * V + k) / 2);
-            asked_twice[k] = pair.x;
-            asked_twice[k + 1] = pair.y;
+            requested_twice[k] = pair.x;
+            requested_twice[k + 1] = pair.y;
         }
     }
-    const channel_words<V> asked_rstds = ask_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
+    const channel_words<V> requested_rstds = request_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
     uint32_t before = 0, owners_before = 0;
     uint32_t *const grid_barriers = all.grid_barriers;
     if (threadIdx.x == 0) {
@@ -343,7 +343,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     const channel_join join(a);
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
-    float2 *const known_channels = in_shared<float2>(dynamic, at.known);
+    float2 *const shared_channels = in_shared<float2>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     tile_consumer consumer(barriers);
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
@@ -351,14 +351,14 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     float shift[V], slope[V], offset[V];
     {
         float rstds[V];
-        told_channels<V>(asked_means, mean_type, shift);
-        told_channels<V>(asked_rstds, type_of(a, COLUMNS_RSTD), rstds);
-        parameters.tell_weights(a, slope, offset);
+        receive_channels<V>(requested_means, mean_type, shift);
+        receive_channels<V>(requested_rstds, type_of(a, COLUMNS_RSTD), rstds);
+        parameters.receive_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int k = 0; k < V; k++) {
             float rounded, rest;
-            split_mean<T>(mean_type == NORMFUSE_F64 ? asked_twice[k] : (double)shift[k], rounded, rest);
+            split_mean<T>(mean_type == NORMFUSE_F64 ? requested_twice[k] : (double)shift[k], rounded, rest);
             slope[k] *= rstds[k] * factor;
             offset[k] = offset[k] * factor - rest * slope[k];
             shift[k] = rounded;
@@ -369,7 +369,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
 #pragma unroll
         for (int k = 0; k < V; k++)
             x[k] -= shift[k];
-        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
             float z[V];
 #pragma unroll
             for (int k = 0; k < V; k++)
@@ -444,11 +444,11 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
-    read_once(of_channels, known_channels, channels, consumers);
+    read_once(of_channels, shared_channels, channels, consumers);
     float of_x[V], level[V];
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        const float2 of_channel = known_channels[place.column * V + k];
+        const float2 of_channel = shared_channels[place.column * V + k];
         of_x[k] = of_channel.x;
         level[k] = of_channel.y;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_registers.cu - backward of group norm over adjacent channels (NHWC) of all samples at once, each spread
- * over as many blocks as have a multiprocessor: a block has whole rows, and its threads keep them in registers while
- * all blocks tell one another their sums. A cluster's blocks are narrow, which memory is slow at, and a pipeline that
+ * over as many blocks as have a multiprocessor: a block has whole rows, and its threads hold them in registers while
+ * all blocks send one another their sums. A cluster's blocks are narrow, which memory is slow at, and a pipeline that
  * one thread fills takes longer to begin. */
 #include "columns_grid.cuh"
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
         sum_rows(plain, centred, quad, quads, a.at_once, sum, product);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 known = of_groups[divide(4 * quad + i, a.by_group)];
-            product[i] = (product[i] - known.x * sum[i]) * known.y;
+            const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
+            product[i] = (product[i] - of_group.x * sum[i]) * of_group.y;
         }
         __stcg(to + 2 * quad, make_float4(sum[0], product[0], sum[1], product[1]));
         __stcg(to + 2 * quad + 1, make_float4(sum[2], product[2], sum[3], product[3]));
@@ -50,9 +50,9 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
 template <typename Work> __device__ __forceinline__ void choose_derivative(int activation, Work work)
 {
     if (activation == NORMFUSE_SILU)
-        work(constant<NORMFUSE_SILU>());
+        work(chosen_activation<NORMFUSE_SILU>());
     else
-        work(constant<NORMFUSE_LEAKY_RELU>());
+        work(chosen_activation<NORMFUSE_LEAKY_RELU>());
 }
 
 template <typename T, int V, int K>
@@ -78,19 +78,19 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     /* What is needed of the parameters comes first, so that vectors are summed as they come. */
     place.find_groups<V>(a);
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
-    saved_statistic asked_means[2], asked_rstds[2];
+    saved_statistic requested_means[2], requested_rstds[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        asked_means[side].ask(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
-        asked_rstds[side].ask(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
+        requested_means[side].request(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
+        requested_rstds[side].request(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
     }
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.column * V);
+    parameters.request_weights(a, place.column * V);
     const char *x_from = a.x + place.at, *dy_from = a.dy + place.at;
-    uint4 kept_x[K], kept_dy[K];
+    uint4 held_x[K], held_dy[K];
     const auto load = [&](int k) {
-        kept_x[k] = load_vector<T, V>(x_from, 0);
-        kept_dy[k] = load_vector<T, V>(dy_from, 0);
+        held_x[k] = load_vector<T, V>(x_from, 0);
+        held_dy[k] = load_vector<T, V>(dy_from, 0);
         x_from += place.step;
         dy_from += place.step;
     };
@@ -103,8 +103,8 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     float rests[2], rstds[2], about[2];
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        double mean = asked_means[side].tell(mean_type);
-        rstds[side] = (float)asked_rstds[side].tell(rstd_type);
+        double mean = requested_means[side].receive(mean_type);
+        rstds[side] = (float)requested_rstds[side].receive(rstd_type);
         split_mean<T>(mean, about[side], rests[side]);
     }
     if (place.has_rows() && place.beside == 0) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
         of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
     }
     float slope[V], offset[V];
-    parameters.tell_weights(a, slope, offset);
+    parameters.receive_weights(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     const float below = a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
     /* Of the k-th vectors x - mean, and what of dy came through the activation, for SiLU twice that. */
     const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
-        unpack<T, V>(kept_x[k], x);
-        unpack<T, V>(kept_dy[k], dy);
+        unpack<T, V>(held_x[k], x);
+        unpack<T, V>(held_dy[k], dy);
 #pragma unroll
         for (int i = 0; i < V; i++)
             x[i] -= i < place.split ? about[0] : about[1];
@@ -163,15 +163,15 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     channel_gradients<float> gradients(all, channels);
     const int first_channel = 2 * ((int)threadIdx.x / 32 * (int)gridDim.x + (int)blockIdx.x);
     if (gives)
-        gradients.ask(first_channel);
+        gradients.request(first_channel);
     meet(MEETING_OF_CONSUMERS, threads);
 
     /* ---- results ---- */
     const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        forget(kept_x[k]);
-        forget(kept_dy[k]);
+        compiler_barrier(held_x[k]);
+        compiler_barrier(held_dy[k]);
     }
     char *to = a.out + place.at;
     choose_derivative(a.activation, [&](auto chosen) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
 #pragma unroll 1
         for (int c = first_channel; c < channels; c += 2 * (threads / 32) * (int)gridDim.x) {
             if (c != first_channel)
-                gradients.ask(c);
+                gradients.request(c);
             gradients.give(all, c);
         }
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_lanes.cu - group norm over adjacent channels (NHWC) of many samples that have few rows each, [N, C] among
- * them: the lanes of a part of a warp hold a group, so nothing is told through memory, and a block goes from sample to
+ * them: the lanes of a part of a warp hold a group, so nothing is sent through memory, and a block goes from sample to
  * sample with the parameters of its channels, whose gradients it sums, in registers. The vectors of the next samples
  * are on their way meanwhile. By a block for each sample 65536x512 bf16 took 163 us and backward 1259, most of it for
  * sums of channels of every sample in memory.
@@ -104,27 +104,27 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
     const lanes_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor);
     const unsigned step = (unsigned)a.at_once * a.row_bytes;
     const int samples_apart = a.parts * a.of.lanes.samples;
-    uint4 asked[M][K];
-    const auto ask = [&](int first) {
+    uint4 requested[M][K];
+    const auto request_samples = [&](int first) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
             const int n = first + m * samples_apart + place.sample;
             const char *const from = a.x + n * a.batch_bytes + place.at;
 #pragma unroll
             for (int k = 0; k < K; k++)
-                load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, asked[m][k], from + k * step);
+                load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, requested[m][k], from + k * step);
         }
     };
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int k = 0; k < K; k++)
-            asked[m][k] = make_uint4(0, 0, 0, 0);
-    ask(part * a.of.lanes.samples);
+            requested[m][k] = make_uint4(0, 0, 0, 0);
+    request_samples(part * a.of.lanes.samples);
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.left > 0 ? place.channel : 0);
+    parameters.request_weights(a, place.left > 0 ? place.channel : 0);
     float weight[V], bias[V];
-    parameters.tell_weights(a, weight, bias);
+    parameters.receive_weights(a, weight, bias);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 
 #pragma unroll 1
@@ -134,8 +134,8 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int k = 0; k < K; k++)
-                here[m][k] = asked[m][k];
-        ask(first + M * samples_apart);
+                here[m][k] = requested[m][k];
+        request_samples(first + M * samples_apart);
 #pragma unroll
         for (int m = 0; m < M; m++) {
             const int n = first + m * samples_apart + place.sample, left = n < a.n ? place.left : 0;
@@ -259,34 +259,34 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
     const int samples_apart = a.parts * a.of.lanes.samples;
     const int mean_type = type_of(a, COLUMNS_MEAN);
     const float *const rstds = reinterpret_cast<const float *>(a.rstd);
-    uint4 asked_x[M][K], asked_dy[M][K];
-    saved_statistic asked_mean[M]; /* of the first channel's group */
-    float asked_rstd[M];
-    const auto ask = [&](int first) {
+    uint4 requested_x[M][K], requested_dy[M][K];
+    saved_statistic requested_mean[M]; /* of the first channel's group */
+    float requested_rstd[M];
+    const auto request_samples = [&](int first) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            const int n = first + m * samples_apart + place.sample, known = min(n, a.n - 1);
+            const int n = first + m * samples_apart + place.sample, clamped = min(n, a.n - 1);
             const int64_t at = n * a.batch_bytes + place.at;
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 const bool wanted = n < a.n && place.left > k * a.at_once;
-                load_vector_where<T, V>(wanted, asked_x[m][k], a.x + at + k * step);
-                load_vector_where<T, V>(wanted, asked_dy[m][k], a.dy + at + k * step);
+                load_vector_where<T, V>(wanted, requested_x[m][k], a.x + at + k * step);
+                load_vector_where<T, V>(wanted, requested_dy[m][k], a.dy + at + k * step);
             }
-            asked_mean[m].ask(a.mean, known * a.mean_batch + place.set_of(a, 0), mean_type);
-            asked_rstd[m] = __ldcg(rstds + known * a.rstd_batch + place.set_of(a, 0));
+            requested_mean[m].request(a.mean, clamped * a.mean_batch + place.set_of(a, 0), mean_type);
+            requested_rstd[m] = __ldcg(rstds + clamped * a.rstd_batch + place.set_of(a, 0));
         }
     };
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int k = 0; k < K; k++)
-            asked_x[m][k] = asked_dy[m][k] = make_uint4(0, 0, 0, 0);
-    ask(part * a.of.lanes.samples);
+            requested_x[m][k] = requested_dy[m][k] = make_uint4(0, 0, 0, 0);
+    request_samples(part * a.of.lanes.samples);
     channel_parameters<V> parameters;
-    parameters.ask_weights(a, place.left > 0 ? place.channel : 0);
+    parameters.request_weights(a, place.left > 0 ? place.channel : 0);
     float weight[V], bias[V], plain[V] = {}, normalized[V] = {};
-    parameters.tell_weights(a, weight, bias);
+    parameters.receive_weights(a, weight, bias);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 
 #pragma unroll 1
@@ -298,13 +298,13 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
         for (int m = 0; m < M; m++) {
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                here_x[m][k] = asked_x[m][k];
-                here_dy[m][k] = asked_dy[m][k];
+                here_x[m][k] = requested_x[m][k];
+                here_dy[m][k] = requested_dy[m][k];
             }
-            mean[m] = asked_mean[m].tell(mean_type);
-            rstd[m][0] = asked_rstd[m];
+            mean[m] = requested_mean[m].receive(mean_type);
+            rstd[m][0] = requested_rstd[m];
         }
-        ask(first + M * samples_apart);
+        request_samples(first + M * samples_apart);
 #pragma unroll
         for (int m = 0; m < M; m++) {
             const int n = first + m * samples_apart + place.sample, left = n < a.n ? place.left : 0;
@@ -317,12 +317,12 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                 rstd[m][i] = rstd[m][0];
             }
             if (S > 1 && a.group < V) {
-                const int known = min(n, a.n - 1);
+                const int clamped = min(n, a.n - 1);
 #pragma unroll
                 for (int i = 1; i < S; i++) {
-                    split_mean<T>(load_value<double>(a.mean, known * a.mean_batch + place.set_of(a, i), mean_type),
+                    split_mean<T>(load_value<double>(a.mean, clamped * a.mean_batch + place.set_of(a, i), mean_type),
                                   about[i], rest[i]);
-                    rstd[m][i] = rstds[known * a.rstd_batch + place.set_of(a, i)];
+                    rstd[m][i] = rstds[clamped * a.rstd_batch + place.set_of(a, i)];
                 }
             }
 #pragma unroll
@@ -337,7 +337,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     x[i] -= about[S == 1 ? 0 : i];
-                if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+                if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                     float z[V];
 #pragma unroll
                     for (int i = 0; i < V; i++)

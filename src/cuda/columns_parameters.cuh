@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_parameters.cuh - what the kernels over columns with a file of their own have in common: a thread asks for the
+ * columns_parameters.cuh - what the kernels over columns with a file of their own have in common: a thread requests the
  * parameters of its own channels, whole vectors of them, while its data are on their way. */
 #ifndef NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
 #define NORMFUSE_CUDA_COLUMNS_PARAMETERS_CUH
@@ -26,10 +26,10 @@ template <int V> struct channel_words {
     typename half_type<V>::type of[2];
 };
 
-/* Where many blocks ask for the same, one after the other, L1 answers: lines of L2 that all multiprocessors want take
+/* Where many blocks request the same, one after the other, L1 answers: lines of L2 that all multiprocessors want take
  * longer than what is wanted (`shared`; evaluation of 64x256x56x56 f16 100 us for 52). */
 template <int V, bool shared = false>
-__device__ __forceinline__ channel_words<V> ask_channels(const char *data, int c, int type)
+__device__ __forceinline__ channel_words<V> request_channels(const char *data, int c, int type)
 {
     using half = typename half_type<V>::type;
     const bool singles = type == NORMFUSE_F32;
@@ -41,7 +41,7 @@ __device__ __forceinline__ channel_words<V> ask_channels(const char *data, int c
 }
 
 template <int V>
-__device__ __forceinline__ void told_channels(const channel_words<V> &words, int type, float (&values)[V])
+__device__ __forceinline__ void receive_channels(const channel_words<V> &words, int type, float (&values)[V])
 {
     unsigned of[V];
 #pragma unroll
@@ -71,26 +71,26 @@ __device__ __forceinline__ void told_channels(const channel_words<V> &words, int
 template <int V> struct channel_parameters {
     channel_words<V> weight, bias, scale, shift;
 
-    __device__ __forceinline__ void ask_weights(const normfuse_cuda_columns &a, int c)
+    __device__ __forceinline__ void request_weights(const normfuse_cuda_columns &a, int c)
     {
         /* Absent ones are read where x is. */
-        weight = ask_channels<V>(a.weight ? a.weight : a.x, a.weight ? c : 0, type_of(a, COLUMNS_WEIGHT));
-        bias = ask_channels<V>(a.bias ? a.bias : a.x, a.bias ? c : 0, type_of(a, COLUMNS_BIAS));
+        weight = request_channels<V>(a.weight ? a.weight : a.x, a.weight ? c : 0, type_of(a, COLUMNS_WEIGHT));
+        bias = request_channels<V>(a.bias ? a.bias : a.x, a.bias ? c : 0, type_of(a, COLUMNS_BIAS));
     }
-    __device__ __forceinline__ void ask_modulation(const normfuse_cuda_columns &a, int n, int c)
+    __device__ __forceinline__ void request_modulation(const normfuse_cuda_columns &a, int n, int c)
     {
         if (a.scale)
-            scale = ask_channels<V>(a.scale + n * a.scale_batch, c, type_of(a, COLUMNS_SCALE));
+            scale = request_channels<V>(a.scale + n * a.scale_batch, c, type_of(a, COLUMNS_SCALE));
         if (a.shift)
-            shift = ask_channels<V>(a.shift + n * a.shift_batch, c, type_of(a, COLUMNS_SHIFT));
+            shift = request_channels<V>(a.shift + n * a.shift_batch, c, type_of(a, COLUMNS_SHIFT));
     }
-    __device__ __forceinline__ void ask(const normfuse_cuda_columns &a, int n, int c)
+    __device__ __forceinline__ void request(const normfuse_cuda_columns &a, int n, int c)
     {
-        ask_weights(a, c);
-        ask_modulation(a, n, c);
+        request_weights(a, c);
+        request_modulation(a, n, c);
     }
-    __device__ __forceinline__ void tell_weights(const normfuse_cuda_columns &a, float (&slope)[V],
-                                                 float (&offset)[V]) const
+    __device__ __forceinline__ void receive_weights(const normfuse_cuda_columns &a, float (&slope)[V],
+                                                    float (&offset)[V]) const
     {
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -98,16 +98,16 @@ template <int V> struct channel_parameters {
             offset[i] = 0.0f;
         }
         if (a.weight)
-            told_channels<V>(weight, type_of(a, COLUMNS_WEIGHT), slope);
+            receive_channels<V>(weight, type_of(a, COLUMNS_WEIGHT), slope);
         if (a.bias)
-            told_channels<V>(bias, type_of(a, COLUMNS_BIAS), offset);
+            receive_channels<V>(bias, type_of(a, COLUMNS_BIAS), offset);
     }
-    __device__ __forceinline__ void tell(const normfuse_cuda_columns &a, float (&slope)[V], float (&offset)[V]) const
+    __device__ __forceinline__ void receive(const normfuse_cuda_columns &a, float (&slope)[V], float (&offset)[V]) const
     {
-        tell_weights(a, slope, offset);
+        receive_weights(a, slope, offset);
         if (a.scale) {
             float more[V];
-            told_channels<V>(scale, type_of(a, COLUMNS_SCALE), more);
+            receive_channels<V>(scale, type_of(a, COLUMNS_SCALE), more);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 slope[i] *= 1.0f + more[i];
@@ -116,7 +116,7 @@ template <int V> struct channel_parameters {
         }
         if (a.shift) {
             float more[V];
-            told_channels<V>(shift, type_of(a, COLUMNS_SHIFT), more);
+            receive_channels<V>(shift, type_of(a, COLUMNS_SHIFT), more);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 offset[i] += more[i];
@@ -135,16 +135,16 @@ template <int k, int K, typename Work> __device__ __forceinline__ void walk_rows
     }
 }
 
-/* A saved statistic as it is in memory, f32 or f64, asked for without a branch, whose end would wait for it. */
+/* A saved statistic as it is in memory, f32 or f64, requested without a branch, whose end would wait for it. */
 struct saved_statistic {
     float single = 0.0f;
     double twice = 0.0;
 
-    __device__ __forceinline__ void ask(const char *data, int64_t element, int type)
+    __device__ __forceinline__ void request(const char *data, int64_t element, int type)
     {
         load_statistic<NORMFUSE_F32, NORMFUSE_F64>(single, twice, data + element * 4, data + element * 8, type);
     }
-    __device__ __forceinline__ double tell(int type) const
+    __device__ __forceinline__ double receive(int type) const
     {
         return type == NORMFUSE_F64 ? twice : (double)single;
     }

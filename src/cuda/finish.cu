@@ -24,7 +24,7 @@ static __device__ __forceinline__ double sum_item(double value, const shared_ite
     value = sum_lanes(value, 32);
     if (item.lanes == 32)
         return value;
-    __shared__ double of_warps[most_warps];
+    __shared__ double of_warps[max_warps];
     __syncthreads();
     if (item.lane % 32 == 0)
         of_warps[item.lane / 32] = value;

@@ -30,13 +30,13 @@ template <typename T, int V, bool columns> struct general_tile {
     {
         const normfuse_cuda_geometry &g = a.geometry;
         const int block = (int)(g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        const int team = divide(block, g.by_parts), of_sample = divide(team, g.by_blocks_wide);
-        part = block - team * g.parts;
+        const int block_group = divide(block, g.by_parts), of_sample = divide(block_group, g.by_blocks_wide);
+        part = block - block_group * g.parts;
         rank = block - divide(block, g.by_joined_blocks) * g.joined_blocks;
         const int stretch = divide(part, g.by_parts_a_sample), chunk = part - stretch * g.parts_a_sample;
         n = g.all_samples ? stretch * g.part_samples : of_sample;
         samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
-        first_channel = (team - of_sample * g.blocks_wide) * g.width * channels;
+        first_channel = (block_group - of_sample * g.blocks_wide) * g.width * channels;
         here = min(g.width * channels, (columns ? g.row_channels : (int)a.problem.c) - first_channel);
         const int lanes = g.unit_lanes;
         if constexpr (columns) {
@@ -224,7 +224,7 @@ template <typename T, int V, int N> struct general_vectors {
 };
 
 /* The loader. Vectors of 16 bytes go through `K` slots of shared memory that are the thread's own, or as many as it has
- * vectors where the block keeps them; single elements through K registers. */
+ * vectors where the block holds them; single elements through K registers. */
 template <typename T, int V, int K, bool columns, int N> struct general_loader {
     static constexpr bool through_shared = V > 1;
     static constexpr int places = through_shared ? 1 : N;
@@ -232,17 +232,17 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 
     const normfuse_cuda_arguments &a;
     const general_tile<T, V, columns> &tile;
-    const bool keeps;
+    const bool holds;
     const char *from[N]; /* nullptr: not read */
     general_places<places> next;
     int64_t end; /* of the tensors, in bytes */
     uint4 *slot, *first_slot;
     int apart, offset[N]; /* of slots, and in them of tensors */
-    vectors kept[through_shared ? 1 : K];
+    vectors held[through_shared ? 1 : K];
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
                                               const general_tile<T, V, columns> &of_thread)
-        : a(arguments), tile(of_thread), keeps(arguments.geometry.kept_shared > 0)
+        : a(arguments), tile(of_thread), holds(arguments.geometry.held_shared > 0)
     {
         const normfuse_problem &p = a.problem;
         const int64_t rows = columns ? p.s * p.c : p.s + (p.c - 1) * p.x.channel;
@@ -312,13 +312,13 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 apart += from[i] ? (int)blockDim.x : 0;
             }
             slot = first_slot;
-            const int ahead = keeps ? tile.count : K;
+            const int ahead = holds ? tile.count : K;
 #pragma unroll 1
             for (int k = 0; k < ahead; k++) {
                 if (k < tile.count)
                     copy(slot);
                 slot += apart;
-                if (!keeps)
+                if (!holds)
                     commit_copies();
             }
         } else {
@@ -326,8 +326,8 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             for (int k = 0; k < K; k++) {
 #pragma unroll
                 for (int i = 0; i < N; i++)
-                    kept[k].of[i] = raw<T, V>();
-                request(kept[k], k < tile.count);
+                    held[k].of[i] = raw<T, V>();
+                request(held[k], k < tile.count);
             }
         }
     }
@@ -340,7 +340,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         for (int i = 0; i < N; i++)
             found.of[i] = zero_vector<T, V>();
         if constexpr (through_shared) {
-            if (keeps)
+            if (holds)
                 wait_for_copies();
             else
                 wait_for_older_copies<K - 2>();
@@ -362,7 +362,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             }
         } else {
             if (tile.count > 0)
-                found = kept[0];
+                found = held[0];
         }
         return found;
     }
@@ -371,16 +371,16 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     {
         general_ranges<T, V, columns> ranges(a, tile);
         if constexpr (through_shared) {
-            uint4 *const last_slot = first_slot + (keeps ? tile.count : K) * apart;
-            if (keeps)
+            uint4 *const last_slot = first_slot + (holds ? tile.count : K) * apart;
+            if (holds)
                 wait_for_copies();
             slot = first_slot;
 #pragma unroll 1
             for (int left = tile.count; left > 0; left--) {
-                if (!keeps)
+                if (!holds)
                     wait_for_older_copies<K - 1>();
                 vectors found = read(slot);
-                if (!keeps) {
+                if (!holds) {
                     if (left > K)
                         copy(slot);
                     commit_copies();
@@ -406,12 +406,12 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 for (int k = 0; k < K; k++) {
                     if (k >= left)
                         break;
-                    work(kept[k], general_range<V>{0, V});
+                    work(held[k], general_range<V>{0, V});
                 }
-                if (!keeps) {
+                if (!holds) {
 #pragma unroll
                     for (int k = 0; k < K; k++)
-                        request(kept[k], k + K < left);
+                        request(held[k], k + K < left);
                 }
             }
         }
@@ -474,33 +474,34 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     using R = compute<T>;
     const normfuse_problem &p = a.problem;
     const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, a.geometry.by_set_channels) : c;
-    const auto ask = [&](const normfuse_parameter &of, int index) {
-        return ask_at_once(of, n * of.batch + index * of.channel);
+    const auto request = [&](const normfuse_parameter &of, int index) {
+        return request_at_once(of, n * of.batch + index * of.channel);
     };
-    const asked weight = ask(p.weight, c), bias = ask(p.bias, c), scale = ask(p.scale, c), shift = ask(p.shift, c);
+    const requested_value weight = request(p.weight, c), bias = request(p.bias, c), scale = request(p.scale, c),
+                          shift = request(p.shift, c);
     const bool saved = backward && a.source == NORMFUSE_SOURCE_SAVED;
-    asked mean_asked = {0, 0}, rstd_asked = {0, 0};
+    requested_value requested_mean = {0, 0}, requested_rstd = {0, 0};
     if (saved) {
-        mean_asked = ask(p.mean, set);
-        rstd_asked = ask(p.rstd, set);
+        requested_mean = request(p.mean, set);
+        requested_rstd = request(p.rstd, set);
     }
-    const R more = p.scale.data ? R(1) + told_of<R>(scale, p.scale.type) : R(1);
-    general_channel<R> of = {p.weight.data ? told_of<R>(weight, p.weight.type) * more : more,
-                             p.bias.data ? told_of<R>(bias, p.bias.type) * more : R(0), R(0), R(0)};
+    const R more = p.scale.data ? R(1) + receive<R>(scale, p.scale.type) : R(1);
+    general_channel<R> of = {p.weight.data ? receive<R>(weight, p.weight.type) * more : more,
+                             p.bias.data ? receive<R>(bias, p.bias.type) * more : R(0), R(0), R(0)};
     if (p.shift.data)
-        of.offset += told_of<R>(shift, p.shift.type);
+        of.offset += receive<R>(shift, p.shift.type);
     double mean = 0.0;
     if (saved) {
-        mean = told_of<double>(mean_asked, p.mean.type);
-        of.slope *= told_of<R>(rstd_asked, p.rstd.type);
+        mean = receive<double>(requested_mean, p.mean.type);
+        of.slope *= receive<R>(requested_rstd, p.rstd.type);
     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
         mean = parameter<double>(p.running_mean, 0, c, 0.0);
         of.slope = scaled_by_running(p, c, of.slope);
     } else if (a.source == NORMFUSE_SOURCE_SCRATCH && !backward) {
-        const normfuse_cuda_statistics *const known =
+        const normfuse_cuda_statistics *const statistics =
             a.statistics + (p.sets == NORMFUSE_SETS_BATCH ? set : n * p.groups + set);
-        mean = known->mean;
-        of.slope *= (R)known->rstd;
+        mean = statistics->mean;
+        of.slope *= (R)statistics->rstd;
     }
     split_mean<T>(mean, of.mean, of.rest);
     of.offset -= of.rest * of.slope;

@@ -17,7 +17,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0, centred = p.sets != NORMFUSE_SETS_NONE;
     const bool twice = sums && applies && centred, adds = p.pre_add.data != nullptr;
@@ -36,11 +36,11 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     data.from[GENERAL_PRE_ADD] = p.pre_add.data;
     data.from[GENERAL_POST_ADD] = reads_post ? p.post_add.data : nullptr;
     data.from[GENERAL_DY] = p.dy.data;
-    data.from[GENERAL_DU] = p.dx.data && applies && (!twice || data.keeps) ? p.du.data : nullptr;
+    data.from[GENERAL_DU] = p.dx.data && applies && (!twice || data.holds) ? p.du.data : nullptr;
     data.open();
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
-        open_mail(mail, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
+        open_only_mailbox(mailbox, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
     for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
         int copy;
         channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), true);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 #pragma unroll
         for (int i = 0; i < V; i++)
             u[i] -= mean[i % W];
-        if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
             R z[V];
 #pragma unroll
             for (int i = 0; i < V; i++)
@@ -174,7 +174,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     if (twice) {
         __syncthreads();
         if (in_cluster)
-            await_boxes();
+            await_open_mailboxes();
         share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
             totals<R> sum = {R(0), R(0)};
 #pragma unroll 2
@@ -187,15 +187,15 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             if (in_cluster) {
                 for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
                     double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * PAIR;
-                    send(mail, there, other, (double)sum.plain);
-                    send(mail, there + 1, other, (double)sum.centred);
+                    send(mailbox, there, other, (double)sum.plain);
+                    send(mailbox, there + 1, other, (double)sum.centred);
                 }
             } else if (exists && lane == 0) {
                 finish(set, sum.plain, sum.centred, channels[set * g.group].rest);
             }
         });
         if (in_cluster) {
-            await_mail(mail);
+            await_mailbox(mailbox);
             share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
                 const double *const own = of_blocks + set * g.joined_blocks * PAIR;
                 totals<R> sum = {R(0), R(0)};
@@ -215,7 +215,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             level[i] = found.plain;
             of_mean[i] = found.centred;
         }
-        if (!data.keeps) {
+        if (!data.holds) {
             data.from[GENERAL_DU] = p.dx.data ? p.du.data : nullptr;
             data.open();
         }

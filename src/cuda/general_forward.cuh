@@ -38,13 +38,13 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     follow_kernel();
     using R = compute<T>;
     constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1, sums_in_turn = columns ? V : V < 4 ? V : 4;
-    constexpr int most_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
+    constexpr int max_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, adds = p.pre_add.data != nullptr;
     const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
@@ -59,11 +59,11 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     loader data(a, tile);
     data.from[GENERAL_X] = p.x.data;
     data.from[GENERAL_PRE_ADD] = p.pre_add.data;
-    data.from[GENERAL_POST_ADD] = !sums || data.keeps ? p.post_add.data : nullptr;
+    data.from[GENERAL_POST_ADD] = !sums || data.holds ? p.post_add.data : nullptr;
     data.open();
     const int sets_here = sums ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
-        open_mail(mail, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
+        open_only_mailbox(mailbox, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
     if (applies)
         for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
             int copy;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         if constexpr (columns)
             join_channels<R, V>(shift, mean, squares, (R)tile.count, piece_bits);
         __syncthreads(); /* shared memory that is read no more */
-        const int pieces_a_unit = 1 << (most_bits - piece_bits);
+        const int pieces_a_unit = 1 << (max_bits - piece_bits);
         if (tile.active) {
 #pragma unroll
             for (int i = 0; i < W; i++)
@@ -156,7 +156,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             means[set] = mean_of_set;
         };
         if (in_cluster)
-            await_boxes();
+            await_open_mailboxes();
         share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
             const piece_sums<R> *const own = pieces + set * entries;
             const int last = exists ? entries : 0;
@@ -181,9 +181,9 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             if (in_cluster) {
                 for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
                     double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * TRIPLE;
-                    send(mail, there, other, (double)count);
-                    send(mail, there + 1, other, whole);
-                    send(mail, there + 2, other, (double)squares_of_set);
+                    send(mailbox, there, other, (double)count);
+                    send(mailbox, there + 1, other, whole);
+                    send(mailbox, there + 2, other, (double)squares_of_set);
                 }
             } else if (exists && lane == 0) {
                 if (applies) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             }
         });
         if (in_cluster) {
-            await_mail(mail);
+            await_mailbox(mailbox);
             share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
                 const double *const own = of_blocks + set * g.joined_blocks * TRIPLE;
                 const double base = own[1];
@@ -229,7 +229,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 
     /* ---- results ---- */
     __syncthreads();
-    if (sums && !data.keeps) {
+    if (sums && !data.holds) {
         data.from[GENERAL_POST_ADD] = p.post_add.data;
         data.open();
     }
@@ -272,7 +272,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         });
     });
 
-    /* ---- what others are told ---- */
+    /* ---- what others receive ---- */
     if (sums && tile.rank == 0)
         for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
             const int set = divide(tile.first_channel, g.by_set_channels) + i;

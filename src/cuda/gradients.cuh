@@ -109,7 +109,7 @@ __device__ __forceinline__ void give_gradients(const normfuse_cuda_arguments &a,
         const channel_parts parts = parts_of(a, n, c);
         const double rstd = rstd_of(p, n, c);
         double plain = 0.0, centred = 0.0;
-        /* Asked for together: each wait is as long as all of this. */
+        /* Requested together: each wait is as long as all of this. */
 #pragma unroll 16
         for (int i = 0; i < parts.count; i++) {
             const double2 pair = __ldcg(reinterpret_cast<const double2 *>(parts.pairs) + i);

@@ -8,7 +8,7 @@
 #include "vector.cuh"
 
 constexpr unsigned full_mask = 0xffffffffu;
-constexpr int most_warps = 32;
+constexpr int max_warps = 32;
 
 __device__ __forceinline__ int divide(int value, const normfuse_cuda_divisor &by)
 {
@@ -66,8 +66,8 @@ template <typename R> __device__ __forceinline__ void append(moments<R> &to, con
     }
 }
 
-/* What the blocks of a set tell one another: a triple with the whole mean, since each block has a shift of its own. */
-enum { TRIPLE = 3, PAIR = 2, MOST_CLUSTER = 16 };
+/* What the blocks of a set send one another: a triple with the whole mean, since each block has a shift of its own. */
+enum { TRIPLE = 3, PAIR = 2, MAX_CLUSTER = 16 };
 
 template <typename R> struct set_statistics {
     double mean;
@@ -160,27 +160,28 @@ __device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stri
 
 /* ---- clusters --------------------------------------------------------------------------------------------------- */
 
-/* A block's only box. */
-__device__ __forceinline__ void open_mail(mailbox &box, int bytes)
+/* A block's only mailbox, opened and announced. */
+__device__ __forceinline__ void open_only_mailbox(cluster_mailbox &mailbox, int bytes)
 {
-    open_box(box, bytes);
-    announce_boxes();
+    open_mailbox(mailbox, bytes);
+    announce_mailboxes();
 }
 
-/* ---- the barrier of a team of blocks ---------------------------------------------------------------------------- */
+/* ---- the barrier of a block group ---------------------------------------------------------------------------- */
 
 /* Grid barriers are on cache lines of their own. */
 constexpr int grid_barrier_stride = 16;
 
-/* Block 0 of the team adds 2^31 - (parts - 1) to the grid barrier and every other block 1: when all have, its top bit
- * has flipped and the lower ones are as they were, so that the grid barrier is ready for the next barrier with nothing
- * to reset. What any thread wrote before it arrived is seen by every thread of the team after it waited. */
+/* Block 0 of the block group adds 2^31 - (parts - 1) to the grid barrier and every other block 1: when all have, its
+ * top bit has flipped and the lower ones are as they were, so that the grid barrier is ready for the next barrier with
+ * nothing to reset. What any thread wrote before it arrived is seen by every thread of the block group after it waited.
+ */
 __device__ __forceinline__ uint32_t grid_barrier_share(int part, int parts)
 {
     return part == 0 ? 0x80000000u - (uint32_t)(parts - 1) : 1u;
 }
 
-/* What the grid barrier says is asked for while the data arrive, which spares a way to memory and back: it cannot
+/* What the grid barrier says is requested while the data arrive, which spares a way to memory and back: it cannot
  * change until this block has arrived, too. Thread 0. */
 __device__ __forceinline__ uint32_t look_at_grid_barrier(const uint32_t *grid_barrier)
 {
@@ -199,24 +200,24 @@ __device__ __forceinline__ uint32_t &grid_barrier_before()
     return before;
 }
 
-__device__ __forceinline__ void join_team(uint32_t *grid_barrier, int part, int parts)
+__device__ __forceinline__ void arrive_at_block_group(uint32_t *grid_barrier, int part, int parts)
 {
     __syncthreads();
     if (threadIdx.x == 0)
         add_release(grid_barrier, grid_barrier_share(part, parts));
 }
 
-__device__ __forceinline__ void await_team(const uint32_t *grid_barrier, uint32_t before)
+__device__ __forceinline__ void await_block_group(const uint32_t *grid_barrier, uint32_t before)
 {
     if (threadIdx.x == 0)
         await_grid_barrier(grid_barrier, before);
     __syncthreads();
 }
 
-__device__ __forceinline__ void meet_team(uint32_t *grid_barrier, int part, int parts, uint32_t before)
+__device__ __forceinline__ void synchronize_block_group(uint32_t *grid_barrier, int part, int parts, uint32_t before)
 {
-    join_team(grid_barrier, part, parts);
-    await_team(grid_barrier, before);
+    arrive_at_block_group(grid_barrier, part, parts);
+    await_block_group(grid_barrier, before);
 }
 
 #endif

@@ -75,7 +75,7 @@ bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
                                                   int32_t type, bool vectorized);
 
-/* How the blocks that share a set tell one another their sums. */
+/* How the blocks that share a set send one another their sums. */
 enum normfuse_cuda_exchange {
     NORMFUSE_EXCHANGE_NONE,    /* one block holds the set, or the sums only go to memory */
     NORMFUSE_EXCHANGE_CLUSTER, /* through the shared memory of a cluster */
@@ -103,33 +103,33 @@ struct normfuse_cuda_divisor {
  * The forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a
  * segment, has segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
  *
- * Columns. A team is `width` vectors of channels of one sample, or of all samples when `all_samples`; a part of it is
- * part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors, `folded`
- * rows that are adjacent in memory are walked as one of folded C channels, which are: each vector then has the same
- * channels in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides that
- * the kernel is given, then counts wide ones, and a block has all vectors of one. Where samples begin and end inside of
- * vectors (columns_unaligned.cu) the first wide row begins with the vector that a sample begins in.
+ * Columns. A block group has `width` vectors of channels of one sample, or of all samples when `all_samples`; a part
+ * of these is part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors,
+ * `folded` rows that are adjacent in memory are walked as one of folded C channels, which are: each vector then has the
+ * same channels in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides
+ * that the kernel is given, then counts wide ones, and a block has all vectors of one. Where samples begin and end
+ * inside of vectors (columns_unaligned.cu) the first wide row begins with the vector that a sample begins in.
  *
  * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows each (rounded
  * up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in
  * turn. */
 struct normfuse_cuda_geometry {
-    int32_t sets; /* rows: sets; columns: teams */
-    int32_t rows; /* of a set or team */
+    int32_t sets; /* rows: norm groups; columns: block groups */
+    int32_t rows; /* of a norm group or block group */
     int32_t part_rows;
-    int32_t parts;  /* blocks a set or team */
+    int32_t parts;  /* blocks a norm group or block group */
     int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
-    int32_t kept_shared; /* vectors of each tensor that a thread keeps in shared memory beside those in registers */
-    int32_t teams;       /* exchange by the grid: sets at a time, each with a grid barrier */
-    int32_t exchange;    /* enum normfuse_cuda_exchange */
-    int32_t backwards;   /* walk tiles from the last to the first: what was read last is still in L2 */
+    int32_t held_shared;  /* vectors of each tensor that a thread holds in shared memory beside those in registers */
+    int32_t block_groups; /* exchange by the grid: sets at a time, each with a grid barrier */
+    int32_t exchange;     /* enum normfuse_cuda_exchange */
+    int32_t backwards;    /* walk tiles from the last to the first: what was read last is still in L2 */
     /* rows */
     int32_t lane_bits, spans, segment_rows;
     int32_t sets_a_block;
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the vectors of a segment can touch */
     int32_t outer;
-    int32_t late_blocks, late_cycles; /* exchange by the grid: from which block on they begin so much later */
+    int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */
     /* columns */
     int32_t width, blocks_wide, all_samples;
     int32_t parts_a_sample; /* all_samples: each part is of one sample */
@@ -190,11 +190,11 @@ struct normfuse_cuda_lanes {
     struct normfuse_cuda_divisor by_units, by_lanes; /* units that a block has beside one another; lanes of a unit */
 };
 struct normfuse_cuda_grid {
-    int32_t teams;       /* samples at a time; of those below grid_registers needs none */
-    int32_t stages;      /* tiles that shared memory holds */
-    int32_t chunk_tiles; /* after which a thread joins what it has summed to what it had */
-    int32_t soon;        /* tiles that are read again, which the L2 is to keep */
-    int32_t interleaved; /* blocks take turns, tile by tile */
+    int32_t block_groups; /* samples at a time; of those below grid_registers needs none */
+    int32_t stages;       /* tiles that shared memory holds */
+    int32_t chunk_tiles;  /* after which a thread joins what it has summed to what it had */
+    int32_t l2_tiles;     /* tiles that are read again, which the L2 is to keep */
+    int32_t interleaved;  /* blocks take turns, tile by tile */
     /* The first blocks of a sample have part_rows rows, but the last of these lacks some; the rest have fewer. */
     int32_t first_parts, small_part_rows, lacking_rows;
     struct normfuse_cuda_divisor by_tile, by_turn; /* rows of a tile, and of a tile of each block */
@@ -253,9 +253,10 @@ struct normfuse_cuda_arguments {
     int32_t phases;                              /* of problem.phases, those that this launch does */
     int32_t source;                              /* enum normfuse_cuda_source */
     struct normfuse_cuda_statistics *statistics; /* one a set */
-    double *partials; /* triples (count, mean, M2) [set][part]; exchange by the grid: [parity][team][group][part] */
-    double *sums;     /* pairs per (n, c, slot), or per (c, slot) */
-    double *totals;   /* pairs a set: what the backward subtracts */
+    /* Triples (count, mean, M2) [set][part]; exchange by the grid: [parity][block group][group][part]. */
+    double *partials;
+    double *sums;                   /* pairs per (n, c, slot), or per (c, slot) */
+    double *totals;                 /* pairs a set: what the backward subtracts */
     uint32_t *grid_barriers;        /* sync memory */
     struct normfuse_cuda_tile tile; /* as columns */
 };

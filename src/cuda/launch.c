@@ -18,9 +18,9 @@ struct launched {
     uint32_t threads;
     int64_t blocks;
     uint32_t cluster;
-    int32_t phases, exchange, parts, passes, kept_shared;
+    int32_t phases, exchange, parts, passes, held_shared;
 };
-static _Thread_local struct launched last_launched[MOST_STEPS];
+static _Thread_local struct launched last_launched[MAX_STEPS];
 static _Thread_local int last_count;
 
 static void note(const struct step *step)
@@ -28,7 +28,7 @@ static void note(const struct step *step)
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     last_launched[last_count++] =
         (struct launched){step->kernel, step->threads, step->blocks, step->cluster, step->phases,
-                          g->exchange,  g->parts,      g->passes,    g->kept_shared};
+                          g->exchange,  g->parts,      g->passes,    g->held_shared};
 }
 
 const char *normfuse_last_kernels(void)
@@ -50,24 +50,24 @@ const char *normfuse_last_kernels(void)
                      : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
                                                                 : " parts=",
                      ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int32_t)ran->cluster : ran->parts, ran->passes,
-                     ran->kept_shared);
+                     ran->held_shared);
     }
     return text;
 }
 
 /* Whether NORMFUSE_VERBOSE has this word. The environment is searched once. */
-enum { DISPATCH = 1, PLAN = 2, ASKED = 4 };
+enum { DISPATCH = 1, PLAN = 2, READ = 4 };
 
 static bool verbose(int word)
 {
-    static _Atomic int known;
-    int said = atomic_load_explicit(&known, memory_order_relaxed);
+    static _Atomic int cached;
+    int said = atomic_load_explicit(&cached, memory_order_relaxed);
     if (said == 0) {
         const char *const value = getenv("NORMFUSE_VERBOSE");
-        said = ASKED;
+        said = READ;
         if (value != NULL)
             said |= (strstr(value, "dispatch") != NULL ? DISPATCH : 0) | (strstr(value, "plan") != NULL ? PLAN : 0);
-        atomic_store_explicit(&known, said, memory_order_relaxed);
+        atomic_store_explicit(&cached, said, memory_order_relaxed);
     }
     return (said & word) != 0;
 }

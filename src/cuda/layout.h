@@ -68,7 +68,7 @@ NORMFUSE_LAYOUT struct normfuse_lanes_layout normfuse_lay_out_lanes(int32_t samp
 }
 
 /* tile: what each thread found, forward 4 values, backward 2, and once more where norm groups have several channels;
- * what the blocks of the cluster tell one another of norm groups, and the first one of channels. */
+ * what the blocks of the cluster send one another of norm groups, and the first one of channels. */
 NORMFUSE_LAYOUT int64_t normfuse_lay_out_tile(int64_t threads, int64_t of_parts, int64_t of_channels,
                                               int64_t value_bytes, bool backward, bool by_channels)
 {
@@ -110,9 +110,9 @@ NORMFUSE_LAYOUT struct normfuse_grid_layout normfuse_lay_out_grid_backward(int32
     return at;
 }
 
-/* grid_pipeline_batch. What is known of a channel is a float4, backward a float2. */
+/* grid_pipeline_batch. A channel has a float4, backward a float2. */
 struct normfuse_batch_layout {
-    int32_t known;
+    int32_t channels;
     int32_t entries; /* float2 of each channel and row at once, one more where these are even: no conflicts of banks */
     int32_t counts;  /* forward: a float of each row at once */
     int32_t bytes;
@@ -122,20 +122,20 @@ NORMFUSE_LAYOUT struct normfuse_batch_layout normfuse_lay_out_batch(int32_t stag
                                                                     bool backward)
 {
     struct normfuse_batch_layout at = {0};
-    at.known = stages;
-    at.entries = at.known + (backward ? 8 : 16) * channels;
+    at.channels = stages;
+    at.entries = at.channels + (backward ? 8 : 16) * channels;
     at.counts = at.entries + 8 * channels * (at_once | 1);
     at.bytes = at.counts + (backward ? 0 : 16 * ((at_once + 3) / 4));
     return at;
 }
 
-/* general. `slots` first: what threads have of the tensors, which a block keeps, or reads no more when it joins sums.
+/* general. `slots` first: what threads have of the tensors, which a block holds, or reads no more when it joins sums.
  */
 struct normfuse_general_sizes {
     int32_t slots;   /* bytes */
-    int32_t keeps;   /* slots */
+    int32_t holds;   /* slots */
     int32_t entries; /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
-    int32_t channels, sets, blocks; /* of a block; blocks: that tell one another of their sets, 0 where none do */
+    int32_t channels, sets, blocks; /* of a block; blocks: that exchange sums of their sets, 0 where none do */
 };
 struct normfuse_general_layout {
     int32_t entries;
@@ -152,7 +152,7 @@ NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const st
 {
     struct normfuse_general_layout at = {0};
     const int32_t of_entry = (backward ? 2 : 4) * value_bytes;
-    at.entries = sizes->keeps ? sizes->slots : 0;
+    at.entries = sizes->holds ? sizes->slots : 0;
     const int32_t after = at.entries + sizes->entries * of_entry;
     at.channels = ((after > sizes->slots ? after : sizes->slots) + 15) / 16 * 16;
     at.weighted = at.channels + 4 * value_bytes * sizes->channels;

@@ -16,7 +16,7 @@
 #include "rows.cuh"
 #include "single.cuh"
 
-constexpr int most_line_warps = 16;
+constexpr int max_line_warps = 16;
 
 /* z = (x - mean) rstd slope + offset of a slot; at the end of the backward the sums of a position. */
 template <typename R> struct __align__(2 * sizeof(R)) line_pair
@@ -72,11 +72,11 @@ __device__ __forceinline__ char *line_of(const normfuse_cuda_arguments &a, const
     return view.data + (n * a.problem.x.batch + place.at) * (int64_t)sizeof(T);
 }
 template <typename T, int K>
-__device__ __forceinline__ void request(const normfuse_cuda_arguments &a, const normfuse_view &view,
-                                        const line_place &place, int n, int count, raw<T, 1> (&values)[K])
+__device__ __forceinline__ void request_values(const normfuse_cuda_arguments &a, const normfuse_view &view,
+                                               const line_place &place, int n, int count, raw<T, 1> (&values)[K])
 {
     const char *from = line_of<T>(a, view, place, n);
-    /* From one to the next: addresses that follow from a base are kept in registers, all of them. */
+    /* From one to the next: addresses that follow from a base are held in registers, all of them. */
 #pragma unroll
     for (int k = 0; k < K; k++) {
         load_where(k < count, values[k], from);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void request(const normfuse_cuda_arguments &a, const 
     }
 }
 
-/* Its parameters are asked for once, and a thread joins the sums of its positions by itself. */
+/* Its parameters are requested once, and a thread joins the sums of its positions by itself. */
 __device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
 {
     return g.group == 1;
@@ -97,10 +97,10 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
 {
     const normfuse_problem &p = a.problem;
     if (is_one_channel(a.geometry)) {
-        const auto ask = [&](const normfuse_parameter &of) {
-            return ask_at_once(of, n * of.batch + place.group * of.channel, count > 0);
+        const auto request = [&](const normfuse_parameter &of) {
+            return request_at_once(of, n * of.batch + place.group * of.channel, count > 0);
         };
-        const asked_weights found = {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+        const requested_weights found = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
         R slope, offset;
         weigh(p, found, slope, offset);
 #pragma unroll 1
@@ -110,15 +110,15 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
     }
 #pragma unroll 1
     for (int first = 0; first < a.geometry.segment_rows; first += M) {
-        asked_weights found[M];
+        requested_weights found[M];
 #pragma unroll
         for (int i = 0; i < M; i++) {
             const bool wanted = first + i < count;
             const int64_t c = place.channel_of(a, first + i);
-            const auto ask = [&](const normfuse_parameter &of) {
-                return ask_at_once(of, n * of.batch + c * of.channel, wanted);
+            const auto request = [&](const normfuse_parameter &of) {
+                return request_at_once(of, n * of.batch + c * of.channel, wanted);
             };
-            found[i] = {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+            found[i] = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
         }
 #pragma unroll
         for (int i = 0; i < M; i++) {
@@ -146,7 +146,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ R base_of[most_line_warps], sum_of[most_line_warps], square_of[most_line_warps];
+    __shared__ R base_of[max_line_warps], sum_of[max_line_warps], square_of[max_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide);
     const line_place place(a, (int)blockIdx.x - part * g.blocks_wide);
@@ -157,9 +157,11 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const bool modulated = p.scale.data || p.shift.data;
     const R values = (R)g.rows, share = R(1) / values;
 
-    raw<T, 1> asked[K];
-    const auto ask = [&](int n) { request<T, K>(a, p.x, place, n, n < samples ? place.count : 0, asked); };
-    ask(part * g.sets_a_block + place.sample);
+    raw<T, 1> requested[K];
+    const auto request_sample = [&](int n) {
+        request_values<T, K>(a, p.x, place, n, n < samples ? place.count : 0, requested);
+    };
+    request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
         prepare_line<slots_at_once>(a, place, 0, place.count, own);
 
@@ -169,10 +171,10 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         R x[K];
         raw<T, 1> more[K];
         if (p.pre_add.data)
-            request<T, K>(a, p.pre_add, place, n, count, more);
+            request_values<T, K>(a, p.pre_add, place, n, count, more);
 #pragma unroll
         for (int k = 0; k < K; k++)
-            x[k] = number_of<T>(asked[k]);
+            x[k] = number_of<T>(requested[k]);
         if (p.pre_add.data) {
             take_addition<T, K>(more, x);
             if (p.u.data) {
@@ -186,8 +188,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             }
         }
         if (p.post_add.data)
-            request<T, K>(a, p.post_add, place, n, count, more);
-        ask(n + apart);
+            request_values<T, K>(a, p.post_add, place, n, count, more);
+        request_sample(n + apart);
         if (modulated)
             prepare_line<1>(a, place, n, count, own);
 
@@ -256,7 +258,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                     z[i] = fma(x[begin + i], slope, by.second - rest * slope);
                     if (p.post_add.data)
                         z[i] += number_of<T>(more[begin + i]);
-                    if (takes_half<fast, true>(decltype(chosen)::known))
+                    if (takes_half<fast, true>(decltype(chosen)::constant))
                         z[i] *= R(0.5);
                 }
                 activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
@@ -326,7 +328,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ totals<R> of_warps[2][most_line_warps];
+    __shared__ totals<R> of_warps[2][max_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide), block_of_row = (int)blockIdx.x - part * g.blocks_wide;
     const line_place place(a, block_of_row);
@@ -338,16 +340,16 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     const bool has_post = p.post_add.data && p.activation != NORMFUSE_IDENTITY;
     const R portion = R(1) / (R)p.set_values;
 
-    raw<T, 1> asked_x[K], asked_dy[K];
-    asked asked_mean, asked_rstd;
-    const auto ask = [&](int n) {
+    raw<T, 1> requested_x[K], requested_dy[K];
+    requested_value requested_mean, requested_rstd;
+    const auto request_sample = [&](int n) {
         const int count = n < samples ? place.count : 0;
-        asked_mean = ask_at_once(p.mean, n * p.mean.batch + place.group * p.mean.channel, count > 0);
-        asked_rstd = ask_at_once(p.rstd, n * p.rstd.batch + place.group * p.rstd.channel, count > 0);
-        request<T, K>(a, p.x, place, n, count, asked_x);
-        request<T, K>(a, p.dy, place, n, count, asked_dy);
+        requested_mean = request_at_once(p.mean, n * p.mean.batch + place.group * p.mean.channel, count > 0);
+        requested_rstd = request_at_once(p.rstd, n * p.rstd.batch + place.group * p.rstd.channel, count > 0);
+        request_values<T, K>(a, p.x, place, n, count, requested_x);
+        request_values<T, K>(a, p.dy, place, n, count, requested_dy);
     };
-    ask(part * g.sets_a_block + place.sample);
+    request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
         prepare_line<slots_at_once>(a, place, 0, place.count, own);
     R plain[K], normalized[K]; /* of each position, over samples */
@@ -362,19 +364,19 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         R x[K], dy[K];
         raw<T, 1> more[K];
         if (p.pre_add.data)
-            request<T, K>(a, p.pre_add, place, n, count, more);
+            request_values<T, K>(a, p.pre_add, place, n, count, more);
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            x[k] = number_of<T>(asked_x[k]);
-            dy[k] = number_of<T>(asked_dy[k]);
+            x[k] = number_of<T>(requested_x[k]);
+            dy[k] = number_of<T>(requested_dy[k]);
         }
         if (p.pre_add.data)
             take_addition<T, K>(more, x);
-        const double mean = told_of<double>(asked_mean, p.mean.type);
-        const R rstd = told_of<R>(asked_rstd, p.rstd.type);
+        const double mean = receive<double>(requested_mean, p.mean.type);
+        const R rstd = receive<R>(requested_rstd, p.rstd.type);
         const R about = (R)mean, rest = (R)(mean - (double)about);
         if (has_post)
-            request<T, K>(a, p.post_add, place, n, count, more);
+            request_values<T, K>(a, p.post_add, place, n, count, more);
         if (modulated)
             prepare_line<1>(a, place, n, count, own);
 #pragma unroll
@@ -383,13 +385,13 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
 
         /* dy becomes what came through the activation. */
         choose_activation<true, true>(p.activation, [&](auto chosen) {
-            if (decltype(chosen)::known != NORMFUSE_IDENTITY) {
+            if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
 #pragma unroll
                 for (int begin = 0; begin < K; begin += slots_at_once) {
                     if (begin >= g.segment_rows)
                         break;
                     R z[slots_at_once], by[slots_at_once];
-                    const bool half = takes_half<fast, true>(decltype(chosen)::known);
+                    const bool half = takes_half<fast, true>(decltype(chosen)::constant);
 #pragma unroll
                     for (int i = 0; i < slots_at_once; i++) {
                         const line_pair<R> pair = own[begin + i];
@@ -409,8 +411,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
             }
         });
         if (p.du.data)
-            request<T, K>(a, p.du, place, n, count, more);
-        ask(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
+            request_values<T, K>(a, p.du, place, n, count, more);
+        request_sample(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
 
         /* dy becomes its part of dx, slope dy'. */
         char *to_addition = line_of<T>(a, p.dpost_add, place, n);

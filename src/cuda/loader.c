@@ -33,7 +33,7 @@ const char *normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
-/* Answers about occupancy: see occupancy_key. A call asks for a handful; few enough slots to stay in the cache. */
+/* Answers about occupancy: see occupancy_key. A call requests a handful; few enough slots to stay in the cache. */
 enum { OCCUPANCY_SLOTS = 512, OCCUPANCY_PROBES = 8 };
 
 struct device {
@@ -64,7 +64,7 @@ struct loaded {
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(struct loaded *) known;
+static _Atomic(struct loaded *) newest;
 static const struct normfuse_cuda_driver *stand_in;
 /* What a call finds where there is no memory for more. */
 #define NO_MEMORY "no memory for the list of devices"
@@ -98,7 +98,7 @@ __attribute__((format(printf, 3, 4))) static normfuse_status fail(struct loaded 
     return status;
 }
 
-/* Fills loaded->driver. The version is asked for first: an older driver lacks some of the rest. */
+/* Fills loaded->driver. The version is requested first: an older driver lacks some of the rest. */
 static normfuse_status find_entries(struct loaded *loaded)
 {
     static void *opened; /* for good; under the mutex */
@@ -263,17 +263,17 @@ static void after_fork_in_child(void)
 
 static bool follows_forks(void)
 {
-    static _Atomic(bool) is_told; /* twice does no harm */
-    if (!atomic_load(&is_told))
-        atomic_store(&is_told, pthread_atfork(NULL, NULL, after_fork_in_child) == 0);
-    return atomic_load(&is_told);
+    static _Atomic(bool) is_registered; /* twice does no harm */
+    if (!atomic_load(&is_registered))
+        atomic_store(&is_registered, pthread_atfork(NULL, NULL, after_fork_in_child) == 0);
+    return atomic_load(&is_registered);
 }
 
 /* The driver's state. Devices that were found are kept; without any the next call looks again: a driver may be
  * installed or started later, memory may be free. */
-static struct loaded *driver_known(void)
+static struct loaded *current_driver(void)
 {
-    struct loaded *loaded = atomic_load_explicit(&known, memory_order_acquire);
+    struct loaded *loaded = atomic_load_explicit(&newest, memory_order_acquire);
     if (loaded != NULL && loaded->devices > 0)
         return loaded;
     if (!follows_forks())
@@ -281,7 +281,7 @@ static struct loaded *driver_known(void)
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     pthread_mutex_lock(&mutex);
-    loaded = atomic_load_explicit(&known, memory_order_relaxed);
+    loaded = atomic_load_explicit(&newest, memory_order_relaxed);
     if (loaded == NULL || loaded->devices == 0) {
         struct loaded *const now = calloc(1, sizeof *now);
         if (now != NULL) {
@@ -295,7 +295,7 @@ static struct loaded *driver_known(void)
         } else {
             now->before = loaded;
             loaded = now;
-            atomic_store_explicit(&known, loaded, memory_order_release);
+            atomic_store_explicit(&newest, loaded, memory_order_release);
         }
     }
     pthread_mutex_unlock(&mutex);
@@ -380,17 +380,17 @@ static normfuse_status refuse_kernels(const char *call, const struct device *dev
 /* Under the mutex. */
 static normfuse_status find_kernels(const char *call, const struct device *device)
 {
-    enum { MOST_IMAGES = 64 };
+    enum { MAX_IMAGES = 64 };
     struct loaded *const loaded = device->loaded;
     const struct normfuse_cuda_driver *const driver = &loaded->driver;
     const bool general_alone = device->facts.general_alone;
-    const size_t most_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MOST_IMAGES;
+    const size_t max_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MAX_IMAGES;
     CUkernel *const kernels = loaded->kernels[general_alone].of;
-    CUlibrary libraries[MOST_IMAGES];
+    CUlibrary libraries[MAX_IMAGES];
     size_t images = 0;
     const char *refused = "the images";
     CUresult result = CUDA_SUCCESS;
-    while (result == CUDA_SUCCESS && images < most_images && normfuse_cuda_images[images] != NULL) {
+    while (result == CUDA_SUCCESS && images < max_images && normfuse_cuda_images[images] != NULL) {
         result =
             driver->cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
         images += result == CUDA_SUCCESS;
@@ -419,7 +419,7 @@ static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel
 }
 
 /* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
-static CUresult allow_most(const struct device *device, CUkernel kernel)
+static CUresult allow_max_shared(const struct device *device, CUkernel kernel)
 {
     const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     int fixed = 0;
@@ -450,14 +450,14 @@ static CUresult load_into_context(struct device *device, const char **refused)
         if (result == CUDA_SUCCESS)
             result = driver->cuFuncLoad(function);
         if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
-            result = allow_most(device, kernel);
+            result = allow_max_shared(device, kernel);
     }
     leave(device, pushed);
     return result;
 }
 
 /* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
- * survive: this asks for it ahead. */
+ * survive: this requests it ahead. */
 static normfuse_status load_kernels(const char *call, struct device *device)
 {
     const char *refused;
@@ -477,7 +477,7 @@ static normfuse_status load_kernels(const char *call, struct device *device)
 
 static normfuse_status find_device(const char *call, int32_t ordinal, struct device **device)
 {
-    struct loaded *const driver = driver_known();
+    struct loaded *const driver = current_driver();
     if (driver->status != NORMFUSE_OK)
         return normfuse_refuse(driver->status, "%s: %s", call, driver->problem);
     if (ordinal < 0 || ordinal >= driver->devices)
@@ -537,10 +537,10 @@ static struct device *own(const struct normfuse_cuda_device *facts)
     return (struct device *)(uintptr_t)facts;
 }
 
-enum { MOST_ATTRIBUTES = 3 };
+enum { MAX_ATTRIBUTES = 3 };
 
 static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstream stream,
-                                CUlaunchAttribute attributes[static MOST_ATTRIBUTES])
+                                CUlaunchAttribute attributes[static MAX_ATTRIBUTES])
 {
     unsigned count = 0;
     if (launch->cluster > 1)
@@ -568,7 +568,7 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
 {
     struct device *const found = own(device);
     const struct normfuse_cuda_driver *const driver = &found->loaded->driver;
-    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
     void *arguments;
@@ -602,22 +602,22 @@ static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_
 
 _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
 
-static CUresult ask_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch, uint32_t cluster,
-                              int *answer)
+static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch,
+                                  uint32_t cluster, int *answer)
 {
     const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     const CUfunction function = (CUfunction)kernel_of(device, launch->kernel);
     if (cluster == 0)
         return driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
                                                                    launch->shared);
-    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
-    struct normfuse_cuda_launch asked = *launch;
+    CUlaunchAttribute attributes[MAX_ATTRIBUTES];
+    struct normfuse_cuda_launch alone = *launch;
     /* Residency does not depend on these, but the driver refuses to answer for some of them. */
-    asked.cooperative = false;
-    asked.dependent = false;
+    alone.cooperative = false;
+    alone.dependent = false;
     /* Nor on the grid, but the driver wants one. */
-    asked.grid = cluster;
-    const CUlaunchConfig config = configure(&asked, NULL, attributes);
+    alone.grid = cluster;
+    const CUlaunchConfig config = configure(&alone, NULL, attributes);
     return driver->cuOccupancyMaxActiveClusters(answer, function, &config);
 }
 
@@ -654,7 +654,7 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
     int answer = 0;
     CUresult result = enter(found, &pushed);
     if (result == CUDA_SUCCESS)
-        result = ask_occupancy(found, launch, cluster, &answer);
+        result = request_occupancy(found, launch, cluster, &answer);
     leave(found, pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
     if (result != CUDA_SUCCESS || answer < 0) {
@@ -687,12 +687,12 @@ int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *devic
 
 const char *normfuse_cuda_state(void)
 {
-    return driver_known()->state;
+    return current_driver()->state;
 }
 
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver)
 {
-    for (struct loaded *loaded = atomic_exchange(&known, NULL), *before; loaded != NULL; loaded = before) {
+    for (struct loaded *loaded = atomic_exchange(&newest, NULL), *before; loaded != NULL; loaded = before) {
         before = loaded->before;
         forget(loaded);
     }

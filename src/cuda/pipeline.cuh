@@ -9,11 +9,11 @@
 
 #include "columns_parameters.cuh"
 
-constexpr int most_stages = 32;
+constexpr int max_stages = 32;
 
 /* A stage is full when the bytes that its producer announced are there, empty when every warp is done with it. */
 struct pipeline_barriers {
-    uint64_t full[most_stages], empty[most_stages];
+    uint64_t full[max_stages], empty[max_stages];
 };
 
 enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
@@ -22,15 +22,15 @@ enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_
  * that are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks
  * are near one another. Tile t lies in stage t % stages whenever it is there. */
 struct grid_part {
-    int team, part, tiles, tile_vectors, stages;
+    int block_group, part, tiles, tile_vectors, stages;
     int vectors; /* from the block's first one to the end of its part, or of the sample */
     int apart;   /* vectors from one tile to the next */
     unsigned at; /* bytes from the beginning of a sample */
 
     __device__ __forceinline__ explicit grid_part(const normfuse_cuda_columns &a)
     {
-        team = divide((int)blockIdx.x, a.by_parts);
-        part = (int)blockIdx.x - team * a.parts;
+        block_group = divide((int)blockIdx.x, a.by_parts);
+        part = (int)blockIdx.x - block_group * a.parts;
         const int tile_rows = (int)a.of.grid.by_tile.divisor,
                   first = part * (a.of.grid.interleaved ? tile_rows : a.part_rows);
         const int rows = a.rows - first;
@@ -66,25 +66,25 @@ struct grid_part {
 struct stage_parities {
     unsigned bits = 0;
 
-    __device__ __forceinline__ void await_stage(uint64_t (&barriers)[most_stages], int stage)
+    __device__ __forceinline__ void await_stage(uint64_t (&barriers)[max_stages], int stage)
     {
         await(barriers[stage], bits >> stage & 1);
         bits ^= 1u << stage;
     }
 };
 
-/* The thread that asks for tiles, each of `tensors` tensors. */
+/* The thread that requests tiles, each of `tensors` tensors. */
 template <int tensors> struct tile_producer {
     pipeline_barriers &barriers;
     uint4 *pipeline;
-    int soon;                  /* tiles that the L2 is to keep until they are read again */
+    int l2_tiles;              /* tiles that the L2 is to keep until they are read again */
     const char *from[tensors]; /* the sample */
     stage_parities free;
     unsigned used = 0; /* stages that were filled before */
     l2_policies policies;
 
-    __device__ __forceinline__ tile_producer(pipeline_barriers &barriers, uint4 *pipeline, int soon)
-        : barriers(barriers), pipeline(pipeline), soon(soon)
+    __device__ __forceinline__ tile_producer(pipeline_barriers &barriers, uint4 *pipeline, int l2_tiles)
+        : barriers(barriers), pipeline(pipeline), l2_tiles(l2_tiles)
     {
     }
     __device__ __forceinline__ void fill(const grid_part &own, int tile, int stage, uint64_t policy)
@@ -105,7 +105,7 @@ template <int tensors> struct tile_producer {
         int stage = 0;
 #pragma unroll 1
         for (int tile = 0; tile < own.tiles; tile++) {
-            fill(own, tile, stage, tile < again && tile >= again - soon ? policies.last : policies.first);
+            fill(own, tile, stage, tile < again && tile >= again - l2_tiles ? policies.last : policies.first);
             stage = stage + 1 == own.stages ? 0 : stage + 1;
         }
     }

@@ -14,7 +14,7 @@
 static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geometry *geometry,
                               enum normfuse_cuda_kernel kernel, int64_t items, int64_t parts)
 {
-    const int64_t lanes = normfuse_cuda_lanes_of_parts(parts), threads = most(lanes, 128);
+    const int64_t lanes = normfuse_cuda_lanes_of_parts(parts), threads = maximum(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
     *step = (struct step){.kernel = kernel, .threads = (uint32_t)threads, .blocks = divide_up(items, threads / lanes)};
     step->geometry = *geometry;
@@ -28,11 +28,11 @@ static struct step *add_small(struct plan *plan, const struct normfuse_cuda_geom
 static void add_statistics(struct plan *plan, const struct normfuse_cuda_geometry *geometry, int64_t sets,
                            int64_t parts)
 {
-    enum { MANY_PARTS = 4096, SHARE = 1024, MOST_SHARES = 256 };
+    enum { MANY_PARTS = 4096, SHARE = 1024, MAX_SHARES = 256 };
     struct normfuse_cuda_geometry shared = *geometry;
     shared.shares = 0;
-    if (parts > MANY_PARTS && sets * MOST_SHARES < INT32_MAX) {
-        shared.shares = (int32_t)least(MOST_SHARES, divide_up(parts, SHARE));
+    if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
+        shared.shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
         shared.by_shares = normfuse_cuda_divisor_of(shared.shares);
         add_small(plan, &shared, NORMFUSE_CUDA_shares, sets * shared.shares, parts);
     }
@@ -43,9 +43,9 @@ static void add_statistics(struct plan *plan, const struct normfuse_cuda_geometr
 static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients)
 {
     const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
-    const int64_t slots = most(1, g->sum_slots), samples = g->sums_by_channel ? 1 : p->n;
+    const int64_t slots = maximum(1, g->sum_slots), samples = g->sums_by_channel ? 1 : p->n;
     const int64_t of_set = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups * slots : slots;
-    const int64_t parts = most(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
+    const int64_t parts = maximum(sets > 0 ? of_set : 0, wants_gradients ? samples * slots : 0);
     struct step *const step = add_small(plan, g, NORMFUSE_CUDA_gradients, sets, parts);
     const int64_t a_block = (int64_t)step->threads / step->geometry.lanes;
     step->geometry.totals_blocks = (int32_t)step->blocks;
@@ -63,7 +63,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t samples = g->sums_by_channel ? 1 : p->n;
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
-    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->teams < g->sets;
+    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->sets;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
         spans_samples(step, p->columns) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
@@ -91,8 +91,8 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
 }
 
-/* A kernel that does `phases`; `keeps`: of what it holds on the chip. */
-static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source, bool keeps)
+/* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
+static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source, bool holds)
 {
     struct step *const step = &plan->steps[plan->count];
     *step = (struct step){0};
@@ -100,21 +100,21 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     const bool sums = (phases & first) != 0;
     bool found;
     struct shape general = *shape;
-    if (keeps && shape->unaligned_samples) {
+    if (holds && shape->unaligned_samples) {
         general = normfuse_cuda_narrowed(shape);
         shape = &general;
-    } else if (keeps && shape->problem->columns && shape->direction == BACKWARD &&
+    } else if (holds && shape->problem->columns && shape->direction == BACKWARD &&
                is_rare(shape->problem->activation)) {
         general.plain = general.compact = general.few_rows = general.batch = false;
         shape = &general;
     }
     const bool sums_alone = sums && !(phases & ~first);
-    found = keeps ? normfuse_cuda_hold(shape, step)
-            : (!shape->plain && !shape->added) || normfuse_cuda_has_short_rows(shape)
+    found = holds ? normfuse_cuda_hold(shape, step)
+            : (!shape->plain && !shape->residual) || normfuse_cuda_has_short_rows(shape)
                 ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
             : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
                                       : normfuse_cuda_pass_rows(shape, step, sums_alone);
-    if (!found && !keeps) {
+    if (!found && !holds) {
         *step = (struct step){0};
         found = normfuse_cuda_pass_general(shape, step, sums, !sums_alone);
     }
@@ -130,18 +130,18 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     return true;
 }
 
-/* What the blocks of the whole grid tell one another, `word` bytes a part; twice, so that rounds do not meet. */
+/* What the blocks of the whole grid send one another, `word` bytes a part; twice, so that rounds do not meet. */
 static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    return step->needs_grid_barriers ? (size_t)(2 * g->teams * groups * g->parts) * word : 0;
+    return step->needs_grid_barriers ? (size_t)(2 * g->block_groups * groups * g->parts) * word : 0;
 }
 
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
-static bool keeps_additions(const struct shape *shape)
+static bool holds_residual(const struct shape *shape)
 {
-    return !shape->added || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
+    return !shape->residual || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
 }
 
 static bool plan_forward(const struct shape *shape, struct plan *plan)
@@ -156,11 +156,11 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
     if (p->sets == NORMFUSE_SETS_NONE)
         return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, given, false);
-    bool kept = false;
+    bool held = false;
     if (statistics && applies && p->y.data != NULL && !empty)
-        kept =
-            keeps_additions(shape) && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
-    if (!kept) {
+        held =
+            holds_residual(shape) && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
+    if (!held) {
         const struct normfuse_cuda_geometry *summed = &nothing;
         /* The sums are of x alone where nothing is added to it. */
         struct normfuse_problem bare = *p;
@@ -176,11 +176,11 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
                 return false;
             summed = &plan->steps[plan->count - 1].geometry;
             const int64_t split = nothing.group / summed->group;
-            plan->partials = (size_t)(sets * split * summed->parts * most(1, summed->copies)) * 24;
+            plan->partials = (size_t)(sets * split * summed->parts * maximum(1, summed->copies)) * 24;
         }
         if (sets > 0)
             add_statistics(plan, summed, sets,
-                           statistics ? nothing.group / summed->group * summed->parts * most(1, summed->copies) : 1);
+                           statistics ? nothing.group / summed->group * summed->parts * maximum(1, summed->copies) : 1);
         if (applies && p->y.data != NULL && !empty) {
             if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false))
                 return false;
@@ -212,16 +212,16 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
     plan->sums_geometry = nothing;
     if (!empty) {
-        bool kept = false;
+        bool held = false;
         if (wants_dx && !centred && sums) {
             /* dx needs no sums: one reading in any case. */
-            kept = add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false);
-            if (!kept)
+            held = add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false);
+            if (!held)
                 return false;
             plan->sums_geometry = plan->steps[0].geometry;
         } else if (wants_dx && centred && sums) {
-            kept = keeps_additions(shape) && add_step(shape, plan, both, source, true);
-            if (kept) {
+            held = holds_residual(shape) && add_step(shape, plan, both, source, true);
+            if (held) {
                 struct step *const step = &plan->steps[0];
                 plan->sums_geometry = step->geometry;
                 plan->partials = bytes_of_partials(shape, step, 16);
@@ -230,7 +230,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                     wants_gradients = false;
             }
         }
-        if (!kept) {
+        if (!held) {
             if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL)) {
                 if (!add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
                     return false;
@@ -244,7 +244,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
                 }
                 struct normfuse_problem rest = *p;
                 struct shape of_dz = *shape;
-                const bool stored = plan->steps[0].geometry.stores_dz || (shape->added && centred);
+                const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
                 if (stored) {
                     normfuse_cuda_go_on_from_dz(&rest);
                     (void)normfuse_cuda_shape_of(&rest, shape->device, shape->has_grid_barriers, &of_dz);
@@ -305,7 +305,7 @@ void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct 
  * last plans, and each its own last one, which it need not lock. Of a pointer what the plan depends on is compared. */
 enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 
-struct known_plan {
+struct cached_plan {
     struct normfuse_problem key;
     uint64_t device;                           /* its serial number; 0: nothing is known here */
     const struct normfuse_cuda_tuning *tuning; /* that was loaded */
@@ -315,8 +315,8 @@ struct known_plan {
 
 static struct {
     pthread_mutex_t mutex;
-    struct known_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
-    unsigned next;                        /* of these, the one that is given up where all are taken */
+    struct cached_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
+    unsigned next;                         /* of these, the one that is given up where all are taken */
 } remembered = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static struct normfuse_problem key_of(const struct normfuse_problem *problem)
@@ -349,16 +349,16 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
                                                       &problem->shift,  &problem->dweight,      &problem->dbias,
                                                       &problem->dscale, &problem->dshift,       &problem->mean,
                                                       &problem->rstd,   &problem->running_mean, &problem->running_var};
-    struct normfuse_parameter *const kept[] = {&key.weight,  &key.bias,  &key.scale,        &key.shift,
-                                               &key.dweight, &key.dbias, &key.dscale,       &key.dshift,
-                                               &key.mean,    &key.rstd,  &key.running_mean, &key.running_var};
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+    struct normfuse_parameter *const of_key[] = {&key.weight,  &key.bias,  &key.scale,        &key.shift,
+                                                 &key.dweight, &key.dbias, &key.dscale,       &key.dshift,
+                                                 &key.mean,    &key.rstd,  &key.running_mean, &key.running_var};
+    for (size_t i = 0; i < sizeof of_key / sizeof *of_key; i++) {
         if (given[i]->data != NULL) {
-            kept[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
-            kept[i]->channel = given[i]->channel;
-            kept[i]->type = given[i]->type;
+            of_key[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
+            of_key[i]->channel = given[i]->channel;
+            of_key[i]->type = given[i]->type;
         }
-        kept[i]->batch = given[i]->batch;
+        of_key[i]->batch = given[i]->batch;
     }
     return key;
 }
@@ -375,43 +375,43 @@ static uint64_t hash_of(const struct normfuse_problem *key)
     return hash;
 }
 
-static bool is_plan_of(const struct known_plan *known, const struct normfuse_problem *key, uint64_t device,
+static bool is_plan_of(const struct cached_plan *cached, const struct normfuse_problem *key, uint64_t device,
                        const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
 {
-    return known->device == device && known->tuning == tuning && known->has_grid_barriers == has_grid_barriers &&
-           memcmp(&known->key, key, sizeof *key) == 0;
+    return cached->device == device && cached->tuning == tuning && cached->has_grid_barriers == has_grid_barriers &&
+           memcmp(&cached->key, key, sizeof *key) == 0;
 }
 
-static bool recall(struct known_plan *known, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
+static bool recall(struct cached_plan *cached, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
                    const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
 {
     bool found = false;
     pthread_mutex_lock(&remembered.mutex);
     for (unsigned i = 0; i < PLACES_OF_A_PLAN && !found; i++) {
-        const struct known_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
+        const struct cached_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
         found = here != NULL && is_plan_of(here, key, device, tuning, has_grid_barriers);
         if (found)
-            *known = *here;
+            *cached = *here;
     }
     pthread_mutex_unlock(&remembered.mutex);
     return found;
 }
 
 /* Nothing is remembered where there is no memory. */
-static void remember(const struct known_plan *known, uint64_t hash)
+static void remember(const struct cached_plan *cached, uint64_t hash)
 {
-    struct known_plan *mine = malloc(sizeof *mine);
+    struct cached_plan *mine = malloc(sizeof *mine);
     if (mine == NULL)
         return;
-    *mine = *known;
+    *mine = *cached;
     pthread_mutex_lock(&remembered.mutex);
-    struct known_plan **place = NULL;
+    struct cached_plan **place = NULL;
     for (unsigned i = 0; i < PLACES_OF_A_PLAN && place == NULL; i++)
         if (remembered.plans[(hash + i) % PLANS_KEPT] == NULL)
             place = &remembered.plans[(hash + i) % PLANS_KEPT];
     if (place == NULL)
         place = &remembered.plans[(hash + remembered.next++ % PLACES_OF_A_PLAN) % PLANS_KEPT];
-    struct known_plan *const before = *place;
+    struct cached_plan *const before = *place;
     *place = mine;
     pthread_mutex_unlock(&remembered.mutex);
     free(before);
@@ -426,7 +426,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          const struct normfuse_cuda_device *device, bool has_grid_barriers,
                                          bool *is_certain)
 {
-    static _Thread_local struct known_plan last;
+    static _Thread_local struct cached_plan last;
     *is_certain = true;
     const struct normfuse_problem key = key_of(problem);
     const struct normfuse_cuda_tuning *const tuning = normfuse_cuda_loaded_tuning();

@@ -6,10 +6,10 @@
 
 #include "schedules.h"
 
-enum { MOST_STEPS = 6 };
+enum { MAX_STEPS = 6 };
 
 struct plan {
-    struct step steps[MOST_STEPS];
+    struct step steps[MAX_STEPS];
     int count;
     /* Bytes of each part of scratch; 0: not there. */
     size_t partials, statistics, sums, totals;

@@ -13,18 +13,18 @@ enum { NORMFUSE_CUDA_WHOLE_SIZES = 4 };
 struct normfuse_cuda_policy {
     int32_t capability; /* the least that this row is for */
     /* Rows. Of two figures the first is of forwards. */
-    int32_t part_bytes[2];       /* that a block keeps at most before a norm group is shared */
+    int32_t part_bytes[2];       /* that a block holds at most before a norm group is shared */
     int32_t small_part_bytes[2]; /* the same of blocks of 128 threads, where a cluster of them holds it; 0: never */
     /* Threads of a block that holds a norm group by itself, most first; 0: no more. */
     int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
-    int32_t most_cluster[2];
-    int32_t passing_slots[2][2]; /* vectors in shared memory of tiles that are not kept; applying, summing */
-    double least_round_bytes;    /* of x that a block of the whole grid keeps, where the grid goes round */
+    int32_t max_cluster[2];
+    int32_t passing_slots[2][2]; /* vectors in shared memory of tiles that are not held; applying, summing */
+    double min_round_bytes;      /* of x that a block of the whole grid holds, where the grid goes round */
     double cycles_a_microsecond; /* of a multiprocessor, about */
     size_t shared_a_block;       /* for two blocks a multiprocessor */
     /* Columns. */
-    size_t resident_bytes; /* that a multiprocessor keeps, registers and shared memory together */
+    size_t resident_bytes; /* that a multiprocessor holds, registers and shared memory together */
     double alone;          /* one block a multiprocessor: nothing overlaps its waiting */
     /* Both. */
     double bytes_a_microsecond, l2_bytes_a_microsecond;
@@ -46,9 +46,9 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
       * 63, 160 67.7 */
      .whole_threads = {{448, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
-     .most_cluster = {8, 8},
+     .max_cluster = {8, 8},
      .passing_slots = {{0, 8}, {8, 8}},
-     .least_round_bytes = 48e3,
+     .min_round_bytes = 48e3,
      .cycles_a_microsecond = 1800,
      .shared_a_block = 112 << 10,
      .resident_bytes = 340 << 10,
@@ -58,7 +58,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
      /* 2x640x32x32 f16 NHWC: 8.1 us, clusters 8.1; 2x320x64x64 backward 20.6, clusters 19.2 */
      .grid_wait = {2.5, 7.5},
      .twice = {1.62, 1.70},
-     .twice_wide = 0.95, /* batch norm 256x2048x7x7 NHWC: 58 us, kept 63; backward 84, kept 93 */
+     .twice_wide = 0.95, /* batch norm 256x2048x7x7 NHWC: 58 us, held 63; backward 84, held 93 */
      /* 1x256x512x512 f16 NHWC 121 and 186 us, 8x128x512x512 bf16 411 and 641; rows: 2x320x8x8 f16 9.0, 4x512x64x64
       * 20.9 */
      .twice_wait = {{9.0, 28.0}, {12.0, 28.0}}},
@@ -67,9 +67,9 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
      .small_part_bytes = {0, 0},
      .whole_threads = {{256, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 32 << 10,
-     .most_cluster = {1, 1},
+     .max_cluster = {1, 1},
      .passing_slots = {{0, 4}, {4, 4}},
-     .least_round_bytes = 24e3,
+     .min_round_bytes = 24e3,
      .cycles_a_microsecond = 1400,
      .shared_a_block = 48 << 10,
      .resident_bytes = 150 << 10,

@@ -21,36 +21,36 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer)
 
 /* Keeps the compiler from holding values that can be had again from what it holds anyway: without it unpacked copies of
  * all vectors of a thread live from the sums to the stores and spill. */
-__device__ __forceinline__ void forget(uint4 &vector)
+__device__ __forceinline__ void compiler_barrier(uint4 &vector)
 {
     asm volatile("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));
 }
-__device__ __forceinline__ void forget(unsigned short &vector)
+__device__ __forceinline__ void compiler_barrier(unsigned short &vector)
 {
     asm volatile("" : "+h"(vector));
 }
-__device__ __forceinline__ void forget(float &vector)
+__device__ __forceinline__ void compiler_barrier(float &vector)
 {
     asm volatile("" : "+f"(vector));
 }
-__device__ __forceinline__ void forget(double &vector)
+__device__ __forceinline__ void compiler_barrier(double &vector)
 {
     asm volatile("" : "+d"(vector));
 }
-__device__ __forceinline__ void forget(int &value)
+__device__ __forceinline__ void compiler_barrier(int &value)
 {
     asm volatile("" : "+r"(value));
 }
-__device__ __forceinline__ void forget(int &value, int &other)
+__device__ __forceinline__ void compiler_barrier(int &value, int &other)
 {
     asm volatile("" : "+r"(value), "+r"(other));
 }
-/* Keeps the compiler from finding again what it has in a register. */
-__device__ __forceinline__ void keep(unsigned &value)
+/* Hides from the compiler how a value was found: it holds the value in a register instead of finding it again. */
+__device__ __forceinline__ void make_opaque(unsigned &value)
 {
     asm("" : "+r"(value));
 }
-__device__ __forceinline__ char *kept(char *address)
+__device__ __forceinline__ char *opaque(char *address)
 {
     asm("" : "+l"(address));
     return address;
@@ -76,17 +76,17 @@ __device__ __forceinline__ float fast_tanh(float z)
 /* maximum that keeps a NaN */
 __device__ __forceinline__ float relu_of(float z)
 {
-    float most;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(most) : "f"(z));
-    return most;
+    float maximum;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(maximum) : "f"(z));
+    return maximum;
 }
 
 /* minimum of z and 6 that keeps a NaN */
-__device__ __forceinline__ float at_most_6(float z)
+__device__ __forceinline__ float min_with_6(float z)
 {
-    float least;
-    asm("min.NaN.f32 %0, %1, 0f40C00000;" : "=f"(least) : "f"(z));
-    return least;
+    float minimum;
+    asm("min.NaN.f32 %0, %1, 0f40C00000;" : "=f"(minimum) : "f"(z));
+    return minimum;
 }
 
 /* ---- loads ------------------------------------------------------------------------------------------------------- */
@@ -321,17 +321,17 @@ __device__ __forceinline__ void follow_kernel()
 
 /* Blocks of a cluster send one another numbers by asynchronous stores, whose bytes a barrier in the receiver's shared
  * memory counts: nobody waits for his own writes, as the fence of a cluster-wide barrier with release makes him (under
- * load that is a trip to memory and back). A block that has all of its mail may leave, and one that waits for mail is
- * there to receive it. */
-struct mailbox {
+ * load that is a trip to memory and back). A block whose mailbox is full may leave, and one that waits for its own is
+ * there to receive. */
+struct cluster_mailbox {
     uint64_t barrier;
 };
 
 #if __CUDA_ARCH__ >= 900
 /* By all threads of each block, early: `bytes` will come. */
-__device__ __forceinline__ void open_box(mailbox &box, int bytes)
+__device__ __forceinline__ void open_mailbox(cluster_mailbox &mailbox, int bytes)
 {
-    const unsigned address = shared_address(&box.barrier);
+    const unsigned address = shared_address(&mailbox.barrier);
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -343,70 +343,70 @@ __device__ __forceinline__ void open_box(mailbox &box, int bytes)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     __syncwarp();
 }
-/* Once, by all threads, when the block's boxes are open. */
-__device__ __forceinline__ void announce_boxes()
+/* Once, by all threads, when the block's mailboxes are open. */
+__device__ __forceinline__ void announce_mailboxes()
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-/* Once, by all threads, before the first is sent: every block has opened its box. */
-__device__ __forceinline__ void await_boxes()
+/* Once, by all threads, before the first is sent: every block has opened its mailbox. */
+__device__ __forceinline__ void await_open_mailboxes()
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 /* Eight bytes into the same place of another block's shared memory. */
-__device__ __forceinline__ void send(mailbox &box, double *place, int rank, double value)
+__device__ __forceinline__ void send(cluster_mailbox &mailbox, double *place, int rank, double value)
 {
     unsigned address, barrier;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&box.barrier)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&mailbox.barrier)), "r"(rank));
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address),
                  "l"(__double_as_longlong(value)), "r"(barrier)
                  : "memory");
 }
 /* The same of four floats. */
-__device__ __forceinline__ void send_four(mailbox &box, float4 *place, int rank, float4 value)
+__device__ __forceinline__ void send_four(cluster_mailbox &mailbox, float4 *place, int rank, float4 value)
 {
     unsigned address, barrier;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&box.barrier)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&mailbox.barrier)), "r"(rank));
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
         "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
         : "memory");
 }
-__device__ __forceinline__ void await_mail(mailbox &box)
+__device__ __forceinline__ void await_mailbox(cluster_mailbox &mailbox)
 {
     asm volatile("{\n"
                  ".reg .pred arrived;\n"
                  "again%=:\n"
                  "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 arrived, [%0], 0;\n"
                  "@!arrived bra again%=;\n"
-                 "}" ::"r"(shared_address(&box.barrier))
+                 "}" ::"r"(shared_address(&mailbox.barrier))
                  : "memory");
 }
 #else
-/* No launch asks for clusters here. */
-__device__ __forceinline__ void open_box(mailbox &, int)
+/* No launch requests clusters here. */
+__device__ __forceinline__ void open_mailbox(cluster_mailbox &, int)
 {
     __trap();
 }
-__device__ __forceinline__ void announce_boxes()
+__device__ __forceinline__ void announce_mailboxes()
 {
     __trap();
 }
-__device__ __forceinline__ void await_boxes()
+__device__ __forceinline__ void await_open_mailboxes()
 {
     __trap();
 }
-__device__ __forceinline__ void send(mailbox &, double *, int, double)
+__device__ __forceinline__ void send(cluster_mailbox &, double *, int, double)
 {
     __trap();
 }
-__device__ __forceinline__ void send_four(mailbox &, float4 *, int, float4)
+__device__ __forceinline__ void send_four(cluster_mailbox &, float4 *, int, float4)
 {
     __trap();
 }
-__device__ __forceinline__ void await_mail(mailbox &)
+__device__ __forceinline__ void await_mailbox(cluster_mailbox &)
 {
     __trap();
 }

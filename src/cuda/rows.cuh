@@ -9,15 +9,15 @@
 #include "join.cuh"
 
 /* Of a block: policy.h has none larger. */
-constexpr int most_row_warps = 16;
+constexpr int max_row_warps = 16;
 
 /* Where the grid goes round, the two blocks of a multiprocessor would read, wait and write at the same time: the second
  * one begins later, so that one reads while the other writes. */
-__device__ __forceinline__ void begin_late(const normfuse_cuda_geometry &g)
+__device__ __forceinline__ void begin_staggered(const normfuse_cuda_geometry &g)
 {
-    if (g.late_cycles > 0 && (int)blockIdx.x >= g.late_blocks) {
+    if (g.stagger_cycles > 0 && (int)blockIdx.x >= g.staggered_blocks) {
         const int64_t begin = clock64();
-        while (clock64() - begin < g.late_cycles)
+        while (clock64() - begin < g.stagger_cycles)
             ;
     }
 }
@@ -39,15 +39,16 @@ __device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int s
 template <typename R>
 __device__ __forceinline__ void weigh_channel(const normfuse_problem &p, int64_t n, int64_t c, R &slope, R &offset)
 {
-    const auto asked = [&](const normfuse_parameter &of) {
-        return of.data ? ask<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
+    const auto request = [&](const normfuse_parameter &of) {
+        return of.data ? request_bits<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
     };
-    const bits<R> weight = asked(p.weight), bias = asked(p.bias), scale = asked(p.scale), shift = asked(p.shift);
-    const R more = p.scale.data ? R(1) + told<R>(scale, p.scale.type) : R(1);
-    slope = p.weight.data ? told<R>(weight, p.weight.type) * more : more;
-    offset = p.bias.data ? told<R>(bias, p.bias.type) * more : R(0);
+    const bits<R> weight = request(p.weight), bias = request(p.bias), scale = request(p.scale),
+                  shift = request(p.shift);
+    const R more = p.scale.data ? R(1) + receive<R>(scale, p.scale.type) : R(1);
+    slope = p.weight.data ? receive<R>(weight, p.weight.type) * more : more;
+    offset = p.bias.data ? receive<R>(bias, p.bias.type) * more : R(0);
     if (p.shift.data)
-        offset += told<R>(shift, p.shift.type);
+        offset += receive<R>(shift, p.shift.type);
 }
 
 /* Where a thread's vectors are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
@@ -91,7 +92,7 @@ __device__ __forceinline__ row_vectors vectors_of(const normfuse_cuda_arguments 
     return vectors;
 }
 
-/* Where a block has one set at a time: what its channel i is weighed by, asked for ahead of the vectors. Behind them it
+/* Where a block has one set at a time: what its channel i is weighed by, requested ahead of the vectors. Behind them it
  * would come last, and what waits for it would begin when all is there. */
 __device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, const row_vectors &vectors, int i)
 {
@@ -102,28 +103,28 @@ __device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, co
     return i < a.geometry.coefficients &&
            (a.problem.sets == NORMFUSE_SETS_BATCH || vectors.first_outer + i < a.geometry.outer);
 }
-struct asked_weights {
-    asked weight, bias, scale, shift;
+struct requested_weights {
+    requested_value weight, bias, scale, shift;
 };
-__device__ __forceinline__ asked_weights ask_weights(const normfuse_cuda_arguments &a, const row_vectors &vectors,
-                                                     int i)
+__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &a,
+                                                             const row_vectors &vectors, int i)
 {
     const normfuse_problem &p = a.problem;
     const bool wanted = has_channel(a, vectors, i);
     const int n = vectors.n, c = channel_of(a, vectors, i);
-    const auto ask = [&](const normfuse_parameter &of) {
-        return ask_at_once(of, n * of.batch + c * of.channel, wanted);
+    const auto request = [&](const normfuse_parameter &of) {
+        return request_at_once(of, n * of.batch + c * of.channel, wanted);
     };
-    return {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+    return {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
 }
 template <typename R>
-__device__ __forceinline__ void weigh(const normfuse_problem &p, const asked_weights &from, R &slope, R &offset)
+__device__ __forceinline__ void weigh(const normfuse_problem &p, const requested_weights &from, R &slope, R &offset)
 {
-    const R more = p.scale.data ? R(1) + told_of<R>(from.scale, p.scale.type) : R(1);
-    slope = p.weight.data ? told_of<R>(from.weight, p.weight.type) * more : more;
-    offset = p.bias.data ? told_of<R>(from.bias, p.bias.type) * more : R(0);
+    const R more = p.scale.data ? R(1) + receive<R>(from.scale, p.scale.type) : R(1);
+    slope = p.weight.data ? receive<R>(from.weight, p.weight.type) * more : more;
+    offset = p.bias.data ? receive<R>(from.bias, p.bias.type) * more : R(0);
     if (p.shift.data)
-        offset += told_of<R>(from.shift, p.shift.type);
+        offset += receive<R>(from.shift, p.shift.type);
 }
 
 /* Which elements of a vector are its stretch's: element i is element `first` + i of the stretch, where it has that
@@ -172,9 +173,9 @@ template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
                                           const normfuse_view &strides, int n, int c)
     {
         static_assert(!unaligned || (alike && V > 1), "unaligned vectors are of 16 bytes, of tensors that are alike");
-        /* Found again for each walk: kept from one to the next these would be more registers than the vectors. */
+        /* Found again for each walk: held from one to the next these would be more registers than the vectors. */
         if (!alike)
-            forget(n, c);
+            compiler_barrier(n, c);
         data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? strides.batch : strides.channel) * (int64_t)sizeof(T);
         inner = V > 1 ? (int64_t)sizeof(T) * V : strides.position * (int64_t)sizeof(T);
@@ -273,7 +274,7 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, c
     }
     if constexpr (unaligned) {
         /* One address with offsets: the compiler would find that of each element again. */
-        data = kept(data);
+        data = opaque(data);
         const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
         for (int i = 0; i < V; i++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * rows_backward.cu - gradients where positions are adjacent (NCHW). A block reads x and dy of its part of a set once
- * and keeps both; the sums of dy' and dy' * (x - mean) of each channel go to memory for the gradients of the
+ * and holds both; the sums of dy' and dy' * (x - mean) of each channel go to memory for the gradients of the
  * parameters, and their weighted totals over the set become dx.
  *
  *   dx = slope * dy' - (plain + rstd^2 * centred * (x - mean)) / values,   slope = rstd * weight * (1 + scale)
@@ -39,15 +39,15 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
         bits<double> saved_mean = 0;
         bits<R> saved_rstd = 0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            saved_mean = ask<double>(p.mean, n * p.mean.batch + group * p.mean.channel);
-            saved_rstd = ask<R>(p.rstd, n * p.rstd.batch + group * p.rstd.channel);
+            saved_mean = request_bits<double>(p.mean, n * p.mean.batch + group * p.mean.channel);
+            saved_rstd = request_bits<R>(p.rstd, n * p.rstd.batch + group * p.rstd.channel);
         }
         R slope, offset;
         weigh_channel(p, n, c, slope, offset);
         double mean = 0.0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            mean = told<double>(saved_mean, p.mean.type);
-            slope *= told<R>(saved_rstd, p.rstd.type);
+            mean = receive<double>(saved_mean, p.mean.type);
+            slope *= receive<R>(saved_rstd, p.rstd.type);
         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
             mean = parameter<double>(p.running_mean, 0, c, 0.0);
             slope = scaled_by_running(p, c, slope);
@@ -58,28 +58,28 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
 }
 
 /* The same where each block has one set at a time, whose statistics are saved. */
-struct asked_gradient {
-    asked mean, rstd;
-    asked_weights weights;
+struct requested_gradient {
+    requested_value mean, rstd;
+    requested_weights weights;
 };
-__device__ __forceinline__ asked_gradient ask_gradient(const normfuse_cuda_arguments &a, const row_vectors &vectors,
-                                                       int i)
+__device__ __forceinline__ requested_gradient request_gradient(const normfuse_cuda_arguments &a,
+                                                               const row_vectors &vectors, int i)
 {
     const normfuse_problem &p = a.problem;
     const bool wanted = has_channel(a, vectors, i);
     const int n = vectors.n, c = channel_of(a, vectors, i);
     const int group = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_outer);
-    return {ask_at_once(p.mean, n * p.mean.batch + group * p.mean.channel, wanted),
-            ask_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), ask_weights(a, vectors, i)};
+    return {request_at_once(p.mean, n * p.mean.batch + group * p.mean.channel, wanted),
+            request_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), request_weights(a, vectors, i)};
 }
 template <typename R>
-__device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_problem &p, const asked_gradient &from,
+__device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_problem &p, const requested_gradient &from,
                                                          R factor)
 {
     R slope, offset;
     weigh(p, from.weights, slope, offset);
-    const double mean = told_of<double>(from.mean, p.mean.type);
-    slope *= told_of<R>(from.rstd, p.rstd.type);
+    const double mean = receive<double>(from.mean, p.mean.type);
+    slope *= receive<R>(from.rstd, p.rstd.type);
     const R shift = (R)mean, rest = (R)(mean - (double)shift);
     return {shift, rest, slope * factor, (offset - rest * slope) * factor};
 }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
-    constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = row_tensor<T, V, !many, unaligned>;
     /* Lanes alone have additions and tensors of different strides. Beside them unaligned tiles alone have the rare
@@ -99,43 +99,43 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ totals<R> of_warps[most_row_warps];
+    __shared__ totals<R> of_warps[max_row_warps];
     __shared__ double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ R rstd_of_set;
     const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
     const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
-    const int shared = !many ? g.kept_shared : 0;
+    const int shared = !many ? g.held_shared : 0;
     row_gradient<R> *const coefficients = reinterpret_cast<row_gradient<R> *>(dynamic + 2 * shared * threads);
     totals<R> *const of_channels = reinterpret_cast<totals<R> *>(coefficients + g.coefficients);
 
-    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
-    const bool centred = keeps || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
+    const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
+    const bool centred = holds || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
     const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
-    const int block = (int)(!keeps && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int team = whole ? block : divide(block, g.by_parts);
-    const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
+    const int block = (int)(!holds && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int block_group = whole ? block : divide(block, g.by_parts);
+    const int part = whole ? 0 : block - block_group * g.parts, warp = (int)threadIdx.x / 32;
 
-    raw<T, V> kept_x[K], kept_dy[K];
+    raw<T, V> held_x[K], held_dy[K];
     const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
         return dynamic[(2 * slot + tensor) * threads + (int)threadIdx.x];
     };
 
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        open_mail(mail, g.parts * PAIR * (int)sizeof(double));
+        open_only_mailbox(mailbox, g.parts * PAIR * (int)sizeof(double));
     if (exchange == NORMFUSE_EXCHANGE_GRID)
-        begin_late(g);
+        begin_staggered(g);
     int parity = 0;
-    bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
-    for (int set = team;;) {
+    bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
+    for (int set = block_group;;) {
         const row_vectors vectors = vectors_of<many, false>(a, set, part, 0);
         /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
          * the warp has a vector there. */
         const auto walk = [&](auto work, int64_t next = 0) {
             int index = vectors.index;
-            forget(index);
+            compiler_barrier(index);
             if constexpr (!many) {
 #pragma unroll 1
                 for (int k = 0; k < shared && index - lane < vectors.end; k++) {
@@ -155,17 +155,17 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             for (int k = 0; k < K; k++) {
                 if (!many && index - lane >= vectors.end)
                     break;
-                work(kept_x[k], kept_dy[k], index);
+                work(held_x[k], held_dy[k], index);
                 index += vectors.step;
             }
         };
 
         /* ---- load ---- */
         const uint32_t grid_barrier = look_at_grid_barrier_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
-                                                                 a.grid_barriers + team * grid_barrier_stride);
-        asked_gradient first;
-        if constexpr (keeps)
-            first = ask_gradient(a, vectors, (int)threadIdx.x);
+                                                                 a.grid_barriers + block_group * grid_barrier_stride);
+        requested_gradient first;
+        if constexpr (holds)
+            first = request_gradient(a, vectors, (int)threadIdx.x);
         {
             const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
             const row_end<T, unaligned> end(a, vectors, x.lead);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             if constexpr (!many) {
 #pragma unroll 1
                 for (int k = 0; k < shared; k++) {
-                    if (!asked && index < vectors.end) {
+                    if (!is_requested && index < vectors.end) {
                         const int stretch = divide(index, g.by_spans);
                         const unsigned place = x.place(g, index, stretch);
                         if (!end.cuts(place)) {
@@ -190,30 +190,30 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             unsigned furthest = 0;
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                if constexpr (keeps) {
+                if constexpr (holds) {
                     const int stretch = divide(index, g.by_spans);
-                    load_vector_where<T, V>(index < vectors.end, kept_x[k], x.at(g, index, stretch));
-                    load_vector_where<T, V>(index < vectors.end, kept_dy[k], dy.at(g, index, stretch));
+                    load_vector_where<T, V>(index < vectors.end, held_x[k], x.at(g, index, stretch));
+                    load_vector_where<T, V>(index < vectors.end, held_dy[k], dy.at(g, index, stretch));
                 } else if (index < vectors.end) {
                     const int stretch = divide(index, g.by_spans);
                     furthest = max(furthest, x.place(g, index, stretch));
                     if (!end.cuts(x.place(g, index, stretch))) {
-                        kept_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
-                        kept_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
+                        held_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
+                        held_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
                     }
                 }
                 index += vectors.step;
             }
             if constexpr (unaligned) {
-                /* Once all others have been asked for: these are waited for. */
+                /* Once all others have been requested: these are waited for. */
                 if (end.cuts(furthest)) {
                     index = vectors.index + shared * vectors.step;
 #pragma unroll
                     for (int k = 0; k < K; k++) {
                         const unsigned place = x.place(g, index, divide(index, g.by_spans));
                         if (index < vectors.end && end.cuts(place)) {
-                            kept_x[k] = load_cut<T>(x.data, place, end.bytes);
-                            kept_dy[k] = load_cut<T>(dy.data, place, end.bytes);
+                            held_x[k] = load_cut<T>(x.data, place, end.bytes);
+                            held_dy[k] = load_cut<T>(dy.data, place, end.bytes);
                         }
                         index += vectors.step;
                     }
@@ -221,21 +221,21 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             }
         }
         bits<R> saved_rstd = 0;
-        if (!keeps && centred && applies && vectors.end > 0) {
+        if (!holds && centred && applies && vectors.end > 0) {
             const int group = by_sample ? vectors.c : divide(vectors.c, g.by_outer);
-            saved_rstd = ask<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
+            saved_rstd = request_bits<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
         }
         if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before() = grid_barrier;
         const R portion = R(1) / (R)p.set_values;
         const R factor = takes_half<fast, !many>(p.activation) ? R(0.5) : R(1);
-        if constexpr (keeps) {
+        if constexpr (holds) {
             for (int i = (int)threadIdx.x; has_channel(a, vectors, i); i += threads) {
                 if (i >= threads)
-                    first = ask_gradient(a, vectors, i);
+                    first = request_gradient(a, vectors, i);
                 coefficients[i] = make_gradient<R>(p, first, factor);
                 if (i == 0)
-                    rstd_of_set = told_of<R>(first.rstd, p.rstd.type);
+                    rstd_of_set = receive<R>(first.rstd, p.rstd.type);
             }
         } else {
             prepare_gradients<many>(a, vectors, factor, coefficients);
@@ -247,12 +247,12 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             walk([&](raw<T, V> &x, raw<T, V> &, int index) {
                 if (index >= vectors.end)
                     return;
-                R value[V], added[V];
+                R value[V], residual[V];
                 unpack<T, V>(x, value);
-                unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
+                unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
 #pragma unroll
                 for (int i = 0; i < V; i++)
-                    value[i] += added[i];
+                    value[i] += residual[i];
                 x = make_vector<T, V>(value);
             });
         }
@@ -275,11 +275,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 for (int i = 0; i < V; i++)
                     z[i] = fma(x[i], coefficient.slope, coefficient.offset);
                 if (many && p.post_add.data) {
-                    R added[V];
-                    unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), added);
+                    R residual[V];
+                    unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), residual);
 #pragma unroll
                     for (int i = 0; i < V; i++)
-                        z[i] = p.from_y ? added[i] : z[i] + added[i];
+                        z[i] = p.from_y ? residual[i] : z[i] + residual[i];
                 }
                 differentiate_by<fast, !many && !unaligned>(dy, z, chosen, p.activation, (R)p.act_param);
             }
@@ -412,23 +412,24 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                         of_lane = of_warps[threadIdx.x % 32];
                     all = {sum_lanes(of_lane.plain, 32), sum_lanes(of_lane.centred, 32)};
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        await_boxes();
+                        await_open_mailboxes();
                         if ((int)threadIdx.x < g.parts) {
-                            send(mail, of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
-                            send(mail, of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
+                            send(mailbox, of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
+                            send(mailbox, of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
                         }
                         write_sums();
-                        await_mail(mail);
+                        await_mailbox(mailbox);
                         all = add_parts<R>(of_parts, PAIR, g.parts, true);
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                        double *const pairs = a.partials + ((int64_t)parity * g.teams + team) * g.parts * PAIR;
+                        double *const pairs =
+                            a.partials + ((int64_t)parity * g.block_groups + block_group) * g.parts * PAIR;
                         if (threadIdx.x == 0) {
                             pairs[PAIR * part] = (double)all.plain;
                             pairs[PAIR * part + 1] = (double)all.centred;
                         }
-                        join_team(a.grid_barriers + team * grid_barrier_stride, part, g.parts);
+                        arrive_at_block_group(a.grid_barriers + block_group * grid_barrier_stride, part, g.parts);
                         write_sums();
-                        await_team(a.grid_barriers + team * grid_barrier_stride, grid_barrier_before());
+                        await_block_group(a.grid_barriers + block_group * grid_barrier_stride, grid_barrier_before());
                         all = add_parts<R>(pairs, PAIR, g.parts, false);
                     } else {
                         write_sums();
@@ -441,7 +442,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 share = (R)a.totals[(int64_t)vectors.set * PAIR + 1];
             }
             if (vectors.end > 0) {
-                const R rstd = keeps ? rstd_of_set : told<R>(saved_rstd, p.rstd.type);
+                const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd.type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }
@@ -458,8 +459,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         /* ---- results ---- */
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            forget(kept_x[k]);
-            forget(kept_dy[k]);
+            compiler_barrier(held_x[k]);
+            compiler_barrier(held_dy[k]);
         }
         const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
         const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;
@@ -470,10 +471,10 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
          */
         int64_t next = 0;
         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-            asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
-            if (asked) {
+            is_requested = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
+            if (is_requested) {
                 int n, c;
-                begin_of(a, set + g.teams, n, c);
+                begin_of(a, set + g.block_groups, n, c);
                 next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, vectors.n, vectors.c).data;
             }
         }
@@ -494,11 +495,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                     for (int i = 0; i < V; i++)
                         x[i] = fma(coefficient.slope, dy[i], centred ? fma(share, x[i], level) : R(0));
                     if (many && p.du.data) {
-                        R added[V];
-                        unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), added);
+                        R more[V];
+                        unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
 #pragma unroll
                         for (int i = 0; i < V; i++)
-                            x[i] += added[i];
+                            x[i] += more[i];
                     }
                     store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
                                                elements_of<T, V, !many, unaligned>(a, vectors, index));
@@ -517,7 +518,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        set += g.teams;
+        set += g.block_groups;
         if (set >= g.sets)
             break;
         parity ^= 1;

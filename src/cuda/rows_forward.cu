@@ -34,7 +34,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
                 break;
             c += vectors.first_outer + i;
         }
-        /* One after the other: asked for all at once, they were ahead of the vectors (128x256x28x28: 61 us for 56). */
+        /* One after the other: requested all at once, they were ahead of the vectors (128x256x28x28: 61 us for 56). */
         const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
         R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
         R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
@@ -56,7 +56,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
     constexpr bool plain = !many; /* lanes alone have additions and tensors of different strides */
-    constexpr bool keeps = whole || schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass;
     using tensor = row_tensor<T, V, plain, unaligned>;
@@ -64,33 +64,33 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ moments<R> of_warps[most_row_warps];
+    __shared__ moments<R> of_warps[max_row_warps];
     __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     __shared__ set_statistics<R> of_set;
-    const int shared = !many && !streams ? g.kept_shared : 0;
+    const int shared = !many && !streams ? g.held_shared : 0;
     uint4 *const own_shared = dynamic + threadIdx.x;
     row_coefficient<R> *const coefficients = reinterpret_cast<row_coefficient<R> *>(dynamic + shared * (int)blockDim.x);
 
-    const bool sums = keeps || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = keeps || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
+    const bool sums = holds || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = holds || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
     const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = keeps || streams ? 1 : g.passes;
-    const bool backwards = !keeps && g.backwards;
+    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = holds || streams ? 1 : g.passes;
+    const bool backwards = !holds && g.backwards;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int team = whole ? block : divide(block, g.by_parts);
-    const int part = whole ? 0 : block - team * g.parts, warp = (int)threadIdx.x / 32;
+    const int block_group = whole ? block : divide(block, g.by_parts);
+    const int part = whole ? 0 : block - block_group * g.parts, warp = (int)threadIdx.x / 32;
 
-    raw<T, V> kept[K];
+    raw<T, V> held[K];
     const auto own_of = [&](const row_vectors &vectors, int index) {
         return elements_of<T, V, plain, unaligned>(a, vectors, index);
     };
 
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
      * one that does this, so after the results; a block that has its set alone would end later. */
-    constexpr bool late = schedule == NORMFUSE_SCHEDULE_split;
-    const auto tell = [&](const row_vectors &vectors, const set_statistics<R> &found) {
+    constexpr bool stores_late = schedule == NORMFUSE_SCHEDULE_split;
+    const auto store_set = [&](const row_vectors &vectors, const set_statistics<R> &found) {
         if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
             const int n = by_sample ? 0 : vectors.n;
             const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
@@ -105,35 +105,35 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     };
 
     if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        open_mail(mail, g.parts * TRIPLE * (int)sizeof(double));
+        open_only_mailbox(mailbox, g.parts * TRIPLE * (int)sizeof(double));
     if (exchange == NORMFUSE_EXCHANGE_GRID)
-        begin_late(g);
+        begin_staggered(g);
     int parity = 0;
-    bool asked = false; /* for what goes to shared memory: while the results of the set before were written */
-    for (int set = team;;) {
+    bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
+    for (int set = block_group;;) {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
 
         for (int pass = 0; pass < passes; pass++) {
             const row_vectors vectors = vectors_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
-            const int rest = vectors.index + shared * vectors.step; /* the first that is kept in a register */
+            const int rest = vectors.index + shared * vectors.step; /* the first that is held in a register */
 
             /* ---- load ---- */
-            int next = vectors.index, count = 0; /* the vector that is asked for next, and how many there are */
-            const auto ask_vector = [&](raw<T, V> &vector, bool wanted) {
+            int next = vectors.index, count = 0; /* the vector that is requested next, and how many there are */
+            const auto request_vector = [&](raw<T, V> &vector, bool wanted) {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                 load_vector_where<T, V>(wanted, vector, x.at(g, next, divide(next, g.by_spans)));
                 next += vectors.step;
             };
             if constexpr (streams) {
                 count = max(0, (vectors.end - vectors.index + vectors.step - 1) / vectors.step);
-                ask_first<K>(kept, count, ask_vector);
+                request_first<K>(held, count, request_vector);
             } else {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                 const row_end<T, unaligned> end(a, vectors, x.lead);
                 if constexpr (!many) {
 #pragma unroll 1
-                    for (int k = 0; k < (asked ? 0 : shared); k++) {
+                    for (int k = 0; k < (is_requested ? 0 : shared); k++) {
                         const int index = vectors.index + k * vectors.step;
                         if (index < vectors.end) {
                             uint4 *const to = own_shared + k * (int)blockDim.x;
@@ -153,24 +153,24 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         const int stretch = divide(index, g.by_spans);
                         furthest = max(furthest, x.place(g, index, stretch));
                         if (!end.cuts(x.place(g, index, stretch)))
-                            kept[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
+                            held[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
                     }
                 }
                 if constexpr (unaligned) {
-                    /* Once all others have been asked for: these are waited for. */
+                    /* Once all others have been requested: these are waited for. */
                     if (end.cuts(furthest)) {
 #pragma unroll
                         for (int k = 0; k < K; k++) {
                             const int index = rest + k * vectors.step;
                             const unsigned place = x.place(g, index, divide(index, g.by_spans));
                             if (index < vectors.end && end.cuts(place))
-                                kept[k] = load_cut<T>(x.data, place, end.bytes);
+                                held[k] = load_cut<T>(x.data, place, end.bytes);
                         }
                     }
                 }
             }
             if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                grid_barrier_before() = look_at_grid_barrier(a.grid_barriers + team * grid_barrier_stride);
+                grid_barrier_before() = look_at_grid_barrier(a.grid_barriers + block_group * grid_barrier_stride);
             if (sums && pass == 0) {
                 /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean.
                  */
@@ -196,7 +196,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 prepare_coefficients<many>(a, vectors, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1),
                                            coefficients, first);
             };
-            /* Parameters come behind all vectors. Where the block asks others for their sums, it asks for these then.
+            /* Parameters come behind all vectors. Where the block asks others for their sums, it requests these then.
              */
             const bool later = schedule == NORMFUSE_SCHEDULE_split && exchange != NORMFUSE_EXCHANGE_NONE;
             const auto prepare_later = [&] {
@@ -207,13 +207,13 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 prepare((int)threadIdx.x);
             if (shared > 0)
                 wait_for_copies();
-            /* Calls work(vector, index) for each vector that the thread has in shared memory; where nothing is kept,
+            /* Calls work(vector, index) for each vector that the thread has in shared memory; where nothing is held,
              * for all vectors that the thread has. */
             const auto walk_shared = [&](auto work, const char *next = nullptr) {
                 int index = vectors.index;
-                forget(index);
+                compiler_barrier(index);
                 if constexpr (streams) {
-                    walk_passing<K>(kept, count, ask_vector, [&](raw<T, V> &vector) {
+                    walk_passing<K>(held, count, request_vector, [&](raw<T, V> &vector) {
                         work(vector, index);
                         index += vectors.step;
                     });
@@ -235,12 +235,12 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             };
             const auto walk_registers = [&](auto work) {
                 int index = rest;
-                forget(index);
+                compiler_barrier(index);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++) {
                     if (index >= vectors.end)
                         break;
-                    work(kept[k], index);
+                    work(held[k], index);
                     index += vectors.step;
                 }
             };
@@ -249,18 +249,18 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 const normfuse_view &to = p.u.data ? p.u : p.x;
                 const tensor u(a, to, to, vectors.n, vectors.c);
                 const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
-                /* Perhaps in place of x or of what is added to it, so not before all have read the value that they
+                /* Perhaps in place of x or of its residual, so not before all have read the value that they
                  * share. */
                 if (writes && sums && pass == 0)
                     __syncthreads();
                 walk_registers([&](raw<T, V> &vector, int index) {
                     const int stretch = divide(index, g.by_spans);
-                    R value[V], added[V];
+                    R value[V], residual[V];
                     unpack<T, V>(vector, value);
-                    unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), added);
+                    unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), residual);
 #pragma unroll
                     for (int i = 0; i < V; i++)
-                        value[i] += added[i];
+                        value[i] += residual[i];
                     vector = make_vector<T, V>(value);
                     if (writes)
                         store_vector<T, V>(u.at(g, index, stretch), 0, vector);
@@ -324,13 +324,13 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     }
                 };
                 if constexpr (streams) {
-                    gather(kept[0], vectors.index, walk_shared);
+                    gather(held[0], vectors.index, walk_shared);
                 } else {
                     if constexpr (!many) {
                         if (shared > 0)
                             gather(own_shared[0], vectors.index, walk_shared);
                     }
-                    gather(kept[0], rest, walk_registers);
+                    gather(held[0], rest, walk_registers);
                 }
             }
             if (!applies)
@@ -350,36 +350,37 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         of_lane = of_warps[threadIdx.x % 32];
                     all = join_lanes(of_lane, 32);
                     if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        await_boxes();
+                        await_open_mailboxes();
                         if ((int)threadIdx.x < g.parts) {
                             double *const there = of_parts + TRIPLE * part;
-                            send(mail, there, (int)threadIdx.x, (double)all.count);
-                            send(mail, there + 1, (int)threadIdx.x, base + (double)all.mean);
-                            send(mail, there + 2, (int)threadIdx.x, (double)all.squares);
+                            send(mailbox, there, (int)threadIdx.x, (double)all.count);
+                            send(mailbox, there + 1, (int)threadIdx.x, base + (double)all.mean);
+                            send(mailbox, there + 2, (int)threadIdx.x, (double)all.squares);
                         }
                         prepare_later();
-                        await_mail(mail);
+                        await_mailbox(mailbox);
                         if (later)
                             __syncthreads();
                         all = join_near<R>(of_parts, TRIPLE, g.parts, &base);
                     } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                        double *const triples = a.partials + ((int64_t)parity * g.teams + team) * g.parts * TRIPLE;
+                        double *const triples =
+                            a.partials + ((int64_t)parity * g.block_groups + block_group) * g.parts * TRIPLE;
                         if (threadIdx.x == 0) {
                             triples[TRIPLE * part] = (double)all.count;
                             triples[TRIPLE * part + 1] = base + (double)all.mean;
                             triples[TRIPLE * part + 2] = (double)all.squares;
                         }
-                        join_team(a.grid_barriers + team * grid_barrier_stride, part, g.parts);
+                        arrive_at_block_group(a.grid_barriers + block_group * grid_barrier_stride, part, g.parts);
                         prepare_later();
-                        await_team(a.grid_barriers + team * grid_barrier_stride, grid_barrier_before());
+                        await_block_group(a.grid_barriers + block_group * grid_barrier_stride, grid_barrier_before());
                         all = join_parts<R>(triples, TRIPLE, g.parts, &base);
                     }
                 } else {
                     __syncthreads();
                 }
                 const set_statistics<R> found = statistics_of(all, base, p.eps);
-                if (!late)
-                    tell(vectors, found);
+                if (!stores_late)
+                    store_set(vectors, found);
                 else if (threadIdx.x == 0)
                     of_set = found;
                 shift = (R)found.mean;
@@ -403,7 +404,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 const tensor y(a, p.y, plain ? p.x : p.y, vectors.n, vectors.c);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++)
-                    forget(kept[k]);
+                    compiler_barrier(held[k]);
                 /* z of a vector, and where it goes */
                 const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
                     const int stretch = divide(index, g.by_spans);
@@ -425,10 +426,10 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 /* The set after this one, whose vectors take the places of those that were read. */
                 const char *next = nullptr;
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                    asked = exchange == NORMFUSE_EXCHANGE_GRID && set + g.teams < g.sets;
-                    if (asked) {
+                    is_requested = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
+                    if (is_requested) {
                         int n, c;
-                        begin_of(a, set + g.teams, n, c);
+                        begin_of(a, set + g.block_groups, n, c);
                         next = tensor(a, p.x, p.x, n, c).data;
                     }
                 }
@@ -437,11 +438,11 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                         R z[V];
                         char *const to = normalize(vector, index, z);
                         if (!plain && p.post_add.data) {
-                            R added[V];
-                            unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), added);
+                            R residual[V];
+                            unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
 #pragma unroll
                             for (int i = 0; i < V; i++)
-                                z[i] += added[i];
+                                z[i] += residual[i];
                         }
                         activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
                         store_own<T, V, unaligned>(to, make_vector<T, V>(z), own_of(vectors, index));
@@ -450,8 +451,8 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     walk_registers(give);
                 });
             }
-            if (late && sums)
-                tell(vectors, of_set);
+            if (stores_late && sums)
+                store_set(vectors, of_set);
             if (pass + 1 < passes)
                 __syncthreads();
         }
@@ -477,7 +478,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         }
         if (exchange != NORMFUSE_EXCHANGE_GRID)
             break;
-        set += g.teams;
+        set += g.block_groups;
         if (set >= g.sets)
             break;
         parity ^= 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * schedules.c - asks the schedules; see schedules.h. */
+ * schedules.c - tries the schedules; see schedules.h. */
 #include "schedules.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
 {
-    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)most(1, value)};
+    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)maximum(1, value)};
     by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
     by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
     return by;
@@ -56,13 +56,14 @@ bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *sh
 }
 
 /* Of the variants of a schedule the cheapest. Returns why there is none. */
-static const char *ask(const struct schedule *schedule, const struct shape *shape, struct step *found, double *lowest)
+static const char *try_schedule(const struct schedule *schedule, const struct shape *shape, struct step *found,
+                                double *lowest)
 {
     const char *reason = normfuse_cuda_refused(schedule, shape);
     if (reason != NULL)
         return reason;
     struct step step = {0};
-    for (int variant = 0; variant < most(1, schedule->variants); variant++) {
+    for (int variant = 0; variant < maximum(1, schedule->variants); variant++) {
         step.variant = variant;
         const char *const why = schedule->configure != NULL ? schedule->configure(shape, &step) : NULL;
         if (why != NULL) {
@@ -86,7 +87,7 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     /* Forward each warp of a norm group reads what all of its blocks found, from the same lines of the L2: 1x24x651x168
      * f32 with two groups, 132 blocks each, 21.6 us, 1x249x42x84 with three 14.3, 1x256x64x64 with 32 8.3. */
     const double part_wait = shape->direction == FORWARD ? 0.075 : 0.0;
-    const double slots = (double)most(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
+    const double slots = (double)maximum(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
     /* Half of the multiprocessors draw most of the bandwidth. */
     const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / multiprocessors);
@@ -94,7 +95,8 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += normfuse_cuda_cluster_wait;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
-        time += policy->grid_wait[shape->direction] * (double)divide_up(g->sets, g->teams) + part_wait * g->parts;
+        time +=
+            policy->grid_wait[shape->direction] * (double)divide_up(g->sets, g->block_groups) + part_wait * g->parts;
     return time;
 }
 
@@ -131,7 +133,7 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
         const struct normfuse_cuda_tuning_line *const line =
             normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
         double own = INFINITY;
-        const char *const reason = ask(schedule, &shape, &step, &own);
+        const char *const reason = try_schedule(schedule, &shape, &step, &own);
         /* What was measured takes the place of order, and no order holds where two passes take less: 1x24x651x168 f32
          * with two groups 17.3 us; tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0, a general kernel 17.6.
          */

@@ -6,9 +6,9 @@
 
 #include "shape.h"
 
-/* Teams: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a line of
- * 16 words. */
-enum { MOST_CLUSTER = 16, MOST_TEAMS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
+/* Block groups: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a
+ * line of 16 words. */
+enum { MAX_CLUSTER = 16, MAX_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 16 };
 
 /* One kernel of a call. */
 struct step {
@@ -64,7 +64,7 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
 
 /* An estimate that knows the memory's time, how blocks fill the device, and that blocks wait for one another. */
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);
-/* Asks every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
+/* Tries every schedule of the layout and takes the cheapest. False: two passes are cheaper, or nothing else fits. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 /* NULL: it does not refuse this. */
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
@@ -92,7 +92,7 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group);
-int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
+int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
 
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
@@ -103,8 +103,9 @@ static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enu
 /* What most schedules begin with; most variants are refused before they need it. */
 static inline struct normfuse_cuda_geometry *begin_step(struct step *step)
 {
-    *step = (struct step){.variant = step->variant,
-                          .geometry = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1}};
+    *step =
+        (struct step){.variant = step->variant,
+                      .geometry = {.parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1}};
     return &step->geometry;
 }
 
@@ -181,12 +182,12 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
 }
 
 /* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
- * enough and nothing is asked for of each; else 0. */
+ * enough and nothing is requested of each; else 0. */
 static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
 {
-    const int64_t most_cluster = shape->device->clusters ? MOST_CLUSTER : 1;
+    const int64_t max_cluster = shape->device->clusters ? MAX_CLUSTER : 1;
     const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
-    return gives && samples * parts <= most_cluster ? samples : 0;
+    return gives && samples * parts <= max_cluster ? samples : 0;
 }
 
 /* Blocks of a cluster, if they are several, wait for one another. */

@@ -47,10 +47,10 @@ struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *s
 }
 
 /* A kernel that holds nothing: a thread walks any number of vectors. */
-static bool streams(enum normfuse_cuda_schedule kept)
+static bool streams(enum normfuse_cuda_schedule schedule)
 {
-    return kept == NORMFUSE_SCHEDULE_elementwise || kept == NORMFUSE_SCHEDULE_elementwise_residual ||
-           kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
+    return schedule == NORMFUSE_SCHEDULE_elementwise || schedule == NORMFUSE_SCHEDULE_elementwise_residual ||
+           schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
 }
 
 static void part_rows_of(const struct shape *shape, struct step *step, int64_t part_rows)
@@ -63,17 +63,17 @@ static void part_rows_of(const struct shape *shape, struct step *step, int64_t p
 }
 
 /* `joins`: the kernel sums. */
-static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                            int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const int registers = vectors_of(shape, kept);
+    const int registers = vectors_of(shape, schedule);
     const int64_t at_once = (int64_t)threads / g->width;
-    step->kernel = kernel_of(shape, kept);
+    step->kernel = kernel_of(shape, schedule);
     step->threads = threads;
     part_rows_of(shape, step, part_rows);
-    g->kept_shared = streams(kept) ? 0 : (int32_t)most(0, divide_up(part_rows, at_once) - registers);
+    g->held_shared = streams(schedule) ? 0 : (int32_t)maximum(0, divide_up(part_rows, at_once) - registers);
     const int64_t channels = (int64_t)g->width * shape->elements;
     int64_t groups = channels / g->group;
     set_joins(shape, g, groups / g->folded, channels / g->folded, threads, !shape->unaligned_samples);
@@ -84,8 +84,8 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
     int64_t words, doubles = 0;
     /* What passes goes through a pipeline of each thread. */
-    const bool pipelines = kept == NORMFUSE_SCHEDULE_unaligned || kept == NORMFUSE_SCHEDULE_two_pass;
-    size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->kept_shared) * threads;
+    const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
+    size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (shape->direction == BACKWARD) {
         words = 4 * groups + 4 * channels + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
@@ -105,11 +105,11 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
 }
 
 /* The vectors of a row that have channels of one group, at most. */
-int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group)
+int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group)
 {
     int64_t vectors = 0;
     for (int64_t i = 0; i < groups; i++)
-        vectors = most(vectors, ((i + 1) * group - 1) / shape->elements - i * group / shape->elements + 1);
+        vectors = maximum(vectors, ((i + 1) * group - 1) / shape->elements - i * group / shape->elements + 1);
     return vectors;
 }
 
@@ -117,7 +117,7 @@ int64_t normfuse_cuda_most_vectors_of_group(const struct shape *shape, int64_t g
  * blocks then share a multiprocessor. False where it is not made for this. */
 static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts, bool few)
 {
-    enum { MOST_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
+    enum { MAX_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
@@ -125,20 +125,20 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
-    const int64_t vectors = normfuse_cuda_most_vectors_of_group(shape, groups, g->group);
+    const int64_t vectors = normfuse_cuda_max_vectors_of_group(shape, groups, g->group);
     const bool gives = shape->wants_gradients;
-    const int64_t most_threads = COLUMN_THREADS - (gives ? 32 : 0);
-    const int64_t at_most = least(most_threads / g->width, (MOST_ENTRIES << g->lane_bits) / vectors);
+    const int64_t max_threads = COLUMN_THREADS - (gives ? 32 : 0);
+    const int64_t at_most = minimum(max_threads / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
-    const int64_t kept = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
-    if (slots > kept || (few && slots == kept))
+    const int64_t held = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
+    if (slots > held || (few && slots == held))
         return false;
-    const int64_t at_once = divide_up(part_rows, few ? kept : slots);
+    const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
-    const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * most(1, samples);
+    const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
-        g->kept_shared > 0)
+        g->held_shared > 0)
         return false;
     step->at_once = (int32_t)at_once;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
@@ -159,20 +159,20 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
 /* Many samples of few rows, from one to the next. */
 static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
-    enum { MOST_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
+    enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
     if (!shape->few_rows || p->n > INT32_MAX / 8)
         return "it takes group norm of plain tensors, of groups of or in whole vectors";
-    const int64_t d = p->c / p->groups, vectors = most(1, d / shape->elements);
-    const enum normfuse_cuda_schedule kept =
+    const int64_t d = p->c / p->groups, vectors = maximum(1, d / shape->elements);
+    const enum normfuse_cuda_schedule schedule =
         p->s == 1 && d >= shape->elements ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
-    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, kept)];
-    const int64_t most_rows = row->vectors;
-    const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / most_rows;
+    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, schedule)];
+    const int64_t max_rows = row->vectors;
+    const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / max_rows;
     int lane_bits = 0, row_bits = 0;
     while (INT64_C(1) << lane_bits < vectors)
         lane_bits++;
-    while (most_rows << row_bits < p->s && row_bits <= 5)
+    while (max_rows << row_bits < p->s && row_bits <= 5)
         row_bits++;
     /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 vectors: 23.6 us, compact 20.5. */
     if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
@@ -181,7 +181,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t units = normfuse_cuda_vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, units_here * vectors, d);
-    step->kernel = kernel_of(shape, kept);
+    step->kernel = kernel_of(shape, schedule);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
     step->of.lanes = (struct normfuse_cuda_lanes){
@@ -196,13 +196,13 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
-    int64_t parts = most(1, resident / blocks_wide);
+    int64_t parts = maximum(1, resident / blocks_wide);
     if (step->shared > 0)
-        parts = most(parts, divide_up(p->n * rows_of_thread, samples * MOST_SUMMED));
-    parts = least(parts, rounds);
+        parts = maximum(parts, divide_up(p->n * rows_of_thread, samples * MAX_SUMMED));
+    parts = minimum(parts, rounds);
     /* Few samples: forward each has a block of its own before all multiprocessors have one, backward one cluster has
      * all. */
-    if (shape->direction == FORWARD ? rounds * blocks_wide < shape->device->multiprocessors : p->n <= MOST_CLUSTER)
+    if (shape->direction == FORWARD ? rounds * blocks_wide < shape->device->multiprocessors : p->n <= MAX_CLUSTER)
         return "samples are too few";
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
@@ -283,7 +283,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1. */
         time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
-        const double rounds = (double)divide_up(g->sets, g->teams);
+        const double rounds = (double)divide_up(g->sets, g->block_groups);
         const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
@@ -320,28 +320,28 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
 
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
  * all it holds; and the same with twice as many threads. */
-enum { WIDTHS = 10, WAYS = 16, MOST_WIDTH = 512 };
+enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
 
 struct variant {
     bool grid;
-    int64_t parts;   /* blocks a team */
+    int64_t parts;   /* blocks a block group */
     int64_t at_most; /* rows at once */
     bool twice;      /* as many threads */
 };
 
-/* Teams of as many blocks as share a multiprocessor's shared memory once, twice or four times; fewer teams of more
- * blocks until a part fits. */
-static void choose_teams(const struct shape *shape, int bits, struct normfuse_cuda_geometry *g, int64_t *parts)
+/* Block groups of as many blocks as share a multiprocessor's shared memory once, twice or four times; fewer groups of
+ * more blocks until a part fits. */
+static void choose_block_groups(const struct shape *shape, int bits, struct normfuse_cuda_geometry *g, int64_t *parts)
 {
     const int64_t resident = (int64_t)shape->device->multiprocessors << bits,
                   bytes = (int64_t)g->width * 16 * shape->tensors;
-    int64_t teams = least(g->sets, resident);
-    *parts = resident / teams;
-    while (teams > 1 && divide_up(g->rows, *parts) * bytes > (int64_t)shape->policy->resident_bytes >> bits) {
-        teams = (teams + 1) / 2;
-        *parts = resident / teams;
+    int64_t block_groups = minimum(g->sets, resident);
+    *parts = resident / block_groups;
+    while (block_groups > 1 && divide_up(g->rows, *parts) * bytes > (int64_t)shape->policy->resident_bytes >> bits) {
+        block_groups = (block_groups + 1) / 2;
+        *parts = resident / block_groups;
     }
-    g->teams = (int32_t)teams;
+    g->block_groups = (int32_t)block_groups;
 }
 
 static const char *begin_variant(const struct shape *shape, struct step *step, struct variant *variant)
@@ -350,11 +350,12 @@ static const char *begin_variant(const struct shape *shape, struct step *step, s
     const int way = step->variant % WAYS % 8;
     const int64_t d = group_of(shape->problem);
     const int64_t units = INT64_C(1) << step->variant / WAYS, unit = vectors_of_unit(shape, d),
-                  vectors = normfuse_cuda_vectors_of_row(shape), width = least(units * unit, vectors);
-    if (width > MOST_WIDTH || (units - 1) * unit >= vectors)
+                  vectors = normfuse_cuda_vectors_of_row(shape), width = minimum(units * unit, vectors);
+    if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
         return "rows are too wide for a block, or narrower";
     *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = step->variant % WAYS >= 8};
-    variant->at_most = least(most(1, (COLUMN_THREADS << variant->twice) / width), normfuse_cuda_most_at_once(shape, d));
+    variant->at_most =
+        minimum(maximum(1, (COLUMN_THREADS << variant->twice) / width), normfuse_cuda_max_at_once(shape, d));
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
      * else 24.3.
      */
@@ -366,7 +367,7 @@ static const char *begin_variant(const struct shape *shape, struct step *step, s
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     if (variant->grid)
-        choose_teams(shape, way - 5, g, &variant->parts);
+        choose_block_groups(shape, way - 5, g, &variant->parts);
     return variant->parts > g->rows || variant->parts < 1 ? "rows are fewer than blocks" : NULL;
 }
 
@@ -401,10 +402,10 @@ static const char *configure_split(const struct shape *shape, struct step *step)
                         variant.grid ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
     if (variant.grid) {
-        if (g->parts < 2 || g->teams > MOST_TEAMS)
-            return "blocks are too few, or teams too many";
+        if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
+            return "blocks are too few, or block groups too many";
         exchange_by_grid(step);
-        step->blocks = (int64_t)g->teams * g->parts;
+        step->blocks = (int64_t)g->block_groups * g->parts;
         return is_resident(shape, step) ? NULL : "its blocks are not resident together";
     }
     if (g->parts != parts) {
@@ -451,45 +452,48 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
      * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
      * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
-    static const int32_t known_threads[2] = {256, 512}, known_waves[2] = {4, 2}, known_passes[2] = {1, 8},
-                         added_passes[2] = {4, 8};
+    static const int32_t elementwise_threads[2] = {256, 512}, elementwise_waves[2] = {4, 2},
+                         elementwise_passes[2] = {1, 8}, residual_passes[2] = {4, 8};
     enum { PARTED_WAVES = 2 };
-    const bool known = shape->known || shape->added;
-    const enum normfuse_cuda_schedule small = shape->known               ? NORMFUSE_SCHEDULE_elementwise
-                                              : shape->added             ? NORMFUSE_SCHEDULE_elementwise_residual
+    const bool elementwise = shape->given || shape->residual;
+    const enum normfuse_cuda_schedule small = shape->given               ? NORMFUSE_SCHEDULE_elementwise
+                                              : shape->residual          ? NORMFUSE_SCHEDULE_elementwise_residual
                                               : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
                                                                          : NORMFUSE_SCHEDULE_two_pass;
     const int64_t slots = vectors_of(shape, small);
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, group);
-    const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_most_at_once(shape, group) : INT64_MAX;
+    const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_max_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t most_threads = (known ? known_threads[shape->direction] : parted ? 2 * PASSING_THREADS : PASSING_THREADS);
+    int64_t max_threads = (elementwise ? elementwise_threads[shape->direction]
+                           : parted    ? 2 * PASSING_THREADS
+                                       : PASSING_THREADS);
     uint32_t threads;
-    for (;; most_threads = PASSING_THREADS) {
-        threads = whole_warps(width * least(most(1, most_threads / width), at_most));
+    for (;; max_threads = PASSING_THREADS) {
+        threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
         if (settle_columns(shape, step, small, threads / width * slots, threads, 1, sums))
             break;
-        if (most_threads <= PASSING_THREADS)
+        if (max_threads <= PASSING_THREADS)
             return false;
     }
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
-    const int64_t resident = most(1, normfuse_cuda_resident_blocks(shape, step));
+    const int64_t resident = maximum(1, normfuse_cuda_resident_blocks(shape, step));
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = (known && !sums    ? known_waves[shape->direction]
-                           : parted && !sums ? PARTED_WAVES
-                                             : normfuse_cuda_passing_waves[sums]);
-    int64_t passes = most(1, tiles * g->sets / (waves * resident));
+    const int64_t waves = (elementwise && !sums ? elementwise_waves[shape->direction]
+                           : parted && !sums    ? PARTED_WAVES
+                                                : normfuse_cuda_passing_waves[sums]);
+    int64_t passes = maximum(1, tiles * g->sets / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
-    passes = least(passes, sums           ? most(1, 128 / slots)
-                           : shape->added ? added_passes[shape->direction]
-                           : shape->known ? known_passes[shape->direction]
-                                          : 4);
-    g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
+    passes = minimum(passes, sums              ? maximum(1, 128 / slots)
+                             : shape->residual ? residual_passes[shape->direction]
+                             : shape->given    ? elementwise_passes[shape->direction]
+                                               : 4);
+    g->part_rows = (int32_t)minimum(tile_rows * passes, INT32_MAX / 4);
     if (sums) {
-        const int64_t parts = most(divide_up(g->rows, 128 * at_once),
-                                   least(tiles, most(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
+        const int64_t parts =
+            maximum(divide_up(g->rows, 128 * at_once),
+                    minimum(tiles, maximum(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
         g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
         passes = divide_up(g->part_rows, tile_rows);
         g->interleaved = 1;
@@ -504,24 +508,24 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 {
     const struct normfuse_problem *const p = shape->problem;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
-    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->added;
+    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->residual;
     const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
     const int64_t unit = vectors_of_unit(shape, d);
-    const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->added && (sums || shape->direction == BACKWARD);
+    const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->residual && (sums || shape->direction == BACKWARD);
     const int64_t widest = widest_of(d);
-    int64_t width = least(vectors, widest);
+    int64_t width = minimum(vectors, widest);
     if (vectors > widest && unit <= 512)
-        width = most(1, widest / unit) * unit;
+        width = maximum(1, widest / unit) * unit;
     if (unit <= 512 || vectors <= widest) {
         /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
-        const int64_t group = !joins ? width * shape->elements : normfuse_cuda_most_at_once(shape, d) > 0 ? d : 1;
+        const int64_t group = !joins ? width * shape->elements : normfuse_cuda_max_at_once(shape, d) > 0 ? d : 1;
         if (pass_width(shape, step, sums, width, group))
             return true;
     }
     if (shape->folded > 1)
         return false;
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
-    for (width = least(vectors, 64); width >= 1; width /= 2)
+    for (width = minimum(vectors, 64); width >= 1; width /= 2)
         if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->elements))
             return true;
     return false;

@@ -9,7 +9,7 @@
 enum {
     THREADS = 256,
     SMALL_RESERVE = 2048,  /* shared memory that a block has beside what layout.h places */
-    KEPT_BYTES = 96 << 10, /* of shared memory that a block keeps vectors in: two blocks a multiprocessor */
+    HELD_BYTES = 96 << 10, /* of shared memory that a block holds vectors in: two blocks a multiprocessor */
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
@@ -18,7 +18,7 @@ enum {
  * (columns: rows are folded). */
 static struct shape general_of(const struct shape *shape)
 {
-    enum { MOST_VALUES = 1 << 30 };
+    enum { MAX_VALUES = 1 << 30 };
     const struct normfuse_problem *const p = shape->problem;
     struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
     const int elements = 16 / (int)normfuse_type_bytes(p->type);
@@ -29,7 +29,7 @@ static struct shape general_of(const struct shape *shape)
     general.vector_bytes = 16;
     if (!p->columns) {
         general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
-        const bool pays = 2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements) && p->s < MOST_VALUES;
+        const bool pays = 2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements) && p->s < MAX_VALUES;
         return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
     }
     if (p->type == NORMFUSE_F64)
@@ -38,13 +38,13 @@ static struct shape general_of(const struct shape *shape)
         return p->x.position % elements == 0 && p->x.batch % elements == 0 ? general : narrow;
     general.folded = (int32_t)(normfuse_cuda_common_multiple(p->c, elements) / p->c);
     general.unaligned = p->x.batch % elements != 0 || p->s % general.folded != 0;
-    return p->x.position == p->c && p->s >= 2 * general.folded && (double)p->s * (double)p->c < MOST_VALUES ? general
-                                                                                                            : narrow;
+    return p->x.position == p->c && p->s >= 2 * general.folded && (double)p->s * (double)p->c < MAX_VALUES ? general
+                                                                                                           : narrow;
 }
 
 static int64_t largest_divisor(int64_t value, int64_t at_most)
 {
-    int64_t divisor = least(value, at_most);
+    int64_t divisor = minimum(value, at_most);
     while (value % divisor != 0)
         divisor--;
     return divisor;
@@ -81,7 +81,7 @@ static double tensor_bytes(const struct shape *shape)
 }
 
 /* Vectors of a thread whose values one sum may have, by docs/numerics.md. */
-static int64_t most_vectors(const struct shape *shape)
+static int64_t max_vectors(const struct shape *shape)
 {
     const int64_t values = 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
     return shape->problem->columns ? 128 : shape->elements == 1 ? values : 2 * values / shape->elements;
@@ -104,20 +104,20 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
             unit = largest_divisor(d / shape->elements, THREADS);
             group = unit * shape->elements;
         }
-        const int64_t units = vectors / unit, most_units = most(1, least(units, least(wide, THREADS) / unit));
+        const int64_t units = vectors / unit, max_units = maximum(1, minimum(units, minimum(wide, THREADS) / unit));
         /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
-        width = group < d ? unit : unit * divide_up(units, divide_up(units, most_units));
+        width = group < d ? unit : unit * divide_up(units, divide_up(units, max_units));
         const int64_t rows = shape->unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
                                               : p->s / shape->folded;
-        lanes = least(most(1, THREADS / width), most(1, rows));
+        lanes = minimum(maximum(1, THREADS / width), maximum(1, rows));
         g->rows = (int32_t)rows;
     } else {
         const int64_t rows =
             shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
-        group = largest_divisor(d, most(1, THREADS / lanes));
-        width = group < d ? group : group * most(1, least(p->c / group, THREADS / lanes / group));
+        group = largest_divisor(d, maximum(1, THREADS / lanes));
+        width = group < d ? group : group * maximum(1, minimum(p->c / group, THREADS / lanes / group));
         g->rows = (int32_t)rows;
     }
     g->group = (int32_t)group;
@@ -130,17 +130,17 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     g->all_samples = normfuse_cuda_takes_all_samples(p);
     g->sums_by_channel = g->all_samples;
     g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
-    g->teams = g->passes = g->joined_blocks = 1;
+    g->block_groups = g->passes = g->joined_blocks = 1;
     return true;
 }
 
 /* Parts: `chunks` of each sample's rows times `stretches` of the samples, where all are walked through. */
 static void part_block(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t chunks, int64_t stretches)
 {
-    g->part_rows = (int32_t)divide_up(g->rows, most(1, chunks));
+    g->part_rows = (int32_t)divide_up(g->rows, maximum(1, chunks));
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
     const bool one_sample = !g->all_samples || (shape->problem->columns && g->unaligned);
-    g->part_samples = one_sample ? 1 : (int32_t)divide_up(shape->problem->n, most(1, stretches));
+    g->part_samples = one_sample ? 1 : (int32_t)divide_up(shape->problem->n, maximum(1, stretches));
     g->parts = g->parts_a_sample * (g->all_samples ? (int32_t)divide_up(shape->problem->n, g->part_samples) : 1);
     g->sum_slots = g->parts * g->copies;
 }
@@ -162,14 +162,14 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     step->threads = whole_warps((int64_t)g->width * g->unit_lanes);
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
-    if (sums && vectors > most_vectors(shape))
+    if (sums && vectors > max_vectors(shape))
         return false;
     set_joins(shape, g, groups, channels, step->threads, p->columns && !g->unaligned);
     struct normfuse_general_sizes *const of = &g->general;
     const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
-    of->keeps = both && (shape->elements > 1 ? vectors * slot <= KEPT_BYTES : vectors <= ahead);
-    g->kept_shared = of->keeps ? (int32_t)vectors : 0;
-    of->slots = (int32_t)((of->keeps ? vectors : ahead) * slot);
+    of->holds = both && (shape->elements > 1 ? vectors * slot <= HELD_BYTES : vectors <= ahead);
+    g->held_shared = of->holds ? (int32_t)vectors : 0;
+    of->slots = (int32_t)((of->holds ? vectors : ahead) * slot);
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;
     of->channels = applies || backward ? (int32_t)channels : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
@@ -211,8 +211,8 @@ static const char *configure(const struct shape *given, struct step *step)
     if (shares_of_group > blocks || blocks % shares_of_group != 0)
         return "a cluster has not all of a norm group";
     const int64_t rest = blocks / shares_of_group;
-    const int64_t stretches = g->all_samples ? least(rest, p->n) : 1;
-    part_block(shape, g, least(rest / stretches, g->rows), stretches);
+    const int64_t stretches = g->all_samples ? minimum(rest, p->n) : 1;
+    part_block(shape, g, minimum(rest / stretches, g->rows), stretches);
     const int64_t cluster = shares_of_group * g->parts;
     if (2 * cluster <= blocks)
         return "rows are fewer than blocks";
@@ -233,11 +233,11 @@ static double estimate(const struct shape *given, const struct step *step)
     const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;
-    const bool keeps = step->geometry.general.keeps;
-    const double missed = keeps || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
+    const bool holds = step->geometry.general.holds;
+    const double missed = holds || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
     const double reach = fmin(1.0, running * step->threads / (320.0 * device->multiprocessors));
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
-    const double moved = reads * (1.0 + missed + (keeps ? 0.0 : 0.3 * (1.0 - missed))) + writes;
+    const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,
@@ -311,24 +311,24 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
         sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
     const int64_t rows = p->columns ? p->s : p->s / shape->elements;
     /* Threads that share a channel have some vectors each. */
-    int64_t lanes = power_of_two_below(most(1, least(THREADS, divide_up(rows, 8))));
+    int64_t lanes = power_of_two_below(maximum(1, minimum(THREADS, divide_up(rows, 8))));
     if (!choose_block(shape, g, joins, 64 * (shape->elements == 1 ? 2 : 1), lanes) ||
         (p->columns && g->group < (joins ? group_of(p) : 1)))
         choose_block(shape, g, false, 64 * (shape->elements == 1 ? 2 : 1), lanes);
     /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
     const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
-    const int64_t fewest = (p->columns ? 4 : 2) * ahead, most_of_thread = least(most_vectors(shape), 96);
+    const int64_t fewest = (p->columns ? 4 : 2) * ahead, max_of_thread = minimum(max_vectors(shape), 96);
     const int64_t blocks_wanted = (sums || p->columns ? 6 : 16) * shape->device->multiprocessors;
     const int64_t all = of_sample * samples * g->sets;
     int64_t of_thread =
-        most(divide_up(all, blocks_wanted), least(fewest, divide_up(all, 2 * shape->device->multiprocessors)));
-    of_thread = least(of_thread, most_of_thread);
+        maximum(divide_up(all, blocks_wanted), minimum(fewest, divide_up(all, 2 * shape->device->multiprocessors)));
+    of_thread = minimum(of_thread, max_of_thread);
     if (of_sample >= of_thread)
         part_block(shape, g, divide_up(of_sample, of_thread), samples);
     else
-        part_block(shape, g, 1, divide_up(samples, most(1, of_thread / of_sample)));
-    while (sums && vectors_of_thread(g) > most_vectors(shape))
+        part_block(shape, g, 1, divide_up(samples, maximum(1, of_thread / of_sample)));
+    while (sums && vectors_of_thread(g) > max_vectors(shape))
         part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
     g->backwards = !sums;
     g->stores_dz = sums && !applies && shape->direction == BACKWARD && goes_on_from_dz(p);

@@ -9,8 +9,8 @@ enum {
     /* That sum: f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of
      * 160 14.6, two of 160 15.2. */
     GRID_THREADS = 320,
-    SOON_BYTES = 32 << 20,     /* that the L2 is told to keep */
-    L2_AGAIN_BYTES = 200 << 20 /* that is read again, above which the L2 is not told what to keep */
+    L2_KEPT_BYTES = 32 << 20,  /* that the L2 is to keep */
+    L2_AGAIN_BYTES = 200 << 20 /* that is read again, above which the L2 may keep what it likes */
 };
 
 /* Shared memory of a grid pipeline. */
@@ -42,18 +42,18 @@ static struct normfuse_cuda_geometry *begin_whole_rows(const struct shape *shape
 }
 
 /* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
-static bool share_grid(const struct shape *shape, struct step *step, int64_t teams, int64_t parts, int64_t part_rows,
-                       int64_t at_once)
+static bool share_grid(const struct shape *shape, struct step *step, int64_t block_groups, int64_t parts,
+                       int64_t part_rows, int64_t at_once)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
-    g->teams = step->of.grid.teams = (int32_t)teams;
+    g->block_groups = step->of.grid.block_groups = (int32_t)block_groups;
     g->by_pieces = normfuse_cuda_divisor_of(g->group);
     g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
     step->at_once = (int32_t)at_once;
-    step->blocks = teams * parts;
+    step->blocks = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
     g->sums_by_channel = gives || shape->batch;
     g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
@@ -66,19 +66,20 @@ static bool share_grid(const struct shape *shape, struct step *step, int64_t tea
 static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
 {
     /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
-     * what the kernels have in shared memory beside what is asked for. */
-    enum { MOST_STAGES = 32, MOST_ENTRIES = 20, LANES = 8, MOST_SUMMED = 64, MOST_TILES = 160, STATIC_BYTES = 1024 };
+     * what the kernels have in shared memory beside what is requested. */
+    enum { MAX_STAGES = 32, MAX_ENTRIES = 20, LANES = 8, MAX_SUMMED = 64, MAX_TILES = 160, STATIC_BYTES = 1024 };
     /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5;
      * 1x256x512x512 of 4 110.3, of 8 109.3. */
     static const int32_t tile_slots[2] = {8, 4};
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     const bool gives = shape->wants_gradients;
-    const int64_t teams = divide_up(p->n, rounds), groups = p->groups;
-    if (teams >= MOST_TEAMS || shape->device->multiprocessors / teams < 2 || g->width > GRID_THREADS)
+    const int64_t block_groups = divide_up(p->n, rounds), groups = p->groups;
+    if (block_groups >= MAX_BLOCK_GROUPS || shape->device->multiprocessors / block_groups < 2 ||
+        g->width > GRID_THREADS)
         return false;
-    int64_t parts = shape->device->multiprocessors / teams, part_rows = divide_up(g->rows, parts);
-    const int64_t at_once = least(GRID_THREADS / g->width, part_rows);
+    int64_t parts = shape->device->multiprocessors / block_groups, part_rows = divide_up(g->rows, parts);
+    const int64_t at_once = minimum(GRID_THREADS / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
     int64_t joined; /* of a group, by a lane */
     const int64_t channels = (int64_t)g->width * shape->elements, row_bytes = g->width * 16;
@@ -86,21 +87,21 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         g->lane_bits = lane_bits_of(channels, consumers);
         joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
     } else {
-        joined = divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES);
+        joined = divide_up(normfuse_cuda_max_vectors_of_group(shape, groups, g->group) * at_once, LANES);
     }
-    if (joined > MOST_ENTRIES)
+    if (joined > MAX_ENTRIES)
         return false;
     const int64_t beside_pipeline = bytes_of_grid(shape, g, 0, at_once, gives);
     const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_pipeline;
-    const int64_t slots = least(tile_slots[shape->direction], divide_up(part_rows, at_once));
+    const int64_t slots = minimum(tile_slots[shape->direction], divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
-    const int64_t stages = least(least(tiles, MOST_STAGES), room / stage_bytes);
+    const int64_t stages = minimum(minimum(tiles, MAX_STAGES), room / stage_bytes);
     /* What a thread joins one after the other, in each tile and then of tiles, is bounded by docs/numerics.md. */
-    if (stages < least(tiles, 2) || tiles > (shape->direction == FORWARD ? 16 * (MOST_SUMMED / slots) : MOST_TILES))
+    if (stages < minimum(tiles, 2) || tiles > (shape->direction == FORWARD ? 16 * (MAX_SUMMED / slots) : MAX_TILES))
         return false;
     struct normfuse_cuda_grid *const of = &step->of.grid;
-    of->interleaved = stages < tiles && teams == 1;
+    of->interleaved = stages < tiles && block_groups == 1;
     if (of->interleaved) {
         const int64_t all = divide_up(g->rows, tile_rows);
         tiles = divide_up(all, parts);
@@ -118,14 +119,14 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     step->without_vectors = 32;
     of->small_part_rows = (int32_t)(part_rows - tile_rows);
     of->stages = (int32_t)stages;
-    of->chunk_tiles = (int32_t)most(1, MOST_SUMMED / slots);
+    of->chunk_tiles = (int32_t)maximum(1, MAX_SUMMED / slots);
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
-    const int64_t turn_bytes = teams * parts * stage_bytes;
-    of->soon = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(SOON_BYTES / turn_bytes) : 0;
+    const int64_t turn_bytes = block_groups * parts * stage_bytes;
+    of->l2_tiles = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(L2_KEPT_BYTES / turn_bytes) : 0;
     of->by_tile = normfuse_cuda_divisor_of(tile_rows);
     of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
     step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, gives);
-    return share_grid(shape, step, teams, parts, part_rows, at_once);
+    return share_grid(shape, step, block_groups, parts, part_rows, at_once);
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
@@ -138,7 +139,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
         begin_whole_rows(shape, step);
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
-             step->geometry.teams == 1))
+             step->geometry.block_groups == 1))
             return NULL;
     }
     return "no number of samples at a time fits the stages";
@@ -160,17 +161,17 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     } of[2] = {{1.22, 5.5, 0.0, 2.0, 0.0022, 8.5}, {1.15, 8.0, 0.0013, 0.5, 0.0007, 5.5}};
     const int d = shape->direction;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const double rounds = (double)divide_up(shape->problem->n, g->teams);
+    const double rounds = (double)divide_up(shape->problem->n, g->block_groups);
     const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
     const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
     /* Of what moves at least, the part that is read. */
     const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
     const double busy =
-        (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->teams);
+        (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
-           of[d].round * (rounds - 1.0) / g->teams;
+           of[d].round * (rounds - 1.0) / g->block_groups;
 }
 
 static const char *refuse_registers(const struct shape *shape)
@@ -187,18 +188,18 @@ static const char *refuse_registers(const struct shape *shape)
  * registers. */
 static const char *configure_registers(const struct shape *shape, struct step *step)
 {
-    enum { MOST_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
+    enum { MAX_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = begin_whole_rows(shape, step);
     const bool gives = shape->wants_gradients;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
-    if (p->n >= MOST_TEAMS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
+    if (p->n >= MAX_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
-    const int64_t slots = divide_up(part_rows, least(GRID_THREADS / g->width, part_rows));
+    const int64_t slots = divide_up(part_rows, minimum(GRID_THREADS / g->width, part_rows));
     const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
-        divide_up(normfuse_cuda_most_vectors_of_group(shape, groups, g->group) * at_once, LANES) > MOST_ENTRIES)
+        divide_up(normfuse_cuda_max_vectors_of_group(shape, groups, g->group) * at_once, LANES) > MAX_ENTRIES)
         return "its registers do not hold what a multiprocessor has of the samples";
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
     step->threads = whole_warps(at_once * g->width);

@@ -3,7 +3,7 @@
  * schedules_lines.c - the schedule of small norm groups whose values are adjacent in memory, of both layouts. */
 #include "schedules.h"
 
-enum { MOST_LANES = 512, SLOTS_AT_ONCE = 4 };
+enum { MAX_LANES = 512, SLOTS_AT_ONCE = 4 };
 
 static int64_t values_of_line(const struct shape *shape)
 {
@@ -55,7 +55,7 @@ static const char *refuse(const struct shape *shape)
     if (!shape->alike || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or tensors have different strides";
     if (values_of_line(shape) >
-        MOST_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)
+        MAX_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)
         return "a norm group has more values than a block holds";
     /* Their sums over samples are of one rstd, not of one scale. */
     if (shape->direction == BACKWARD &&
@@ -66,14 +66,14 @@ static const char *refuse(const struct shape *shape)
 
 /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
  * lines for the device. */
-static int bits_of_line(const struct shape *shape, int64_t values, int64_t most_slots)
+static int bits_of_line(const struct shape *shape, int64_t values, int64_t max_slots)
 {
     enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t wanted = p->type == NORMFUSE_F64 ? least(4, most_slots) : most_slots;
+    const int64_t wanted = p->type == NORMFUSE_F64 ? minimum(4, max_slots) : max_slots;
     const int64_t few = (int64_t)FEW_THREADS * shape->device->multiprocessors;
     int bits = 0;
-    while (values > most_slots << bits || (values > wanted << bits && bits < WARP_BITS))
+    while (values > max_slots << bits || (values > wanted << bits && bits < WARP_BITS))
         bits++;
     while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
@@ -82,18 +82,18 @@ static int bits_of_line(const struct shape *shape, int64_t values, int64_t most_
 
 static const char *configure(const struct shape *shape, struct step *step)
 {
-    enum { THREADS = 128, MOST_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
+    enum { THREADS = 128, MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
     const enum normfuse_cuda_kernel kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_lines);
-    const int64_t most_slots = normfuse_cuda_kernel_table[kernel].vectors;
+    const int64_t max_slots = normfuse_cuda_kernel_table[kernel].vectors;
     const int64_t values = values_of_line(shape), d = group_of(p);
-    const int bits = bits_of_line(shape, values, most_slots);
+    const int bits = bits_of_line(shape, values, max_slots);
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
-    if (slots > most_slots || INT64_C(1) << bits > MOST_LANES)
+    if (slots > max_slots || INT64_C(1) << bits > MAX_LANES)
         return "lanes are too few or too many";
-    const int64_t threads = most(THREADS, INT64_C(1) << bits), lines = threads >> bits;
+    const int64_t threads = maximum(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
-    const int64_t samples = least(lines / width, p->n);
+    const int64_t samples = minimum(lines / width, p->n);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     step->kernel = kernel;
     step->threads = (uint32_t)threads;
@@ -112,11 +112,11 @@ static const char *configure(const struct shape *shape, struct step *step)
     if (resident == 0)
         return "no block is resident";
     const int64_t rounds = divide_up(p->n, samples);
-    int64_t parts = most(1, resident / blocks_wide);
+    int64_t parts = maximum(1, resident / blocks_wide);
     if (shape->wants_gradients)
-        parts = most(parts, divide_up(rounds, MOST_SUMMED));
+        parts = maximum(parts, divide_up(rounds, MAX_SUMMED));
     /* As many samples for each. */
-    parts = divide_up(rounds, divide_up(rounds, least(parts, rounds)));
+    parts = divide_up(rounds, divide_up(rounds, minimum(parts, rounds)));
     g->parts = g->sum_slots = (int32_t)parts;
     step->blocks = blocks_wide * parts;
     return NULL;

@@ -8,7 +8,8 @@
 static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry g = {.parts = 1, .passes = 1, .teams = 1, .sets_a_block = 1, .parts_a_sample = 1};
+    struct normfuse_cuda_geometry g = {
+        .parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1};
     g.spans = (int32_t)(shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements);
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
@@ -25,36 +26,36 @@ static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
 }
 
 /* A kernel that holds nothing: a thread walks any number of vectors. */
-static bool streams(const struct shape *shape, enum normfuse_cuda_schedule kept)
+static bool streams(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
-    return kept == NORMFUSE_SCHEDULE_two_pass && shape->direction == FORWARD;
+    return schedule == NORMFUSE_SCHEDULE_two_pass && shape->direction == FORWARD;
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
-static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
+static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                         int64_t part_rows, uint32_t threads)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const int registers = vectors_of(shape, kept);
+    const int registers = vectors_of(shape, schedule);
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
 
-    step->kernel = kernel_of(shape, kept);
+    step->kernel = kernel_of(shape, schedule);
     step->threads = threads;
     g->passes = 1;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(shape->direction == FORWARD ? each : 32 * each);
-    g->kept_shared = streams(shape, kept) ? 0 : (int32_t)most(0, each - registers);
-    const int64_t touched = by_sample ? 1 : least(g->outer, (part_rows - 1) / g->spans + 2);
+    g->held_shared = streams(shape, schedule) ? 0 : (int32_t)maximum(0, each - registers);
+    const int64_t touched = by_sample ? 1 : minimum(g->outer, (part_rows - 1) / g->spans + 2);
     g->coefficients = (int32_t)touched;
     g->channels_a_segment = shape->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
-    g->sum_slots = by_sample ? g->parts : (int32_t)least(g->parts, (g->spans - 1) / part_rows + 2);
+    g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->sets * g->parts;
     const int64_t numbers = shape->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
     step->shared =
-        (size_t)shape->tensors * 16 * (size_t)g->kept_shared * threads + (size_t)numbers * shape->value_bytes;
+        (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + (size_t)numbers * shape->value_bytes;
     return step->shared + 2048 <= shape->device->shared_per_block;
 }
 
@@ -75,9 +76,9 @@ static bool settle_lanes(const struct shape *given, struct step *step)
     }
     struct normfuse_cuda_geometry *const g = begin_step(step);
     *g = rows_geometry(&shape);
-    const int least_vectors = vectors_of(&shape, NORMFUSE_SCHEDULE_lanes);
+    const int min_vectors = vectors_of(&shape, NORMFUSE_SCHEDULE_lanes);
     int32_t lane_bits = 0;
-    while (INT64_C(1) << lane_bits < divide_up(g->rows, least_vectors))
+    while (INT64_C(1) << lane_bits < divide_up(g->rows, min_vectors))
         lane_bits++;
     if (g->rows == 0 || lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * shape.device->multiprocessors)
         return false;
@@ -106,31 +107,31 @@ static double microseconds_a_round(const struct shape *shape, const struct step 
            shape->policy->bytes_a_microsecond;
 }
 
-/* `teams` sets at a time, with all blocks of the grid resident, two a multiprocessor. */
-static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule kept,
-                        uint32_t threads, int64_t teams)
+/* `block_groups` sets at a time, with all blocks of the grid resident, two a multiprocessor. */
+static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
+                        uint32_t threads, int64_t block_groups)
 {
     const struct normfuse_cuda_device *const device = shape->device;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     struct step trial = {.geometry = rows_geometry(shape)};
-    const int64_t blocks = 2 * (int64_t)device->multiprocessors / teams;
-    if (!shape->has_grid_barriers || teams > MOST_TEAMS || blocks < 2 || blocks > trial.geometry.rows ||
-        !settle_rows(shape, &trial, kept, divide_up(trial.geometry.rows, blocks), threads) ||
+    const int64_t blocks = 2 * (int64_t)device->multiprocessors / block_groups;
+    if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > trial.geometry.rows ||
+        !settle_rows(shape, &trial, schedule, divide_up(trial.geometry.rows, blocks), threads) ||
         trial.shared > policy->shared_a_block)
         return false;
-    trial.blocks = teams * trial.geometry.parts;
+    trial.blocks = block_groups * trial.geometry.parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no vectors: 2375 us against 700). */
-    const bool rounds = teams < trial.geometry.sets;
-    if (rounds && (double)trial.geometry.part_rows * (double)shape->vector_bytes < policy->least_round_bytes)
+    const bool rounds = block_groups < trial.geometry.sets;
+    if (rounds && (double)trial.geometry.part_rows * (double)shape->vector_bytes < policy->min_round_bytes)
         return false;
     if (!is_resident(shape, &trial))
         return false;
-    trial.geometry.teams = (int32_t)teams;
+    trial.geometry.block_groups = (int32_t)block_groups;
     exchange_by_grid(&trial);
-    trial.geometry.late_blocks = device->multiprocessors;
+    trial.geometry.staggered_blocks = device->multiprocessors;
     if (rounds)
-        trial.geometry.late_cycles =
+        trial.geometry.stagger_cycles =
             (int32_t)(microseconds_a_round(shape, &trial) * shape->tensors * policy->cycles_a_microsecond);
     *step = trial;
     return true;
@@ -138,7 +139,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
 
 /* Of norm groups that one block cannot hold, or that are too few. */
 struct split {
-    enum normfuse_cuda_schedule kept;
+    enum normfuse_cuda_schedule schedule;
     int64_t parts;    /* blocks a norm group; 1: it may be one block's */
     uint32_t threads; /* of each */
     int64_t cluster; /* and of the blocks of a cluster: the backward has more to do between reading and writing, so more
@@ -146,9 +147,9 @@ struct split {
     uint32_t cluster_threads;
 };
 
-static int64_t most_cluster_of(const struct shape *shape)
+static int64_t max_cluster_of(const struct shape *shape)
 {
-    return shape->device->clusters ? least(NORMFUSE_CUDA_ROW_CLUSTER, shape->policy->most_cluster[shape->direction])
+    return shape->device->clusters ? minimum(NORMFUSE_CUDA_ROW_CLUSTER, shape->policy->max_cluster[shape->direction])
                                    : 1;
 }
 
@@ -156,26 +157,26 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
-    enum { LEAST_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
+    enum { MIN_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
     int64_t parts = divide_up(set_bytes, policy->part_bytes[shape->direction]);
     if (g->sets * parts < blocks_wanted)
-        parts = most(parts, least(divide_up(blocks_wanted, g->sets), set_bytes / LEAST_PART_BYTES));
-    parts = most(1, parts);
-    struct split split = {.kept = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
+        parts = maximum(parts, minimum(divide_up(blocks_wanted, g->sets), set_bytes / MIN_PART_BYTES));
+    parts = maximum(1, parts);
+    struct split split = {.schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
     int64_t threads = 256;
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     if (parts == 1)
-        threads = least(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.kept))));
+        threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.schedule))));
     if (set_bytes <= policy->small_set_bytes)
-        threads = least(threads, 128);
+        threads = minimum(threads, 128);
     split.threads = split.cluster_threads = (uint32_t)threads;
     split.cluster = parts;
     const int64_t small_bytes = policy->small_part_bytes[shape->direction];
-    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= most_cluster_of(shape)) {
-        split.cluster = most(parts, divide_up(set_bytes, small_bytes));
+    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= max_cluster_of(shape)) {
+        split.cluster = maximum(parts, divide_up(set_bytes, small_bytes));
         split.cluster_threads = 128;
     }
     return split;
@@ -207,11 +208,11 @@ static bool settle_whole(const struct shape *shape, struct step *step)
     const enum normfuse_cuda_schedule whole = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
     const int64_t each = vectors_of(shape, whole);
     const int32_t *const sizes = policy->whole_threads[shape->direction];
-    int64_t most_blocks = 0;
+    int64_t max_blocks = 0;
     double best = 0.0;
     struct step fit = {0};
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
-        const int64_t threads = least(sizes[i], whole_warps(divide_up(g->rows, each)));
+        const int64_t threads = minimum(sizes[i], whole_warps(divide_up(g->rows, each)));
         struct step trial = *step;
         if (!settle_rows(shape, &trial, whole, g->rows, (uint32_t)threads) || trial.shared > policy->shared_a_block)
             continue;
@@ -219,8 +220,8 @@ static bool settle_whole(const struct shape *shape, struct step *step)
             normfuse_cuda_blocks_per_multiprocessor(device, trial.kernel, trial.threads, trial.shared);
         const double waves = blocks > 0 ? (double)trial.blocks / (double)(blocks * device->multiprocessors) : INFINITY;
         const double filled = waves / ceil(waves);
-        if (blocks > most_blocks && filled >= 0.9 * best) {
-            most_blocks = blocks;
+        if (blocks > max_blocks && filled >= 0.9 * best) {
+            max_blocks = blocks;
             best = filled;
             fit = trial;
         }
@@ -242,9 +243,9 @@ static const char *configure_grid(const struct shape *shape, struct step *step)
 {
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
-    return split.parts < 4                                               ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.kept, split.threads, g.sets) ? NULL
-                                                                         : "its blocks are not resident together";
+    return split.parts < 4                                                   ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.schedule, split.threads, g.sets) ? NULL
+                                                                             : "its blocks are not resident together";
 }
 
 /* As many sets at a time as take the least time in all. */
@@ -258,22 +259,23 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     if (g.rows < FEW_VECTORS)
         return "a norm group is small";
     static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
-    double least_time = INFINITY;
+    double min_time = INFINITY;
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
      * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
-    for (int64_t teams = least(sets, 2 * shape->device->multiprocessors); teams >= fewest; teams--) {
+    for (int64_t block_groups = minimum(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
+         block_groups--) {
         struct step trial;
-        if (!settle_grid(shape, &trial, split.kept, split.cluster_threads, teams))
+        if (!settle_grid(shape, &trial, split.schedule, split.cluster_threads, block_groups))
             continue;
         const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
-        const double time = (double)divide_up(sets, teams) * round;
-        if (time < least_time) {
-            least_time = time;
+        const double time = (double)divide_up(sets, block_groups) * round;
+        if (time < min_time) {
+            min_time = time;
             *step = trial;
         }
     }
-    return least_time < INFINITY ? NULL : "the grid does not hold three at a time, or the only ones";
+    return min_time < INFINITY ? NULL : "the grid does not hold three at a time, or the only ones";
 }
 
 /* A block, or a cluster of few, with vectors in shared memory, too. */
@@ -284,14 +286,14 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
     struct normfuse_cuda_geometry *const g = begin_step(step);
     *g = rows_geometry(shape);
     const struct split split = split_of(shape, g);
-    const int64_t most_cluster = most_cluster_of(shape);
+    const int64_t max_cluster = max_cluster_of(shape);
     struct step fit = {0};
-    int64_t least_time = INT64_MAX;
-    for (int64_t cluster = split.cluster; cluster <= most_cluster && cluster <= g->rows; cluster++) {
+    int64_t min_time = INT64_MAX;
+    for (int64_t cluster = split.cluster; cluster <= max_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, split.kept, divide_up(g->rows, cluster), split.cluster_threads))
+        if (!settle_rows(shape, &trial, split.schedule, divide_up(g->rows, cluster), split.cluster_threads))
             continue;
-        if (trial.shared > policy->shared_a_block && cluster < most_cluster)
+        if (trial.shared > policy->shared_a_block && cluster < max_cluster)
             continue;
         if (cluster > 1) {
             /* Parts that round away would leave blocks of the cluster without rows. */
@@ -304,19 +306,19 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */
-        const int64_t resident = most(
+        const int64_t resident = maximum(
             1, (int64_t)normfuse_cuda_blocks_per_multiprocessor(device, trial.kernel, trial.threads, trial.shared) *
                    device->multiprocessors);
         const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
-        if (time < least_time) {
-            least_time = time;
+        if (time < min_time) {
+            min_time = time;
             fit = trial;
         }
         if (waves > 3 || cluster == 1)
             break;
     }
     *step = fit;
-    if (least_time == INT64_MAX)
+    if (min_time == INT64_MAX)
         return "no cluster has room for a norm group";
     /* 4x512x64x64 f16 in clusters 22.6 us, by the grid 15.9; 2x320x128x128 25.4, 18.1. Backwards are about the same. */
     struct step rounds = {0};
@@ -326,7 +328,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                : NULL;
 }
 
-/* Tiles that only sum, or that only write from statistics that are known. */
+/* Tiles that only sum, or that only write from given statistics. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
 {
     if (!sums && settle_lanes(shape, step))
@@ -337,12 +339,12 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
         return false;
     const enum normfuse_cuda_schedule small = small_schedule(shape);
     const bool stream = streams(shape, small);
-    /* Vectors in shared memory are asked for with the others: more in flight for each wait. */
+    /* Vectors in shared memory are requested with the others: more in flight for each wait. */
     const int64_t more = stream ? 0 : shape->policy->passing_slots[shape->direction][sums];
     const int64_t slots = vectors_of(shape, small) + more;
     /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142.
      */
-    const int64_t threads = least(stream && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
+    const int64_t threads = minimum(stream && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots;
     const int64_t tiles = divide_up(g->rows, tile_rows);
     /* Forward sums go on in registers from tile to tile. */
@@ -352,10 +354,11 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
         const int64_t resident = (int64_t)normfuse_cuda_blocks_per_multiprocessor(
                                      shape->device, kernel_of(shape, small), (uint32_t)threads, 1024) *
                                  shape->device->multiprocessors;
-        passes = tiles * g->sets / (waves * most(1, resident));
-        passes = most(1, least(least(passes, tiles), sums ? 128 / slots : 2));
+        passes = tiles * g->sets / (waves * maximum(1, resident));
+        passes = maximum(1, minimum(minimum(passes, tiles), sums ? 128 / slots : 2));
     } else if (sums && shape->direction == FORWARD) {
-        passes = most(1, least(most(1, 128 / slots), tiles * g->sets / (8 * (int64_t)shape->device->multiprocessors)));
+        passes = maximum(
+            1, minimum(maximum(1, 128 / slots), tiles * g->sets / (8 * (int64_t)shape->device->multiprocessors)));
     }
     /* Sums have no coefficients to keep, whatever the number of channels. */
     while (!settle_rows(shape, step, small, stream && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
@@ -363,7 +366,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
             return false;
         passes /= 2;
     }
-    g->part_rows = (int32_t)least(tile_rows * passes, INT32_MAX / 4);
+    g->part_rows = (int32_t)minimum(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = (int32_t)(shape->direction == FORWARD ? slots : 32 * slots);
     g->passes = (int32_t)passes;
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);

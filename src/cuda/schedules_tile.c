@@ -67,13 +67,13 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
     if (view.length > 0)
-        view = cut(&view, least(threads, view.length));
+        view = cut(&view, minimum(threads, view.length));
     const int64_t wanted = view.length > 0 ? 1 : widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
-    const int64_t sets = least(most(1, wanted / view.group), all);
-    const int64_t width = sets * view.group, at_once = least(threads / width, divide_up(view.rows, parts));
+    const int64_t sets = minimum(maximum(1, wanted / view.group), all);
+    const int64_t width = sets * view.group, at_once = minimum(threads / width, divide_up(view.rows, parts));
     if (parts > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
-    if (variant >= CLUSTERS * THREADS && sets == least(most(1, wanted / 2 / view.group), all))
+    if (variant >= CLUSTERS * THREADS && sets == minimum(maximum(1, wanted / 2 / view.group), all))
         return "a narrower block has as many norm groups";
     if (sets > 32 || at_once == 0)
         return "a norm group is wider than a block, or a warp has too many";
@@ -84,7 +84,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
     const bool gives = shape->wants_gradients, by_channels = view.group == view.channel_columns;
-    const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * most(1, samples);
+    const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * maximum(1, samples);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
     step->kernel = kernel;
@@ -141,8 +141,8 @@ static const char *configure(const struct shape *shape, struct step *step)
 static double conflicts(const struct shape *shape, const struct normfuse_cuda_tile *tile)
 {
     const int64_t in_phase = shape->direction == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
-    const int64_t groups = most(1, in_phase >> tile->lane_bits);
-    return (double)least(groups, least(in_phase, of_group & -of_group));
+    const int64_t groups = maximum(1, in_phase >> tile->lane_bits);
+    return (double)minimum(groups, minimum(in_phase, of_group & -of_group));
 }
 
 /* Microseconds: one warp by itself, and as long again for each further one that its scheduler has; clusters meet; what
@@ -181,11 +181,11 @@ static double estimate(const struct shape *shape, const struct step *step)
  * pre_add 12.6, 5.2; 8x3x6400 f32 8.8, 6.7; 1x1707x1171 f32 22.3, 24.2. */
 static const char *refuse_rows(const struct shape *shape)
 {
-    enum { MOST_POSITIONS = 64, MOST_BYTES = 16 << 20 };
+    enum { MAX_POSITIONS = 64, MAX_BYTES = 16 << 20 };
     const struct normfuse_problem *const p = shape->problem;
-    const bool pays = p->sets == NORMFUSE_SETS_BATCH ? p->s <= MOST_POSITIONS
+    const bool pays = p->sets == NORMFUSE_SETS_BATCH ? p->s <= MAX_POSITIONS
                                                      : has_additions(p) || p->n * p->c < shape->device->multiprocessors;
-    if (!pays || shape->bytes > MOST_BYTES)
+    if (!pays || shape->bytes > MAX_BYTES)
         return "others have vectors of 16 bytes for it";
     return refuse(shape);
 }

@@ -38,11 +38,11 @@ int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
  * though samples begin and end inside of vectors. */
 int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements, bool unaligned_samples)
 {
-    enum { MOST_VECTORS = 512 }; /* of rows folded, which a block has whole */
+    enum { MAX_VECTORS = 512 }; /* of rows folded, which a block has whole */
     int64_t folded = 1;
     if (p->columns && p->c % elements != 0) {
         folded = normfuse_cuda_common_multiple(p->c, elements) / p->c;
-        if ((p->s % folded != 0 && !unaligned_samples) || p->c * folded / elements > MOST_VECTORS)
+        if ((p->s % folded != 0 && !unaligned_samples) || p->c * folded / elements > MAX_VECTORS)
             return 0;
     } else if (unaligned_samples || (!p->columns && p->s % elements != 0)) {
         return 0;
@@ -63,12 +63,12 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
 /* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
  * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds pieces of several,
  * and single channels where rows begin inside of vectors. */
-int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group)
+int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
 {
     const bool forward = shape->direction == FORWARD;
     if (shape->folded <= 1)
         return INT64_MAX;
-    const int64_t in_lane = forward ? 16 + least(group, 16) : 16;
+    const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
     const int64_t pieces = !forward ? 1
                            : shape->unaligned_samples
                                ? group
@@ -101,11 +101,11 @@ static bool are_alike(const struct normfuse_problem *p, bool all_samples)
     if (x->batch < 0 || x->channel < 0 || x->position < 0)
         return false;
     const bool by_batch = p->columns ? all_samples : p->sets == NORMFUSE_SETS_BATCH;
-    const double most_channels = p->columns                       ? (double)p->c
-                                 : p->sets == NORMFUSE_SETS_GROUP ? (double)(p->c / p->groups)
-                                 : p->sets == NORMFUSE_SETS_BATCH ? 1.0
-                                                                  : (double)p->c;
-    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + most_channels * (double)x->channel +
+    const double max_channels = p->columns                       ? (double)p->c
+                                : p->sets == NORMFUSE_SETS_GROUP ? (double)(p->c / p->groups)
+                                : p->sets == NORMFUSE_SETS_BATCH ? 1.0
+                                                                 : (double)p->c;
+    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + max_channels * (double)x->channel +
                             (double)p->s * (double)x->position;
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
 }
@@ -212,22 +212,22 @@ void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t
         views[i]->position = views[i]->position / from * to;
 }
 
-/* Whether elementwise_residual takes what is added before the activation, and is the faster way: nothing else is
- * added, the tensors are alike. In a gradient dz must go to memory without loss, as what is added gets it. */
-static bool takes_addition(const struct normfuse_problem *p, const struct shape *shape)
+/* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one,
+ * the tensors are alike. In a gradient dz must go to memory without loss, as the residual gets it. */
+static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
 {
     /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
      * backward 25.7, 23.4; 39.1, 51.2; batch norm 64x1024x14x14 52.8, 50.4; 64x512x28x28 98.6, 110; backward
      * 4x512x28x28 23.6, 23.6; 16x1024x14x14 26.4, 32.7. */
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
-    const double least_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
+    const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
         p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || !shape->alike ||
         !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
         return true;
-    if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < least_bytes)
+    if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < min_bytes)
         return false;
     return shape->direction == FORWARD
                ? p->y.data != NULL
@@ -269,7 +269,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->same_strides = have_same_strides(p);
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
-    if (shape->folded > 1 && normfuse_cuda_most_at_once(shape, d) == 0)
+    if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
         shape->folded = 0;
     if (shape->folded == 0 && shape->plain) {
         shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
@@ -300,11 +300,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->batch =
         vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
         (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
-    shape->known = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
+    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
                    !is_rare(p->activation);
     shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
-    shape->added = shape->wide && !shape->plain && weights && modulation && !device->general_alone &&
-                   takes_addition(p, shape);
+    shape->residual =
+        shape->wide && !shape->plain && weights && modulation && !device->general_alone && takes_residual(p, shape);
     if (!is_countable(p->n) || !is_countable(p->c) ||
         !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))

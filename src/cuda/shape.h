@@ -32,8 +32,8 @@ struct shape {
     bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
     bool batch;             /* grid_pipeline_batch: batch norm, the same */
-    bool known;             /* elementwise: evaluation and affine, the same */
-    bool added;             /* elementwise_residual: what has an addition before the activation */
+    bool given;             /* elementwise: evaluation and affine, the same */
+    bool residual;          /* elementwise_residual: one is added before the activation */
     bool has_pipeline;      /* grid_pipeline can take it */
     bool wants_gradients;   /* backward: the parameters' */
     int tensors;            /* that a kernel holds: x, or x and dy */
@@ -46,19 +46,19 @@ static inline int64_t divide_up(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-static inline int64_t least(int64_t a, int64_t b)
+static inline int64_t minimum(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-static inline int64_t most(int64_t a, int64_t b)
+static inline int64_t maximum(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
 static inline uint32_t whole_warps(int64_t threads)
 {
-    return (uint32_t)(divide_up(most(threads, 1), 32) * 32);
+    return (uint32_t)(divide_up(maximum(threads, 1), 32) * 32);
 }
 
 /* What the kernels count in 32 bits. */
@@ -117,7 +117,7 @@ void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view 
 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
 int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
-int64_t normfuse_cuda_most_at_once(const struct shape *shape, int64_t group);
+int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
 int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *problem, int elements);

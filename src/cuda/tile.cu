@@ -6,7 +6,7 @@
  * What a block has is a tile: `width` adjacent columns, whole norm groups of `group` columns each, of part_rows rows.
  * Columns (NHWC): a column is a channel, a row a position. Rows (NCHW), batch norm: a column is a position of a
  * channel, `channel_columns` of them each, a row is a sample. A thread has one column and every at_once-th row, all in
- * registers, so what it weighs its values by it asks for once. Each warp joins the block's sums for itself, so the
+ * registers, so what it weighs its values by it requests once. Each warp joins the block's sums for itself, so the
  * block meets once; the blocks of a cluster send one another what they found.
  *
  * Lanes stand for norm groups when sums are joined: those of the i-th are the 2^lane_bits from i << lane_bits on. A
@@ -73,7 +73,7 @@ struct tile_place {
         return slot * a.at_once < left;
     }
     /* What the lanes of the thread's norm group know. */
-    template <typename R> __device__ __forceinline__ R tell(const normfuse_cuda_tile &a, R value) const
+    template <typename R> __device__ __forceinline__ R broadcast(const normfuse_cuda_tile &a, R value) const
     {
         return __shfl_sync(full_mask, value, own << a.lane_bits);
     }
@@ -95,17 +95,17 @@ template <int K, typename Work> __device__ __forceinline__ void in_slots(const n
     }
 }
 
-/* A thread's values of a tensor, and of a second one, asked for together. What is loaded in a branch is waited for at
+/* A thread's values of a tensor, and of a second one, requested together. What is loaded in a branch is waited for at
  * its end, so there are two ways and not one end for every slots_at_once: 32x500x250 f16 NHWC 24.5 us, so 48.6; and 16
  * loads where 4 are wanted cost 0.4 us. */
 template <typename T, int K>
-__device__ __forceinline__ void request(const normfuse_cuda_tile &a, const tile_place &place, const char *data,
-                                        raw<T, 1> (&values)[K], const char *other = nullptr,
-                                        raw<T, 1> (*others)[K] = nullptr)
+__device__ __forceinline__ void request_values(const normfuse_cuda_tile &a, const tile_place &place, const char *data,
+                                               raw<T, 1> (&values)[K], const char *other = nullptr,
+                                               raw<T, 1> (*others)[K] = nullptr)
 {
     const int64_t step = a.at_once * a.row_bytes;
     int64_t at = place.at;
-    const auto ask = [&](int k) {
+    const auto request_slot = [&](int k) {
         load_where(place.has(a, k), values[k], data + at);
         if (others)
             load_where(place.has(a, k), (*others)[k], other + at);
@@ -114,11 +114,11 @@ __device__ __forceinline__ void request(const normfuse_cuda_tile &a, const tile_
     if (a.slots == slots_at_once) {
 #pragma unroll
         for (int k = 0; k < slots_at_once; k++)
-            ask(k);
+            request_slot(k);
     } else {
 #pragma unroll
         for (int k = 0; k < K; k++)
-            ask(k);
+            request_slot(k);
     }
 }
 
@@ -148,10 +148,10 @@ template <bool fast, typename R, int K>
 __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&z)[K], int activation, R p)
 {
     choose_activation<true, true>(activation, [&](auto chosen) {
-        constexpr bool rare = decltype(chosen)::known < 0;
-        R kept[rare ? K : 1];
+        constexpr bool rare = decltype(chosen)::constant < 0;
+        R held[rare ? K : 1];
         if (rare)
-            in_slots<K>(a, [&](int k) { kept[rare ? k : 0] = z[k]; });
+            in_slots<K>(a, [&](int k) { held[rare ? k : 0] = z[k]; });
 #pragma unroll(rare ? 1 : K / slots_at_once)
         for (int begin = 0; begin < K; begin += slots_at_once) {
             if (begin >= a.slots)
@@ -159,15 +159,15 @@ __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&
             R few[slots_at_once];
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
-                few[i] = rare ? kept[rare ? begin + i : 0]
-                              : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::known) ? R(0.5) : R(1));
+                few[i] = rare ? held[rare ? begin + i : 0]
+                              : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::constant) ? R(0.5) : R(1));
             activate<fast, true>(few, chosen, activation, p);
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
-                (rare ? kept[rare ? begin + i : 0] : z[begin + i]) = few[i];
+                (rare ? held[rare ? begin + i : 0] : z[begin + i]) = few[i];
         }
         if (rare)
-            in_slots<K>(a, [&](int k) { z[k] = kept[rare ? k : 0]; });
+            in_slots<K>(a, [&](int k) { z[k] = held[rare ? k : 0]; });
     });
 }
 
@@ -177,17 +177,17 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
                                                     R p)
 {
     choose_activation<true, true>(activation, [&](auto chosen) {
-        constexpr bool rare = decltype(chosen)::known < 0;
+        constexpr bool rare = decltype(chosen)::constant < 0;
         constexpr int places = rare ? K : 1;
-        R kept_z[places], kept_by[places];
-        if (decltype(chosen)::known == NORMFUSE_IDENTITY)
+        R held_z[places], held_by[places];
+        if (decltype(chosen)::constant == NORMFUSE_IDENTITY)
             return;
         if (rare)
             in_slots<K>(a, [&](int k) {
-                kept_z[rare ? k : 0] = z[k];
-                kept_by[rare ? k : 0] = by[k];
+                held_z[rare ? k : 0] = z[k];
+                held_by[rare ? k : 0] = by[k];
             });
-        const bool half = takes_half<fast, true>(decltype(chosen)::known);
+        const bool half = takes_half<fast, true>(decltype(chosen)::constant);
         const R factor = half ? R(0.5) : R(1);
 #pragma unroll(rare ? 1 : K / slots_at_once)
         for (int begin = 0; begin < K; begin += slots_at_once) {
@@ -196,26 +196,27 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
             R few_z[slots_at_once], few_by[slots_at_once];
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++) {
-                few_z[i] = rare ? kept_z[rare ? begin + i : 0] : z[begin + i] * factor;
-                few_by[i] = rare ? kept_by[rare ? begin + i : 0] : by[begin + i] * factor;
+                few_z[i] = rare ? held_z[rare ? begin + i : 0] : z[begin + i] * factor;
+                few_by[i] = rare ? held_by[rare ? begin + i : 0] : by[begin + i] * factor;
             }
             differentiate_by<fast>(few_by, few_z, chosen, activation, p);
 #pragma unroll
             for (int i = 0; i < slots_at_once; i++)
-                (rare ? kept_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i];
+                (rare ? held_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i];
         }
         if (rare)
-            in_slots<K>(a, [&](int k) { by[k] = kept_by[rare ? k : 0]; });
+            in_slots<K>(a, [&](int k) { by[k] = held_by[rare ? k : 0]; });
     });
 }
 
 /* A struct into the same place of another block's shared memory. */
-template <typename S> __device__ __forceinline__ void send_struct(mailbox &box, S *place, int rank, const S &value)
+template <typename S>
+__device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, int rank, const S &value)
 {
     const double *const words = reinterpret_cast<const double *>(&value);
 #pragma unroll
     for (int i = 0; i < (int)(sizeof(S) / 8); i++)
-        send(box, reinterpret_cast<double *>(place) + i, rank, words[i]);
+        send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]);
 }
 
 /* Of the lane's norm group: first the mean, then squares about it, which cannot cancel. */
@@ -251,15 +252,15 @@ __device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entri
     return {about, mean, sum_few(squares, lanes), values};
 }
 
-__device__ __forceinline__ void ask_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
-                                                      asked_weights &found)
+__device__ __forceinline__ void request_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
+                                                          requested_weights &found)
 {
     const normfuse_problem &p = all.problem;
     const int n = place.n, c = divide(place.first + place.column, all.tile.by_channel_columns);
-    const auto ask = [&](const normfuse_parameter &of) {
-        return ask_at_once(of, n * of.batch + c * of.channel, place.left > 0);
+    const auto request = [&](const normfuse_parameter &of) {
+        return request_at_once(of, n * of.batch + c * of.channel, place.left > 0);
     };
-    found = {ask(p.weight), ask(p.bias), ask(p.scale), ask(p.shift)};
+    found = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
 }
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
@@ -289,31 +290,31 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail;
+    __shared__ cluster_mailbox mailbox;
     tile_entry<R> *const entries = reinterpret_cast<tile_entry<R> *>(dynamic), *const of_parts =
                                                                                    entries + a.width * a.at_once;
 
     tile_place place;
     place.find<T>(a);
-    raw<T, 1> asked_x[K], more[K];
-    request<T, K>(a, place, a.x, asked_x);
+    raw<T, 1> requested_x[K], more[K];
+    request_values<T, K>(a, place, a.x, requested_x);
     if (a.pre_add)
-        request<T, K>(a, place, a.pre_add, more);
+        request_values<T, K>(a, place, a.pre_add, more);
     place.find_groups(a);
-    asked_weights weights;
-    ask_weights_of_column(all, place, weights);
+    requested_weights weights;
+    request_weights_of_column(all, place, weights);
     if (a.parts > 1)
-        open_mail(mail, a.sets * a.parts * (int)sizeof(tile_entry<R>));
+        open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
     R x[K];
-    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(asked_x[k]); });
+    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
     if (a.pre_add) {
         add_slots<T, K>(a, more, x);
         if (a.u)
             store_slots<T, K>(a, a.u, place, x);
     }
     if (a.post_add)
-        request<T, K>(a, place, a.post_add, more);
+        request_values<T, K>(a, place, a.post_add, more);
 
     /* About the thread's first value; then about its mean. */
     const R own_about = x[0];
@@ -337,11 +338,11 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     const int lanes = 1 << a.lane_bits, of_set = a.group * a.at_once, slot = place.has_group ? place.group : 0;
     tile_entry<R> all_of = join_entries(entries + slot * of_set, of_set, place, lanes, (R)place.values);
     if (a.parts > 1) {
-        await_boxes();
+        await_open_mailboxes();
         if (threadIdx.x < 32 && place.group < a.sets)
             for (int other = place.of_group; other < a.parts; other += lanes)
-                send_struct(mail, of_parts + place.group * a.parts + place.part, other, all_of);
-        await_mail(mail);
+                send_struct(mailbox, of_parts + place.group * a.parts + place.part, other, all_of);
+        await_mailbox(mailbox);
         all_of = join_entries(of_parts + slot * a.parts, a.parts, place, lanes, (R)p.set_values);
     }
     const R variance = quotient(all_of.squares, (R)p.set_values, R(1) / (R)p.set_values);
@@ -352,10 +353,10 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     /* The mean is about + rest. */
     const R about_of = all_of.about + all_of.mean, back = about_of - all_of.about;
     const R rest_of = (all_of.about - (about_of - back)) + (all_of.mean - back);
-    const R about = place.tell(a, about_of), rest = place.tell(a, rest_of);
+    const R about = place.broadcast(a, about_of), rest = place.broadcast(a, rest_of);
     R slope, offset;
     weigh(p, weights, slope, offset);
-    slope *= place.tell(a, rstd);
+    slope *= place.broadcast(a, rstd);
     offset -= rest * slope;
     in_slots<K>(a, [&](int k) {
         x[k] = fma(x[k] - about, slope, offset);
@@ -370,24 +371,24 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
 
 /* Where the blocks of one cluster have all samples they send the sums of their channels to its first one, each to a
  * place of its own, which adds them; else these go to memory, where a later kernel does. */
-template <typename R> struct channel_mail {
-    mailbox &box;
+template <typename R> struct channel_mailbox {
+    cluster_mailbox &mailbox;
     tile_sums<R> *places; /* of each channel one for each of `senders` */
     int senders;
 };
 
 template <typename R>
-__device__ __forceinline__ channel_mail<R> channel_mail_of(const normfuse_cuda_tile &a, mailbox &box,
-                                                           tile_sums<R> *places)
+__device__ __forceinline__ channel_mailbox<R> channel_mailbox_of(const normfuse_cuda_tile &a, cluster_mailbox &mailbox,
+                                                                 tile_sums<R> *places)
 {
-    return {box, places, a.by_channels ? a.samples : (int)a.by_ranks.divisor};
+    return {mailbox, places, a.by_channels ? a.samples : (int)a.by_ranks.divisor};
 }
 
 /* One thread, of one channel of the block. */
 template <typename R>
 __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all, const tile_place &place,
-                                             const channel_mail<R> &mail, int channel, double plain, double centred,
-                                             R rstd)
+                                             const channel_mailbox<R> &gradients, int channel, double plain,
+                                             double centred, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
@@ -396,8 +397,9 @@ __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all,
         const int64_t slots = all.geometry.sum_slots;
         reinterpret_cast<double2 *>(all.sums)[((int64_t)place.n * p.c + c) * slots + (slots > 1 ? place.part : 0)] =
             make_double2(plain, centred);
-    } else if (mail.senders > 1) {
-        send_struct(mail.box, mail.places + channel * mail.senders + (a.by_channels ? place.n : place.rank), 0,
+    } else if (gradients.senders > 1) {
+        send_struct(gradients.mailbox,
+                    gradients.places + channel * gradients.senders + (a.by_channels ? place.n : place.rank), 0,
                     tile_sums<R>{(R)plain, (R)(centred * (double)rstd)});
     } else {
         put_gradient(p, p.dweight, 0, c, centred * (double)rstd);
@@ -408,17 +410,17 @@ __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all,
 /* By the block that the others sent to. */
 template <typename R>
 __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all, const tile_place &place,
-                                             const channel_mail<R> &mail, int channels)
+                                             const channel_mailbox<R> &gradients, int channels)
 {
     const normfuse_problem &p = all.problem;
     const int channel = (int)threadIdx.x;
-    await_mail(mail.box);
+    await_mailbox(gradients.mailbox);
     if (channel >= channels)
         return;
     double plain = 0.0, normalized = 0.0;
-    for (int i = 0; i < mail.senders; i++) {
-        plain += (double)mail.places[channel * mail.senders + i].plain;
-        normalized += (double)mail.places[channel * mail.senders + i].centred;
+    for (int i = 0; i < gradients.senders; i++) {
+        plain += (double)gradients.places[channel * gradients.senders + i].plain;
+        normalized += (double)gradients.places[channel * gradients.senders + i].centred;
     }
     const int c = divide(place.first, all.tile.by_channel_columns) + channel;
     put_gradient(p, p.dweight, 0, c, normalized);
@@ -429,8 +431,8 @@ __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all,
  * a channel as the block has threads for. */
 template <typename R>
 __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, const tile_place &place,
-                                              const channel_mail<R> &mail, const tile_sums<R> *found, int channels,
-                                              R rest, R rstd)
+                                              const channel_mailbox<R> &gradients, const tile_sums<R> *found,
+                                              int channels, R rest, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
     const int of_channel = a.channel_columns * a.at_once, lanes = 1 << a.channel_bits;
@@ -449,7 +451,7 @@ __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all
     rest = __shfl_sync(full_mask, rest, from);
     rstd = __shfl_sync(full_mask, rstd, from);
     if (has && of == 0)
-        give_channel(all, place, mail, channel, plain, centred - (double)rest * plain, rstd);
+        give_channel(all, place, gradients, channel, plain, centred - (double)rest * plain, rstd);
 }
 
 template <typename T, int K> __device__ __forceinline__ void tile_backward(const normfuse_cuda_arguments &all)
@@ -460,47 +462,49 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ mailbox mail, gradient_mail;
+    __shared__ cluster_mailbox mailbox, gradient_mailbox;
     tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
                         *const of_columns = entries + a.width * a.at_once,
                         *const of_parts = of_columns + (a.by_channels ? 0 : a.width * a.at_once);
-    const channel_mail<R> gradients =
-        channel_mail_of(a, gradient_mail, of_parts + (a.parts > 1 ? a.sets * a.parts : 0));
+    const channel_mailbox<R> gradients =
+        channel_mailbox_of(a, gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0));
     const int ranks = (int)a.by_ranks.divisor;
     const bool has_post = a.post_add && p.activation != NORMFUSE_IDENTITY;
 
     tile_place place;
     place.find<T>(a);
-    raw<T, 1> asked_x[K], asked_dy[K], more[K];
-    request<T, K>(a, place, a.x, asked_x, a.dy, &asked_dy);
+    raw<T, 1> requested_x[K], requested_dy[K], more[K];
+    request_values<T, K>(a, place, a.x, requested_x, a.dy, &requested_dy);
     if (a.pre_add)
-        request<T, K>(a, place, a.pre_add, more);
+        request_values<T, K>(a, place, a.pre_add, more);
     place.find_groups(a);
     const int set = place.set(a);
-    const asked asked_mean = ask_at_once(p.mean, place.n * p.mean.batch + set * p.mean.channel);
-    const asked asked_rstd = ask_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
-    asked_weights weights;
-    ask_weights_of_column(all, place, weights);
+    const requested_value requested_mean = request_at_once(p.mean, place.n * p.mean.batch + set * p.mean.channel);
+    const requested_value requested_rstd = request_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
+    requested_weights weights;
+    request_weights_of_column(all, place, weights);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
-        open_box(mail, a.parts > 1 ? a.sets * a.parts * (int)sizeof(tile_sums<R>) : 0);
-        open_box(gradient_mail, is_first ? channels * gradients.senders * (int)sizeof(tile_sums<R>) : 0);
-        announce_boxes();
+        open_mailbox(mailbox, a.parts > 1 ? a.sets * a.parts * (int)sizeof(tile_sums<R>) : 0);
+        open_mailbox(gradient_mailbox, is_first ? channels * gradients.senders * (int)sizeof(tile_sums<R>) : 0);
+        announce_mailboxes();
     }
 
     R x[K], dy[K];
     in_slots<K>(a, [&](int k) {
-        x[k] = number_of<T>(asked_x[k]);
-        dy[k] = number_of<T>(asked_dy[k]);
+        x[k] = number_of<T>(requested_x[k]);
+        dy[k] = number_of<T>(requested_dy[k]);
     });
     if (a.pre_add)
         add_slots<T, K>(a, more, x);
     if (has_post)
-        request<T, K>(a, place, a.post_add, more);
-    const double mean = told_of<double>(asked_mean, p.mean.type);
-    const R rstd_of = told_of<R>(asked_rstd, p.rstd.type), about_of = (R)mean, rest_of = (R)(mean - (double)about_of);
-    const R about = place.tell(a, about_of), rest = place.tell(a, rest_of), rstd = place.tell(a, rstd_of);
+        request_values<T, K>(a, place, a.post_add, more);
+    const double mean = receive<double>(requested_mean, p.mean.type);
+    const R rstd_of = receive<R>(requested_rstd, p.rstd.type), about_of = (R)mean,
+            rest_of = (R)(mean - (double)about_of);
+    const R about = place.broadcast(a, about_of), rest = place.broadcast(a, rest_of),
+            rstd = place.broadcast(a, rstd_of);
     R slope, offset;
     weigh(p, weights, slope, offset);
     slope *= rstd;
@@ -516,7 +520,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     });
     differentiate_slots<fast>(a, dy, z, p.activation, (R)p.act_param);
     if (a.du)
-        request<T, K>(a, place, a.du, more);
+        request_values<T, K>(a, place, a.du, more);
     if (a.dpost_add)
         store_slots<T, K>(a, a.dpost_add, place, dy);
     tile_sums<R> found = {R(0), R(0)};
@@ -547,14 +551,14 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     };
     tile_sums<R> total = join(entries + slot * of_set, of_set);
     if (ranks > 1)
-        await_boxes();
+        await_open_mailboxes();
     if (a.parts > 1 && threadIdx.x < 32 && place.group < a.sets)
         for (int other = place.of_group; other < a.parts; other += lanes)
-            send_struct(mail, of_parts + place.group * a.parts + place.part, place.rank - place.part + other, total);
+            send_struct(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other, total);
     if (a.gives && !a.by_channels)
         give_channels<R>(all, place, gradients, of_columns, channels, rest_of, rstd_of);
     if (a.parts > 1) {
-        await_mail(mail);
+        await_mailbox(mailbox);
         total = join(of_parts + slot * a.parts, a.parts);
     }
     total.centred -= rest_of * total.plain;
@@ -567,7 +571,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         const R portion = R(1) / (R)p.set_values;
         const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
         const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? slope : R(1);
-        const R by_x = later * place.tell(a, by_x_of), level = later * place.tell(a, level_of);
+        const R by_x = later * place.broadcast(a, by_x_of), level = later * place.broadcast(a, level_of);
         in_slots<K>(a, [&](int k) {
             x[k] = fma(slope, dy[k], fma(by_x, x[k], level));
             if (a.du)

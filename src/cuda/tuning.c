@@ -24,14 +24,14 @@
 #include "schedules.h"
 #include "tuning_tables.h"
 
-enum { MOST_LINES = 64, LINE_BYTES = 256 };
+enum { MAX_LINES = 64, LINE_BYTES = 256 };
 /* Of a file: microseconds, either sign; and the least and greatest factor. */
-static const double most_start = 1e6, least_factor = 0.01, most_factor = 100.0;
+static const double max_start = 1e6, min_factor = 0.01, max_factor = 100.0;
 
 struct loaded {
     struct normfuse_cuda_tuning tuning;
     struct loaded *before; /* kept, since another thread may plan by it */
-    struct normfuse_cuda_tuning_line lines[MOST_LINES];
+    struct normfuse_cuda_tuning_line lines[MAX_LINES];
 };
 
 static _Atomic(const struct normfuse_cuda_tuning *) current;
@@ -131,12 +131,12 @@ static const char *take_schedule(const char *text, struct loaded *loaded)
     struct normfuse_cuda_tuning *const tuning = &loaded->tuning;
     if (normfuse_cuda_tuning_line_of(tuning, (*list)->name, columns, backward) != NULL)
         return "the schedule has a line already";
-    if (tuning->count == MOST_LINES)
+    if (tuning->count == MAX_LINES)
         return "there are too many lines";
     const double start = take_number(&rest), factor = takes(&rest, " factor ") ? take_number(&rest) : (double)NAN;
     if (isnan(start) || isnan(factor) || *rest != '\0')
         return "it must end in: start NUMBER factor NUMBER";
-    if (!(fabs(start) <= most_start && factor >= least_factor && factor <= most_factor))
+    if (!(fabs(start) <= max_start && factor >= min_factor && factor <= max_factor))
         return "start must be in -1000000 to 1000000, factor in 0.01 to 100";
     struct normfuse_cuda_tuning_line *const line = &loaded->lines[tuning->count++];
     line->schedule = normfuse_cuda_schedule_code((*list)->name);
@@ -209,12 +209,12 @@ static normfuse_status read_tuning(const char *call, const char *path, struct lo
 /* What was loaded before and says the same: plans are remembered by it, and memory does not grow. */
 static struct loaded *same_as(const struct loaded *wanted)
 {
-    struct loaded *known = atomic_load(&all);
-    while (known != NULL && (strcmp(known->tuning.gpu, wanted->tuning.gpu) != 0 ||
-                             known->tuning.capability != wanted->tuning.capability ||
-                             memcmp(known->lines, wanted->lines, sizeof known->lines) != 0))
-        known = known->before;
-    return known;
+    struct loaded *same = atomic_load(&all);
+    while (same != NULL &&
+           (strcmp(same->tuning.gpu, wanted->tuning.gpu) != 0 || same->tuning.capability != wanted->tuning.capability ||
+            memcmp(same->lines, wanted->lines, sizeof same->lines) != 0))
+        same = same->before;
+    return same;
 }
 
 normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
@@ -225,20 +225,20 @@ normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
     }
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-    struct loaded *loaded = calloc(1, sizeof *loaded), *known = NULL;
+    struct loaded *loaded = calloc(1, sizeof *loaded), *same = NULL;
     normfuse_status status = loaded == NULL
                                  ? normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for a tuning", call)
                                  : read_tuning(call, path, loaded);
-    if (status == NORMFUSE_OK && (known = same_as(loaded)) == NULL) {
+    if (status == NORMFUSE_OK && (same = same_as(loaded)) == NULL) {
         loaded->before = atomic_load(&all);
         while (!atomic_compare_exchange_weak(&all, &loaded->before, loaded))
             continue;
-        known = loaded;
+        same = loaded;
         loaded = NULL;
     }
     free(loaded);
     if (status == NORMFUSE_OK)
-        normfuse_cuda_use_tuning(&known->tuning);
+        normfuse_cuda_use_tuning(&same->tuning);
     pthread_setcancelstate(state, NULL);
     return status;
 }

@@ -197,20 +197,20 @@ template <typename T> __device__ __forceinline__ T *in_shared(uint4 *dynamic, in
     return reinterpret_cast<T *>(reinterpret_cast<char *>(dynamic) + bytes);
 }
 
-/* What a thread reads once, in registers, K vectors on their way at a time: ask(vector, wanted) asks for the next one,
- * work(vector) is what it is for. Of short blocks that begin quickly: affine 64x256x64x64 131 us, by pipelines in
+/* What a thread reads once, in registers, K vectors on their way at a time: request(vector, wanted) requests the next
+ * one, work(vector) is what it is for. Of short blocks that begin quickly: affine 64x256x64x64 131 us, by pipelines in
  * shared memory 137. */
-template <int K, typename Vector, typename Ask>
-__device__ __forceinline__ void ask_first(Vector (&vectors)[K], int count, Ask &ask)
+template <int K, typename Vector, typename Request>
+__device__ __forceinline__ void request_first(Vector (&vectors)[K], int count, Request &request)
 {
 #pragma unroll
     for (int k = 0; k < K; k++) {
         vectors[k] = Vector();
-        ask(vectors[k], k < count);
+        request(vectors[k], k < count);
     }
 }
-template <int K, typename Vector, typename Ask, typename Work>
-__device__ __forceinline__ void walk_passing(Vector (&vectors)[K], int count, Ask &ask, Work work)
+template <int K, typename Vector, typename Request, typename Work>
+__device__ __forceinline__ void walk_passing(Vector (&vectors)[K], int count, Request &request, Work work)
 {
 #pragma unroll 1
     for (int left = count; left > 0; left -= K) {
@@ -223,7 +223,7 @@ __device__ __forceinline__ void walk_passing(Vector (&vectors)[K], int count, As
         if (left > K) {
 #pragma unroll
             for (int k = 0; k < K; k++)
-                ask(vectors[k], k + K < left);
+                request(vectors[k], k + K < left);
         }
     }
 }
@@ -273,7 +273,7 @@ __device__ __forceinline__ void put_parameter(const normfuse_parameter &p, int64
         store_value<R>(p.data, n * p.batch + c * p.channel, p.type, value);
 }
 
-/* An element of a parameter as it is in memory: asked for now, made a number of once it is needed, so that several are
+/* An element of a parameter as it is in memory: requested now, made a number of once it is needed, so that several are
  * waited for at once. */
 template <typename R> struct bits_type {
     using type = unsigned;
@@ -283,7 +283,7 @@ template <> struct bits_type<double> {
 };
 template <typename R> using bits = typename bits_type<R>::type;
 
-template <typename R> __device__ __forceinline__ bits<R> ask(const normfuse_parameter &p, int64_t element)
+template <typename R> __device__ __forceinline__ bits<R> request_bits(const normfuse_parameter &p, int64_t element)
 {
     bits<R> found;
     if (p.type == NORMFUSE_F32)
@@ -297,7 +297,7 @@ template <typename R> __device__ __forceinline__ bits<R> ask(const normfuse_para
     return found;
 }
 
-template <typename R> __device__ __forceinline__ R told(bits<R> found, int type)
+template <typename R> __device__ __forceinline__ R receive(bits<R> found, int type)
 {
     if (type == NORMFUSE_F16)
         return (R)pair_of((unsigned)found, f16()).x;
@@ -310,19 +310,20 @@ template <typename R> __device__ __forceinline__ R told(bits<R> found, int type)
 }
 
 /* The same by loads that no branch surrounds: at a branch's end what was loaded in it is waited for, so that parameters
- * asked for one after the other are as many ways to memory and back. Nothing where there is no parameter. */
-struct asked {
+ * requested one after the other are as many ways to memory and back. Nothing where there is no parameter. */
+struct requested_value {
     unsigned low, high;
 };
-__device__ __forceinline__ asked ask_at_once(const normfuse_parameter &p, int64_t element, bool wanted = true)
+__device__ __forceinline__ requested_value request_at_once(const normfuse_parameter &p, int64_t element,
+                                                           bool wanted = true)
 {
-    asked found = {0, 0};
+    requested_value found = {0, 0};
     const int type = wanted && p.data ? p.type : -1;
     const char *const address = p.data + (element << (type == NORMFUSE_F64 ? 3 : type == NORMFUSE_F32 ? 2 : 1));
     load_parameter<NORMFUSE_F32, NORMFUSE_F64>(found.low, found.high, address, type);
     return found;
 }
-template <typename R> __device__ __forceinline__ R told_of(const asked &found, int type)
+template <typename R> __device__ __forceinline__ R receive(const requested_value &found, int type)
 {
     if (type == NORMFUSE_F64)
         return (R)__hiloint2double((int)found.high, (int)found.low);

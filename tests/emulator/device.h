@@ -149,15 +149,19 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int dista
 
 #define NORMFUSE_DYNAMIC_SHARED(name) uint4 *const name = emulator::shared_memory()
 
-template <typename T> inline void forget(T &) {}
-inline void forget(int &, int &) {}
-inline void keep(unsigned &) {}
-inline char *kept(char *address) { return address; }
+template <typename T> inline void compiler_barrier(T &)
+{
+}
+inline void compiler_barrier(int &, int &)
+{
+}
+inline void make_opaque(unsigned &) {}
+inline char *opaque(char *address) { return address; }
 
 inline float reciprocal(float x) { return fabsf(x) > 0x1p126f ? 0.0f : 1.0f / x; }
 inline float fast_tanh(float z) { return tanhf(z); }
 inline float relu_of(float z) { return z > 0.0f ? z : z != z ? z : 0.0f; }
-inline float at_most_6(float z) { return z > 6.0f ? 6.0f : z; }
+inline float min_with_6(float z) { return z > 6.0f ? 6.0f : z; }
 
 /* Vectors of the hardware are aligned to their size. */
 template <typename T> inline const T *aligned(const void *address)
@@ -223,28 +227,28 @@ struct l2_policies {
 
 inline void follow_kernel() {}
 
-struct mailbox {
+struct cluster_mailbox {
     uint64_t barrier;
 };
-inline void open_box(mailbox &box, int bytes)
+inline void open_mailbox(cluster_mailbox &mailbox, int bytes)
 {
     if (threadIdx.x == 0) {
-        emulator::barrier_open(box.barrier, 1);
-        emulator::barrier_arrive(box.barrier, (unsigned)bytes);
+        emulator::barrier_open(mailbox.barrier, 1);
+        emulator::barrier_arrive(mailbox.barrier, (unsigned)bytes);
     }
     __syncwarp();
 }
-inline void announce_boxes() { emulator::cluster_arrive(); }
-inline void await_boxes() { emulator::cluster_await(); }
-inline void send(mailbox &box, double *place, int rank, double value)
+inline void announce_mailboxes() { emulator::cluster_arrive(); }
+inline void await_open_mailboxes() { emulator::cluster_await(); }
+inline void send(cluster_mailbox &mailbox, double *place, int rank, double value)
 {
-    emulator::cluster_send(box.barrier, place, rank, &value, sizeof value);
+    emulator::cluster_send(mailbox.barrier, place, rank, &value, sizeof value);
 }
-inline void send_four(mailbox &box, float4 *place, int rank, float4 value)
+inline void send_four(cluster_mailbox &mailbox, float4 *place, int rank, float4 value)
 {
-    emulator::cluster_send(box.barrier, place, rank, &value, sizeof value);
+    emulator::cluster_send(mailbox.barrier, place, rank, &value, sizeof value);
 }
-inline void await_mail(mailbox &box) { emulator::barrier_await(box.barrier, 0); }
+inline void await_mailbox(cluster_mailbox &mailbox) { emulator::barrier_await(mailbox.barrier, 0); }
 
 inline void await_grid_barrier(const uint32_t *word, uint32_t before) { emulator::await_flip(word, before); }
 inline uint32_t load_relaxed(const uint32_t *word) { return *word; }

@@ -26,7 +26,7 @@ namespace emulator {
 
 extern void (*const kernels[])(const void *);
 
-constexpr int lanes = 32, most_warps = 32, named_barriers = 16;
+constexpr int lanes = 32, max_warps = 32, named_barriers = 16;
 constexpr size_t page = 4096, stack_bytes = 128 << 10;
 
 index thread, block, threads, blocks;
@@ -92,7 +92,7 @@ struct block_state {
     int number, live;
     cluster *of;
     int first, ranks; /* of its cluster: the first of all_blocks, and how many */
-    warp warps[most_warps];
+    warp warps[max_warps];
     barrier barriers[named_barriers];
     std::vector<fiber *> fibers;
     std::vector<char> variables; /* shared ones, while another block runs */
@@ -508,7 +508,7 @@ void cluster_send(uint64_t &barrier, void *place, int rank, const void *value, u
     if (rank < 0 || rank >= active->ranks)
         fail("block %d of a cluster of %d is sent something", rank, active->ranks);
     if (active->of->generation == 0)
-        fail("something is sent before all blocks of the cluster have opened their boxes");
+        fail("something is sent before all blocks of the cluster have opened their mailboxes");
     block_state &to = *all_blocks[(size_t)(active->first + rank)];
     const auto place_of = [&](void *own) {
         char *const at = static_cast<char *>(own);
