@@ -42,7 +42,7 @@ struct own_channels {
     }
 };
 
-/* The second meeting: owners arrive, all wait. */
+/* The second grid barrier: owners arrive, all wait. */
 __device__ __forceinline__ void meet_owners(uint32_t *grid_barrier, int owners, uint32_t before, int consumers)
 {
     meet(MEETING_OF_CONSUMERS, consumers);
