@@ -444,15 +444,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 const int set = first_set + group;
                 const double mean = of_means[group], count_all = (double)rows * (double)g.row_values;
                 const group_statistics<float> found = of_groups[group];
-                put_parameter<double>(p.mean, n, set, mean);
-                put_parameter<float>(p.rstd, n, set, found.rstd);
-                if (a.statistics || (p.has_running_momentum && by_channel)) {
-                    const double variance = unbiased((double)found.variance, count_all);
-                    if (a.statistics)
-                        a.statistics[by_channel ? set : n * p.groups + set] = {mean, (double)found.rstd, variance};
-                    if (p.has_running_momentum && by_channel)
-                        update_running<float>(p, set, mean, variance);
-                }
+                const double variance = store_statistics(a, n, set, by_channel ? set : n * p.groups + set, mean,
+                                                         found.variance, found.rstd, count_all);
+                if (p.has_running_momentum && by_channel)
+                    update_running<float>(p, set, mean, variance);
             }
         }
         if (exchange != NORMFUSE_EXCHANGE_GRID)

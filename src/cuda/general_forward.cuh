@@ -277,11 +277,8 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
             const int set = divide(tile.first_channel, g.by_set_channels) + i;
             const group_statistics<R> found = of_sets[i];
-            put_parameter<double>(p.mean, tile.n, set, means[i]);
-            put_parameter<R>(p.rstd, tile.n, set, found.rstd);
-            const double variance = unbiased((double)found.variance, (double)p.set_values);
-            if (a.statistics)
-                a.statistics[by_channel ? set : tile.n * p.groups + set] = {means[i], (double)found.rstd, variance};
+            const double variance = store_statistics(a, tile.n, set, by_channel ? set : tile.n * p.groups + set,
+                                                     means[i], found.variance, found.rstd, (double)p.set_values);
             if (p.has_running_momentum && by_channel)
                 update_running<R>(p, set, means[i], variance);
         }

@@ -143,6 +143,20 @@ __device__ __forceinline__ void update_running(const normfuse_problem &p, int64_
     put_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * (R)variance);
 }
 
+/* The statistics of a norm group of so many values, the set-th of sample n and the index-th of all, to memory. The
+ * unbiased variance. */
+template <typename R>
+__device__ __forceinline__ double store_statistics(const normfuse_cuda_arguments &a, int64_t n, int set, int64_t index,
+                                                   double mean, R variance, R rstd, double values)
+{
+    put_parameter<double>(a.problem.mean, n, set, mean);
+    put_parameter<R>(a.problem.rstd, n, set, rstd);
+    const double of_running = unbiased((double)variance, values);
+    if (a.statistics)
+        a.statistics[index] = {mean, (double)rstd, of_running};
+    return of_running;
+}
+
 /* Sums of two numbers over the parts of a set, `stride` doubles apart. */
 template <typename R> struct totals {
     R plain, centred;

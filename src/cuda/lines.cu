@@ -235,14 +235,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                 square += square_of[first_warp + i];
         }
         const R variance = quotient(square, values, share), rstd = inverse_root(variance + (R)p.eps);
-        if (place.is_first() && n < samples) {
-            const double mean = (double)about + (double)rest;
-            put_parameter<double>(p.mean, n, place.group, mean);
-            put_parameter<R>(p.rstd, n, place.group, rstd);
-            if (a.statistics)
-                a.statistics[(int64_t)n * p.groups + place.group] = {mean, (double)rstd,
-                                                                     unbiased((double)variance, (double)p.set_values)};
-        }
+        if (place.is_first() && n < samples)
+            store_statistics(a, n, place.group, (int64_t)n * p.groups + place.group, (double)about + (double)rest,
+                             variance, rstd, (double)p.set_values);
 
         char *to = line_of<T>(a, p.y, place, n);
         choose_activation<true, true>(p.activation, [&](auto chosen) {

@@ -94,11 +94,8 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
             const int n = by_sample ? 0 : vectors.n;
             const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
-            const double variance = unbiased((double)found.variance, (double)p.set_values);
-            put_parameter<double>(p.mean, n, channel, found.mean);
-            put_parameter<R>(p.rstd, n, channel, found.rstd);
-            if (a.statistics)
-                a.statistics[vectors.set] = {found.mean, (double)found.rstd, variance};
+            const double variance = store_statistics(a, n, channel, vectors.set, found.mean, found.variance, found.rstd,
+                                                     (double)p.set_values);
             if (p.has_running_momentum && by_sample)
                 update_running<R>(p, vectors.c, found.mean, variance);
         }
