@@ -106,7 +106,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     }
 
     pipeline_place place;
-    place.find_column(a);
+    place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
@@ -269,13 +269,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             walk_vectors<4>(
                 place, own.vectors_of(tile), [&](int i) { return from[i]; },
                 [&](const uint4 &vector, int i) {
-                    float z[V];
-                    unpack<T, V>(vector, z);
-#pragma unroll
-                    for (int k = 0; k < V; k++)
-                        z[k] = fmaf(z[k] - shift[k], slope[k], offset[k]);
-                    activate<fast, true>(z, chosen, a.activation, a.act_param);
-                    store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(z));
+                    store_result<T, V>(a, chosen, vector, shift, slope, offset, to_tile + i * 16);
                 });
         });
     });
@@ -319,7 +313,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     }
 
     pipeline_place place;
-    place.find_column(a);
+    place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     const int mean_type = type_of(a, COLUMNS_MEAN);
@@ -364,18 +358,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
             shift[k] = rounded;
         }
     }
-    /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
     const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
-#pragma unroll
-        for (int k = 0; k < V; k++)
-            x[k] -= shift[k];
-        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-            float z[V];
-#pragma unroll
-            for (int k = 0; k < V; k++)
-                z[k] = fmaf(x[k], slope[k], offset[k]);
-            differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
-        }
+        differentiate_channels<fast, V>(a.activation, a.act_param, chosen, shift, slope, offset, x, dy);
     };
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
@@ -462,10 +446,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
                 unpack<T, V>(here.x, x);
                 unpack<T, V>(here.dy, dy);
                 differentiate(chosen, x, dy);
-#pragma unroll
-                for (int k = 0; k < V; k++)
-                    x[k] = fmaf(slope[k], dy[k], fmaf(of_x[k], x[k], level[k]));
-                store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(x));
+                store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
             });
         });
     });

@@ -183,16 +183,14 @@ __device__ __forceinline__ void open_pipeline(pipeline_barriers &barriers, const
     announce(PIPELINE_IS_OPEN, (int)blockDim.x);
 }
 
-/* A consumer's place: the same channels in each of its rows. */
-struct pipeline_place {
+/* A consumer's place. */
+struct pipeline_place : thread_place {
     int vectors_at_once; /* of all threads */
     int first;           /* the thread's first vector of a tile; beyond all where it has none */
-    int beside, column;  /* its first row and its vector of a row */
 
-    __device__ __forceinline__ void find_column(const normfuse_cuda_columns &a)
+    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
     {
-        beside = divide((int)threadIdx.x, a.by_width);
-        column = (int)threadIdx.x - beside * a.width;
+        find_column(a);
         vectors_at_once = a.at_once * a.width;
         first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
     }
@@ -255,11 +253,7 @@ __device__ __forceinline__ void sum_gradients(tile_consumer &consumer, const uin
             unpack<T, V>(here.x, x);
             unpack<T, V>(here.dy, dy);
             differentiate(chosen, x, dy);
-#pragma unroll
-            for (int k = 0; k < V; k++) {
-                of_tile[k] += dy[k];
-                centred_of_tile[k] += dy[k] * x[k];
-            }
+            add_products(x, dy, of_tile, centred_of_tile);
         });
 #pragma unroll
         for (int k = 0; k < V; k++) {
