@@ -88,12 +88,7 @@ __device__ __forceinline__ void store_entries(const normfuse_cuda_columns &a, co
         about.of[1] = value[V - 1];
         const auto sum_up = [&](int k) {
             unpack<T, V>(held[k], value);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                const float distance = value[i] - about[i];
-                sum[i] += distance;
-                square[i] += distance * distance;
-            }
+            add_squares<V>(value, about, sum, square);
         };
         walk_rows<0, K>(place.left, a.at_once, sum_up);
     }

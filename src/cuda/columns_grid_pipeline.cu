@@ -24,27 +24,10 @@ template <typename T> __device__ __forceinline__ float receive_base(raw<T, 1> re
     return value[0];
 }
 
-/* How many values of a group a part has. The first blocks may have a tile more than the others; the last of these what
- * is left of its last one, which is counted whole, then taken back. */
-struct counts_of_parts {
-    float first, other, lacking;
-
-    __device__ __forceinline__ explicit counts_of_parts(const normfuse_cuda_columns &a)
-    {
-        first = (float)a.part_rows * (float)a.group;
-        other = (float)a.of.grid.small_part_rows * (float)a.group;
-        lacking = (float)a.of.grid.lacking_rows * (float)a.group;
-    }
-    __device__ __forceinline__ float of_part(const normfuse_cuda_columns &a, int part) const
-    {
-        return (part < a.of.grid.first_parts ? first : other) - (part == a.of.grid.first_parts - 1 ? lacking : 0.0f);
-    }
-};
-
 /* What the block's threads found, of each group, into memory: means less the group's base, which is kept, then squares
  * about them, which cannot cancel. */
 template <typename T, int V>
-__device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of, int n,
+__device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of, int n,
                                             int block_group, int part, int parity, const float4 *entries,
                                             float4 *of_groups, raw<T, 1> requested_base, int consumers)
 {
@@ -56,8 +39,8 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
         const float base = receive_base<T>(round == 0 ? requested_base : request_base<T>(a, n, join.group));
         int begin, count;
         entries_of_group<V>(a, join.group, begin, count);
-        const float2 found = join_entries<held_sums>(entries + begin, join.lane, count, lanes_of_group, base,
-                                                     counts_of.of_part(a, part));
+        const float2 found =
+            join_entries<held_sums>(entries + begin, join.lane, count, lanes_of_group, base, counts_of.part(a, part));
         if (join.is_first()) {
             __stcg(parts_of_group(all, block_group, parity, join.group) + part, found);
             of_groups[join.group].x = base;
@@ -67,7 +50,7 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
 
 /* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
 template <typename T>
-__device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of,
+__device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of,
                                              int n, int block_group, int part, int parity, float4 *of_groups,
                                              int consumers)
 {
@@ -117,6 +100,48 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
         }
     }
 }
+
+/* Sums about values of the thread's own, the first of its first group and the last of the other. */
+template <typename T, int V> struct side_moments {
+    const thread_place &place;
+    side_values about;
+    float sum[V] = {}, square[V] = {};
+    moments<float> found[2] = {};
+    int rows = 0;
+
+    __device__ __forceinline__ explicit side_moments(const thread_place &place)
+        : place(place), about{{0.0f, 0.0f}, place.split}
+    {
+    }
+    __device__ __forceinline__ void begin(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        about.of[0] = value[0];
+        about.of[1] = value[V - 1];
+    }
+    __device__ __forceinline__ void add(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        rows++;
+        add_squares<V>(value, about, sum, square);
+    }
+    __device__ __forceinline__ void fold()
+    {
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            append_near(found[side], moments_of_side<V>(place, side, sum, square, (float)rows));
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            sum[i] = square[i] = 0.0f;
+        rows = 0;
+    }
+    __device__ __forceinline__ float4 entry(int side) const
+    {
+        return make_float4(about.of[side], found[side].mean, found[side].squares, found[side].count);
+    }
+};
 
 template <typename T, int V> __device__ __forceinline__ void grid_forward(const normfuse_cuda_arguments &all)
 {
@@ -168,56 +193,17 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
-        /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
-        side_values about = {{}, place.split};
-        float sum[V] = {}, square[V] = {};
-        moments<float> found[2] = {};
-        int rows_here = 0;
-        const auto fold = [&]() {
-#pragma unroll
-            for (int side = 0; side < 2; side++)
-                append_near(found[side], moments_of_side<V>(place, side, sum, square, (float)rows_here));
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                sum[i] = square[i] = 0.0f;
-            rows_here = 0;
-        };
-        int until_fold = a.of.grid.chunk_tiles;
-        consumer.walk_sums(own, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + stage * own.tile_vectors;
-            const int vectors = own.vectors_of(tile);
-            float value[V];
-            if (tile == 0 && place.first < vectors) {
-                unpack<T, V>(from[place.first], value);
-                about.of[0] = value[0];
-                about.of[1] = value[V - 1];
-            }
-            walk_vectors<4>(
-                place, vectors, [&](int i) { return from[i]; },
-                [&](const uint4 &vector, int) {
-                    unpack<T, V>(vector, value);
-                    rows_here++;
-#pragma unroll
-                    for (int k = 0; k < V; k++) {
-                        const float distance = value[k] - about[k];
-                        sum[k] += distance;
-                        square[k] += distance * distance;
-                    }
-                });
-            if (--until_fold == 0 || tile + 1 == own.tiles) {
-                fold();
-                until_fold = a.of.grid.chunk_tiles;
-            }
-        });
+        side_moments<T, V> found(place);
+        sum_moments(a, consumer, dynamic, own, place, found);
         if (place.has_rows()) {
-            entries[place.entry(a, 0)] = make_float4(about.of[0], found[0].mean, found[0].squares, found[0].count);
+            entries[place.entry(a, 0)] = found.entry(0);
             if (place.split < V)
-                entries[place.entry(a, 1)] = make_float4(about.of[1], found[1].mean, found[1].squares, found[1].count);
+                entries[place.entry(a, 1)] = found.entry(1);
         }
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the statistics of the groups ---- */
-        const counts_of_parts counts_of(a);
+        const values_of_parts counts_of(a, a.group);
         put_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, requested_base,
                           consumers);
         meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
@@ -232,19 +218,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         centre<V>(slope, offset, side_values{{of_first.y, of_second.y}, place.split},
                   side_values{{of_first.z, of_second.z}, place.split},
                   takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
-        char *const to = a.out + n * a.batch_bytes;
-        choose_activation<true, true>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
-                const uint4 *const from = dynamic + stage * own.tile_vectors;
-                const int vectors = own.vectors_of(tile);
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<4>(
-                    place, vectors, [&](int i) { return from[i]; },
-                    [&](const uint4 &vector, int i) {
-                        store_result<T, V>(a, chosen, vector, means, slope, offset, to_tile + i * 16);
-                    });
-            });
-        });
+        store_results<T, V>(a, consumer, dynamic, own, place, a.out + n * a.batch_bytes,
+                            n + a.of.grid.block_groups >= a.n, means, slope, offset);
     }
 }
 
@@ -408,9 +383,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 
         /* ---- sums ---- */
         float first[V] = {}, second[V] = {};
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
-        });
+        sum_gradients<T, V>(a, consumer, dynamic, own, place, differentiate, first, second);
         /* What the producer's warp reads of the sample before is not written over. */
         if (gives && n != own.block_group)
             meet(CHANNELS_ARE_PUT, (int)blockDim.x);
@@ -432,22 +405,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
         const side_values of_x = {{of_first.x, of_second.x}, place.split};
         const side_values level = {{of_first.y, of_second.y}, place.split};
-        char *const to = a.out + n * a.batch_bytes;
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
-                const uint4 *const from = dynamic + 2 * stage * own.tile_vectors;
-                const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
-                const int vectors = own.vectors_of(tile);
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<2>(place, vectors, read, [&](const both &vectors_here, int i) {
-                    float x[V], dy[V];
-                    unpack<T, V>(vectors_here.x, x);
-                    unpack<T, V>(vectors_here.dy, dy);
-                    differentiate(chosen, x, dy);
-                    store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
-                });
-            });
-        });
+        store_gradients<T, V>(a, consumer, dynamic, own, place, a.out + n * a.batch_bytes,
+                              n + a.of.grid.block_groups >= a.n, differentiate, slope, of_x, level);
     }
 }
 

@@ -38,6 +38,19 @@ template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
     return value;
 }
 
+/* The threads of a block but the last `others` share out items, 2^bits adjacent ones for each: calls work(item, exists,
+ * lane, lanes), whole warps in step. */
+template <int others = 0, typename Work> __device__ __forceinline__ void share_items(int items, int bits, Work work)
+{
+    const int lanes = 1 << bits, lane = (int)threadIdx.x & (lanes - 1);
+    const int first_of_warp = (int)(threadIdx.x & ~31u) >> bits;
+#pragma unroll 1
+    for (int round = 0; round + first_of_warp < items; round += ((int)blockDim.x - others) >> bits) {
+        const int item = round + ((int)threadIdx.x >> bits);
+        work(item < items ? item : 0, item < items, lane, lanes);
+    }
+}
+
 /* Over `lanes` adjacent threads: first the mean, then squares about it, which cannot cancel. All threads of the warp
  * call. Where a warp has several norm groups their counts differ, so no shuffle may depend on one: a lane that skipped
  * it would leave the others waiting. A whole warp has one count, and the branch spares its kernels registers. */
