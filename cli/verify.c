@@ -196,7 +196,7 @@ static double generated(const struct work *work, enum tensor_name name, int64_t 
     double pre_add = line->pre_add ? reference_round(generated_at(work, PRE_ADD, n, c, s), line->type) : 0, pre_bias = 0;
     if (line->pre_bias || line->sample_bias)
         pre_bias = reference_round(generated_at(work, PRE_BIAS, line->sample_bias ? n : 0, c, 0), line->weight_type);
-    return reference_add(reference_round(value, line->type), pre_bias, pre_add, line->type);
+    return reference_add(reference_round(value, line->type), pre_bias, pre_add, true, line->type);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -571,7 +571,7 @@ static void load_set(const struct work *work, enum tensor_name name, const struc
 static void load_u(const struct work *work, const struct extent *extent, double *u, double *more)
 {
     load_set(work, X, extent, u);
-    bool adds = work->at[PRE_ADD] != NULL;
+    bool adds = work->at[PRE_ADD] != NULL, rounds = adds || work->at[U] != NULL;
     if (!adds && !work->at[PRE_BIAS])
         return;
     if (adds)
@@ -580,7 +580,7 @@ static void load_u(const struct work *work, const struct extent *extent, double 
         int64_t n = extent->n + pair / extent->channels, c = extent->c + pair % extent->channels;
         double pre_bias = parameter_value(work, PRE_BIAS, n, c, 0);
         for (int64_t i = pair * extent->positions; i < (pair + 1) * extent->positions; i++)
-            u[i] = reference_add(u[i], pre_bias, adds ? more[i] : 0, work->line->type);
+            u[i] = reference_add(u[i], pre_bias, adds ? more[i] : 0, rounds, work->line->type);
     }
 }
 

@@ -66,10 +66,13 @@ static normfuse_status part_run(const struct normfuse_problem *problem, const no
     return normfuse_cpu_run(problem, exec);
 }
 
-/* No CUDA kernel adds pre_bias. */
+/* CUDA kernels take pre_bias as a part of the mean: not where u is rounded, nor where one channel has a bias for each of
+ * the samples that count together. */
 static bool takes_pre_bias(const struct normfuse_problem *problem)
 {
-    return problem->device.device_type == NORMFUSE_CPU;
+    return problem->device.device_type == NORMFUSE_CPU ||
+           (problem->pre_add.data == NULL && problem->u.data == NULL &&
+            (problem->sets != NORMFUSE_SETS_BATCH || problem->pre_bias.batch == 0));
 }
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
