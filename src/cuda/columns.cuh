@@ -272,8 +272,14 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
  * and shift, of which absent ones hold nothing. Where a set is one channel, or each channel has statistics of its own,
  * one thread then makes of them what all threads of the channel need: slope, offset, mean (`ready`). */
 struct channel_values {
-    float *slopes, *offsets, *means, *shifts, *biases; /* the last: pre_bias, where the call has it */
+    float *slopes, *offsets, *means, *shifts;
 };
+
+/* Behind them, where a forward sums: pre_bias of `channels`. */
+__device__ __forceinline__ float *biases_of(const normfuse_problem &p, const channel_values &of, int channels)
+{
+    return of.shifts + (p.scale.data || p.shift.data ? channels : 0);
+}
 
 __device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_values &of, int i, float &weight,
                                       float &bias)
@@ -325,7 +331,7 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
             if (p.shift.data)
                 of.shifts[at] = receive<float>(shift, p.shift.type);
             if (p.pre_bias.data)
-                of.biases[at] = receive<float>(added, p.pre_bias.type);
+                biases_of(p, of, all)[at] = receive<float>(added, p.pre_bias.type);
         });
     }
 }
@@ -427,7 +433,7 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
     if (p.pre_bias.data) {
         float bias[V];
-        read_values<V>(of.biases + column * V, bias);
+        read_values<V>(biases_of(p, of, a.geometry.width * V) + column * V, bias);
 #pragma unroll
         for (int i = 0; i < V; i++) {
             float left;

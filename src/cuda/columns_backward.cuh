@@ -118,8 +118,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             group_statistics<float> *const of_groups =
                 reinterpret_cast<group_statistics<float> *>(dynamic + 2 * (holds ? shared : K) * threads);
             float *const values = reinterpret_cast<float *>(of_groups + groups);
-            const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels,
-                                                nullptr};
+            const channel_values of_channels = {values, values + channels, values + 2 * channels,
+                                                values + 3 * channels};
             float *const of_plain = values + 4 * channels, *const of_centred = of_plain + at_once * channels;
             totals<float> *const of_sums = reinterpret_cast<totals<float> *>(of_centred + at_once * channels);
             totals<float> *const of_totals = of_sums + channels;

@@ -130,8 +130,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             reinterpret_cast<char *>(of_pieces) + (holds ? pieces_bytes : max(pieces_bytes, K * threads * 16)));
         float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
         const int modulated = sums && (p.scale.data || p.shift.data), biased = sums && p.pre_bias.data;
-        const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels,
-                                            values + (3 + modulated) * channels};
+        const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
         double *const of_means = reinterpret_cast<double *>(values + (3 + modulated + biased) * channels);
         float2 *const of_parts = reinterpret_cast<float2 *>(of_means + groups + (groups & 1));
 
@@ -232,7 +231,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 }
                 if (p.pre_bias.data) {
                     float bias[V];
-                    read_values<V>(of_channels.biases + place.column * V, bias);
+                    read_values<V>(biases_of(p, of_channels, channels) + place.column * V, bias);
                     add_bias<float, V>(bias, shift, first);
                 }
                 join_channels<float, V>(shift, first, second, count_here, piece_bits);
@@ -270,7 +269,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     float weight, bias, left = 0.0f, shift_here = of_group.mean;
                     weigh(p, of_channels, group, weight, bias);
                     if (p.pre_bias.data)
-                        shift_here = add_exactly(shift_here, -of_channels.biases[group], left);
+                        shift_here = add_exactly(shift_here, -biases_of(p, of_channels, channels)[group], left);
                     in_all_rows(group, groups_here, groups, [&](int at) {
                         of_channels.slopes[at] = weight * of_group.rstd;
                         of_channels.offsets[at] = bias - (of_group.rest + left) * (weight * of_group.rstd);
