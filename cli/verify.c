@@ -156,6 +156,16 @@ static double data_mean(const struct work *work)
     }
 }
 
+/* x and pre_bias of doubles, whose sum the reference would round and the library does not: sums of these are exact. */
+static double coarse(const struct work *work, double value)
+{
+    const struct problem_line *line = work->line;
+    if (line->type != NORMFUSE_F64 || !(line->pre_bias || line->sample_bias))
+        return value;
+    double grid = ldexp(1, ilogb(data_scale(work)) - 20);
+    return rint(value / grid) * grid;
+}
+
 /* What the tensor holds before it is rounded to its type; n counts from the bigger batch's first sample. */
 static double generated_at(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
 {
@@ -170,9 +180,9 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
             return (work->set_is_group ? c * work->s + s : n * work->s + s) % 2 ? 4.5 : 3.5;
         if ((data == VERIFY_NAN || data == VERIFY_INF) && n == 0 && c == 0 && s == 0)
             return data == VERIFY_NAN ? (double)NAN : (double)INFINITY;
-        return data_mean(work) + data_scale(work) * value;
+        return coarse(work, data_mean(work) + data_scale(work) * value);
     case PRE_ADD: return data == VERIFY_CONSTANT || data == VERIFY_EXACT ? 8 : data_scale(work) * value;
-    case PRE_BIAS: return data == VERIFY_CONSTANT || data == VERIFY_EXACT ? 2 : data_scale(work) * value;
+    case PRE_BIAS: return data == VERIFY_CONSTANT || data == VERIFY_EXACT ? 2 : coarse(work, data_scale(work) * value);
     case RUNNING_MEAN: return data_mean(work) + 0.1 * data_scale(work) * value;
     case RUNNING_VAR: return data_scale(work) * data_scale(work) * (0.5 + fabs(value));
     case WEIGHT: return (bounded ? 3 : 1) + 0.25 * value;
@@ -196,7 +206,7 @@ static double generated(const struct work *work, enum tensor_name name, int64_t 
     double pre_add = line->pre_add ? reference_round(generated_at(work, PRE_ADD, n, c, s), line->type) : 0, pre_bias = 0;
     if (line->pre_bias || line->sample_bias)
         pre_bias = reference_round(generated_at(work, PRE_BIAS, line->sample_bias ? n : 0, c, 0), line->weight_type);
-    return reference_add(reference_round(value, line->type), pre_bias, pre_add, line->type);
+    return reference_add(reference_round(value, line->type), pre_bias, pre_add, true, line->type);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -572,6 +582,7 @@ static void load_u(const struct work *work, const struct extent *extent, double 
 {
     load_set(work, X, extent, u);
     bool adds = work->at[PRE_ADD] != NULL;
+    bool rounds = adds || work->at[U] || (work->line->op == BATCH_NORM && work->line->sample_bias && !work->evaluates);
     if (!adds && !work->at[PRE_BIAS])
         return;
     if (adds)
@@ -580,7 +591,7 @@ static void load_u(const struct work *work, const struct extent *extent, double 
         int64_t n = extent->n + pair / extent->channels, c = extent->c + pair % extent->channels;
         double pre_bias = parameter_value(work, PRE_BIAS, n, c, 0);
         for (int64_t i = pair * extent->positions; i < (pair + 1) * extent->positions; i++)
-            u[i] = reference_add(u[i], pre_bias, adds ? more[i] : 0, work->line->type);
+            u[i] = reference_add(u[i], pre_bias, adds ? more[i] : 0, rounds, work->line->type);
     }
 }
 

@@ -2,7 +2,7 @@
  *
  * normfuse.h - the whole public interface of normfuse: normalization layers of neural networks.
  *
- *   u = x [+ pre_bias] [+ pre_add]                             rounded to x's dtype
+ *   u = x [+ pre_bias] [+ pre_add]                             rounded to x's dtype where it is a tensor
  *   z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]
  *   y = act(z)
  *
@@ -11,7 +11,9 @@
  * affine         no statistics: y = act(weight * u + bias [+ post_add])
  *
  * pre_bias is one value a channel, or one a sample and channel: the bias of a convolution before the norm, an embedding.
- * u is summed in the compute type (f32; f64 for f64 x) in this order, and rounded once.
+ * With pre_add, where u is written, and in the batch norm of a batch with a bias [N, C], u is a tensor: it is summed in
+ * the compute type (f32; f64 for f64 x) in this order and rounded once. Else pre_bias is a part of the mean: u is not
+ * rounded, and nothing more is read or written than without it.
  *
  * Tensors have the axes N, C and zero to three spatial axes, in this order. Their strides say how they lie in memory.
  * S below is the product of the spatial sizes. A norm group is the values that share a mean and a variance.

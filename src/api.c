@@ -3,6 +3,7 @@
  * api.c - the entry points of the operators: check, say it as a problem, hand it to the device's backend. And the
  * helpers that make tensors. */
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include "caller.h"
 #include "problem.h"
@@ -66,10 +67,12 @@ static normfuse_status part_run(const struct normfuse_problem *problem, const no
     return normfuse_cpu_run(problem, exec);
 }
 
-/* No CUDA kernel adds pre_bias. */
+/* Backends take pre_bias as a part of the mean: not where u is rounded, nor where one channel has a bias for each of the
+ * samples that count together. */
 static bool takes_pre_bias(const struct normfuse_problem *problem)
 {
-    return problem->device.device_type == NORMFUSE_CPU;
+    return problem->pre_add.data == NULL && problem->u.data == NULL &&
+           (problem->sets != NORMFUSE_SETS_BATCH || problem->pre_bias.batch == 0);
 }
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
@@ -161,17 +164,26 @@ static size_t backend_scratch_bytes(const struct normfuse_problem *problem, cons
 
 static normfuse_status backend_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
-    const struct parts parts = parts_of(problem, exec != NULL ? exec->scratch : NULL);
+    char *scratch = exec != NULL ? exec->scratch : NULL;
+    struct parts parts = parts_of(problem, scratch);
     normfuse_exec of_parts;
-    if (parts.u_bytes > 0) {
+    void *allocated = NULL;
+    if (parts.u_bytes > 0 && scratch != NULL) {
         of_parts = *exec;
-        of_parts.scratch = (char *)exec->scratch + parts.u_bytes;
+        of_parts.scratch = scratch + parts.u_bytes;
         of_parts.scratch_bytes -= parts.u_bytes;
         exec = &of_parts;
+    } else if (parts.u_bytes > 0) { /* the CPU */
+        allocated = malloc(parts.u_bytes);
+        if (allocated == NULL)
+            return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for %zu bytes of scratch", problem->name,
+                                   parts.u_bytes);
+        parts = parts_of(problem, allocated);
     }
     normfuse_status status = NORMFUSE_OK;
     for (int i = 0; i < parts.count && status == NORMFUSE_OK; i++)
         status = part_run(&parts.of[i], exec);
+    free(allocated);
     return status;
 }
 

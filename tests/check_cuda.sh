@@ -128,8 +128,8 @@ fi
 # ---- case files and random cases ----------------------------------------------------------------------------------
 
 # A prime number of processes: lines of cases that differ in one word would else give some processes all the slow ones.
-for processes in 13 11 7 5 3 2 1; do
-    [ $((processes * 4)) -le $(($(nproc) * 3)) ] && break
+for processes in 29 13 11 7 5 3 2 1; do
+    [ $((processes * 8)) -le $(($(nproc) * 7)) ] && break
 done
 # NAME, words that every case gets, arguments
 spread() {

@@ -1200,10 +1200,16 @@ static void test_share_of_scratch(void)
                                                               sizes, shapes[i].groups, form & 8, 2);
             struct normfuse_problem problem = problem_of_fixture();
             problem.stats = problem.sums = NULL; /* those of sharded halves */
-            const size_t scratch_bytes = normfuse_cpu_scratch_bytes(&problem, &f.exec);
-            CHECK(status == NORMFUSE_OK && (double)scratch_bytes <= most, "operator %d, form %d, %lld x %lld x %lld, %lld groups: %zu bytes, not %.0f",
-                  (int)shapes[i].operator, form, (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
-                  (long long)shapes[i].groups, scratch_bytes, most);
+            const struct normfuse_parameter pre_bias = problem.pre_bias;
+            for (int adds = 1; adds >= 0; adds--) { /* pre_add, or pre_bias: a backend has one of them */
+                problem.pre_bias = adds ? (struct normfuse_parameter){0} : pre_bias;
+                if (!adds)
+                    problem.pre_add = problem.u = (struct normfuse_view){0};
+                const size_t scratch_bytes = normfuse_cpu_scratch_bytes(&problem, &f.exec);
+                CHECK(status == NORMFUSE_OK && (double)scratch_bytes <= most, "operator %d, form %d, %lld x %lld x %lld, %lld groups: %zu bytes, not %.0f",
+                      (int)shapes[i].operator, form, (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+                      (long long)shapes[i].groups, scratch_bytes, most);
+            }
         }
 }
 

@@ -109,8 +109,6 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
     const bool columns = strstr(pass_names[pass], "columns") != NULL;
     const size_t kept_bytes = bytes / type_bytes[type] * (type == NORMFUSE_F64 ? 8 : 4);
     const bool keeps = shape.rows % 3 == 1 && shape.n > 16 && strchr(pass_names[pass], '2'); /* dot2, affine2 */
-    const bool adds = strncmp(pass_names[pass], "add", 3) == 0; /* two or all of its three addends */
-    const bool columns_of_b = adds && shape.n <= MAX_COEFFICIENTS && shape.rows % 2 == 0;
     const bool from_y = extras == 2 && strncmp(pass_names[pass], "affine_", 7) != 0;
     /* rows of two sets, where there may be */
     const size_t sets = strcmp(pass_names[pass], "moments_rows") == 0 && shape.rows % 2 == 0 ? 2 : 1;
@@ -141,12 +139,12 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
     for (int side = 0; side < 2; side++) {
         const ptrdiff_t stride = (ptrdiff_t)shape.stride;
         const struct normfuse_pass s = {
-            .x = in.x.data, .dy = adds && activation % 3 == 1 ? NULL : in.dy.data, .post_add = extras ? in.post_add.data : NULL, .du = extras ? in.du.data : NULL,
+            .x = in.x.data, .dy = in.dy.data, .post_add = extras ? in.post_add.data : NULL, .du = extras ? in.du.data : NULL,
             .y = in.y[side].data, .dpost_add = extras ? in.dpost_add[side].data : NULL,
             .x_stride = stride, .dy_stride = stride, .post_add_stride = stride, .du_stride = stride, .y_stride = stride,
             .dpost_add_stride = stride, .rows = shape.rows / sets, .n = shape.n,
             .sets = sets, .set_stride = (ptrdiff_t)(shape.rows / sets) * stride,
-            .k = in.coefficients[0], .a = from_y ? NULL : in.coefficients[1], .b = adds && activation % 3 == 2 ? NULL : in.coefficients[2], .b_per_row = !columns_of_b, .p = in.coefficients[3],
+            .k = in.coefficients[0], .a = from_y ? NULL : in.coefficients[1], .b = in.coefficients[2], .p = in.coefficients[3],
             .q = extras && activation % 2 ? NULL : in.coefficients[4], .r = in.coefficients[5],
             .coefficient_step = columns ? 0 : shape.rows % 2, .sum_per_row = shape.rows % 2,
             .sum = in.sums[side][0], .square = in.sums[side][1],

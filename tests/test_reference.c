@@ -66,10 +66,10 @@ static void test_elements(void)
     check(isinf(reference_round(65520, NORMFUSE_F16)), "f16 overflow", reference_round(65520, NORMFUSE_F16), INFINITY);
     check(reference_round(0.1, NORMFUSE_F32) == (double)0.1f, "f32", reference_round(0.1, NORMFUSE_F32), (double)0.1f);
     /* 1 + 2^-8 is a tie in bf16 and goes to even; the float sum of 1 + 2^-8 and 2^-30 is that tie again. */
-    check(reference_add(1 + 0x1p-7, 0, 0x1p-8, NORMFUSE_BF16) == 1 + 0x1p-6, "bf16 sum", 0, 0);
-    check(reference_add(1, 0x1p-9, 0x1p-9 + 0x1p-20, NORMFUSE_BF16) == 1 + 0x1p-7, "bf16 sum of three, rounded once", 0, 0);
-    check(reference_add(1, 0, 0x1p-60, NORMFUSE_F64) == 1, "f64 sum", 0, 0);
-    check(reference_add(1, 0x1p-30, 0x1p-30, NORMFUSE_F32) == 1, "f32 sum", 0, 0);
+    check(reference_add(1 + 0x1p-7, 0, 0x1p-8, true, NORMFUSE_BF16) == 1 + 0x1p-6, "bf16 sum", 0, 0);
+    check(reference_add(1, 0x1p-9, 0x1p-9 + 0x1p-20, true, NORMFUSE_BF16) == 1 + 0x1p-7, "bf16 sum of three, rounded once", 0, 0);
+    check(reference_add(1, 0, 0x1p-60, true, NORMFUSE_F64) == 1, "f64 sum", 0, 0);
+    check(reference_add(1, 0x1p-30, 0x1p-30, true, NORMFUSE_F32) == 1, "f32 sum", 0, 0);
 }
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */

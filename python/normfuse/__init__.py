@@ -2,7 +2,7 @@
 """Normalization layers of neural networks over arrays: NumPy's, and those of PyTorch, CuPy, JAX and every other library
 that speaks DLPack or the array interfaces, on the CPU and on CUDA, without a copy.
 
-    u = x [+ pre_bias] [+ pre_add]                             rounded to x's dtype
+    u = x [+ pre_bias] [+ pre_add]                             rounded to x's dtype where it is a tensor
     z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]
     y = act(z)
 

@@ -46,6 +46,7 @@ class Problem:
     activation: str = "identity"
     act_param: Optional[float] = None
     on_cuda: bool = False
+    writes_u: bool = False  # which rounds x + pre_bias
 
     def __post_init__(self):
         self.samples, self.channels, self.positions = self.x.shape
@@ -59,8 +60,9 @@ class Problem:
         if self.pre_add is not None:
             addends.append(self.pre_add)
         for addend in addends:
-            self.u = self.u + addend if self.is_double else self.u.astype("f4") + addend.astype("f4")
-        if addends and not self.is_double:
+            self.u = self.u + addend if self.is_double or len(addends) < 2 else self.u.astype("f4") + addend.astype("f4")
+        own = self.kind == "batch" and not self.evaluate and self.pre_bias is not None and self.pre_bias.ndim == 2
+        if addends and not self.is_double and (self.pre_add is not None or self.writes_u or own):
             self.u = rounded(self.u, self.dtype)
 
     # Statistics are [N, groups] or [C]; these bring them to [N, C], and sum [N, C] over what shares statistics.

@@ -23,7 +23,6 @@ struct normfuse_pass {
     /* z = (x - k)*a + b [+ post_add]; a NULL, in a backward: z = post_add, which is y then. Runs: entry r*coefficient_step is
      * row r's; columns: entry c is column c's */
     const void *k, *a, *b;
-    bool b_per_row; /* add: b is indexed as under rows (true) or as under columns (false) */
     /* dx = p*dy' + (q*(x - k) + r) [+ du], indexed likewise */
     const void *p, *q, *r;
     size_t coefficient_step;
@@ -53,7 +52,7 @@ struct normfuse_pass {
     PASS(dot2_columns)                                                                                               \
     PASS(affine2_rows)    /* y = p*dy' + (q*(x - k) + r) [+ du]; q NULL: y = p*dy' [+ du]; writes dpost_add */          \
     PASS(affine2_columns)                                                                                            \
-    PASS(add)             /* y = x [+ b] [+ dy], rounded */
+    PASS(add)             /* y = x + dy, rounded */
 
 typedef void (*normfuse_pass_function)(const struct normfuse_pass *);
 

@@ -750,18 +750,11 @@ static void FN(dot2_rows)(const struct normfuse_pass *s)
 static void FN(add)(const struct normfuse_pass *s)
 {
     const V zero = OP(set1)(0);
-    for (size_t r = 0; r < s->rows; r++) {
-        const V of_row = s->b && s->b_per_row ? OP(set1)(((const R *)s->b)[r * s->coefficient_step]) : zero;
+    for (size_t r = 0; r < s->rows; r++)
         for (size_t i = 0; i < s->n; i += W) {
             const size_t m = s->n - i < W ? s->n - i : W;
-            V u = FN(get)(ROW(const T *, x, r) + i, m, zero);
-            if (s->b)
-                u = OP(add)(u, s->b_per_row ? of_row : FN(coefficient)(s->b, i, m));
-            if (s->dy)
-                u = OP(add)(u, FN(get)(ROW(const T *, dy, r) + i, m, zero));
-            FN(put)(ROW(T *, y, r) + i, u, m);
+            FN(put)(ROW(T *, y, r) + i, OP(add)(FN(get)(ROW(const T *, x, r) + i, m, zero), FN(get)(ROW(const T *, dy, r) + i, m, zero)), m);
         }
-    }
 }
 
 /* ---- to and from the compute type ---- */

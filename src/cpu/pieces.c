@@ -165,90 +165,6 @@ static void run_tile(const struct plan *plan, normfuse_pass_function pass, const
     }
 }
 
-/* Values of pre_bias, `step` elements apart, in the compute type. A call: unrolled for each type it is 2 KB, twice. */
-static __attribute__((noinline)) void load_bias(const struct plan *plan, void *to, const char *from, ptrdiff_t step, int64_t count)
-{
-    const int32_t type = plan->p->pre_bias.type;
-    step *= (ptrdiff_t)normfuse_type_bytes(type);
-    for (int64_t i = 0; i < count; i++)
-        store_real(plan, to, i, normfuse_load(from + i * step, type));
-}
-
-/* pre_bias of `count` channels of a sample, from channel c on, in the compute type. */
-static const void *bias_of_channels(const struct plan *plan, struct worker *w, int64_t n, int64_t c, int64_t count)
-{
-    const struct normfuse_parameter *const bias = &plan->p->pre_bias;
-    const char *const from = bias->data + (n * bias->batch + c * bias->channel) * (ptrdiff_t)normfuse_type_bytes(bias->type);
-    if (reads_bias_in_place(plan))
-        return from;
-    if (bias->channel == 1 && bias->type == plan->p->type)
-        plan->pass->load(from, w->pre_bias, (size_t)count, false, 0);
-    else
-        load_bias(plan, w->pre_bias, from, bias->channel, count);
-    return w->pre_bias;
-}
-
-/* Rows [from, from + rows) of a tile. */
-static struct normfuse_pass rows_of_pass(const struct plan *plan, const struct normfuse_pass *tile, int64_t from, int64_t rows)
-{
-    struct normfuse_pass s = *tile;
-    const ptrdiff_t bytes = from * (ptrdiff_t)plan->type_bytes;
-    s.x = (const char *)s.x + bytes * s.x_stride;
-    s.dy = s.dy ? (const char *)s.dy + bytes * s.dy_stride : NULL;
-    s.y = (char *)s.y + bytes * s.y_stride;
-    s.rows = (size_t)rows;
-    return s;
-}
-
-/* y = x + pre_bias [+ dy] where a row is a channel, or one channel's samples are rows. */
-static void add_bias_rows(const struct plan *plan, struct worker *w, const struct tile *t, const struct normfuse_pass *tile)
-{
-    const struct normfuse_problem *p = plan->p;
-    const bool by_sample = plan->batch && !t->across;
-    for (int64_t r = 0, rows; r < t->rows; r += rows) {
-        rows = smaller(t->rows - r, BIAS_ROWS);
-        struct normfuse_pass s = rows_of_pass(plan, tile, r, rows);
-        s.b_per_row = true;
-        s.coefficient_step = !by_sample || p->pre_bias.batch;
-        if (by_sample && p->pre_bias.batch) {
-            const ptrdiff_t at = (t->n + r) * p->pre_bias.batch + t->c * p->pre_bias.channel;
-            const char *const from = p->pre_bias.data + at * (ptrdiff_t)normfuse_type_bytes(p->pre_bias.type);
-            load_bias(plan, w->pre_bias, from, p->pre_bias.batch, rows);
-            s.b = w->pre_bias;
-        } else {
-            s.b = bias_of_channels(plan, w, t->n, by_sample ? t->c : t->c + r, by_sample ? 1 : rows);
-        }
-        plan->pass->add(&s);
-    }
-}
-
-/* The same where a row has all channels of a set. */
-static void add_bias_columns(const struct plan *plan, struct worker *w, const struct tile *t, const struct normfuse_pass *tile)
-{
-    const struct normfuse_problem *p = plan->p;
-    const int64_t channels = t->width / plan->spread;
-    for (int64_t r = 0, rows; r < t->rows; r += rows) {
-        const int64_t flat = t->s + r;
-        rows = p->pre_bias.batch ? smaller(t->rows - r, p->s - flat % p->s) : t->rows - r;
-        struct normfuse_pass s = rows_of_pass(plan, tile, r, rows);
-        s.b = bias_of_channels(plan, w, t->n + flat / p->s, t->c, channels);
-        if (plan->spread == 1) {
-            if (s.b == w->pre_bias)
-                repeat_folded(plan, w->pre_bias, channels);
-            run_tile(plan, plan->pass->add, &s);
-            continue;
-        }
-        s.b_per_row = true;
-        s.coefficient_step = 1;
-        for (int64_t i = 0; i < rows; i++) { /* the channels of a sample are rows */
-            struct normfuse_pass sample = rows_of_pass(plan, &s, i, channels);
-            sample.n = (size_t)plan->spread;
-            sample.x_stride = sample.dy_stride = sample.y_stride = plan->spread;
-            plan->pass->add(&sample);
-        }
-    }
-}
-
 static const struct team *team_of(const struct plan *plan, const struct worker *w)
 {
     return plan->teams_of_one ? &w->own : &plan->shared;
@@ -268,8 +184,9 @@ static int64_t place_in_set(const struct plan *plan, const struct tile *t, ptrdi
     return (n * plan->set_channels + t->c % plan->set_channels) * p->s + t->s;
 }
 
-/* The tile of u: x, or x [+ pre_bias] [+ pre_add], rounded; `first` is the part of the call that makes it. */
-static const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
+/* The tile of u: x, or x + pre_add, rounded; `first` is the part of the call that makes it. A call: inlined
+ * it is 1 KB, five times. */
+static __attribute__((noinline)) const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
 {
     const struct normfuse_problem *p = plan->p;
     if (!plan->add)
@@ -284,23 +201,18 @@ static const void *input_u(const struct plan *plan, struct worker *w, const stru
     }
     struct normfuse_pass s = {.rows = (size_t)t->rows, .n = (size_t)t->width};
     s.x = input(plan, &p->x, t, w->stage[0], &s.x_stride);
-    if (p->pre_add.data)
-        s.dy = input(plan, &p->pre_add, t, w->stage[4], &s.dy_stride);
+    s.dy = input(plan, &p->pre_add, t, w->stage[4], &s.dy_stride);
     if (p->u.data)
         s.y = output(plan, &p->u, t, w->stage[0], &s.y_stride);
     else {
         s.y = held ? held : w->stage[0];
         s.y_stride = held ? held_stride : t->width;
     }
-    if (p->pre_bias.data) {
-        (p->columns ? add_bias_columns : add_bias_rows)(plan, w, t, &s);
-    } else {
-        if (s.x_stride == t->width && s.dy_stride == t->width && s.y_stride == t->width) { /* short rows cost most of a vector each */
-            s.n *= s.rows;
-            s.rows = 1;
-        }
-        plan->pass->add(&s);
+    if (s.x_stride == t->width && s.dy_stride == t->width && s.y_stride == t->width) { /* short rows cost most of a vector each */
+        s.n *= s.rows;
+        s.rows = 1;
     }
+    plan->pass->add(&s);
     scatter(plan, &p->u, t, w->stage[0]);
     *stride = s.y_stride;
     return s.y;
@@ -369,11 +281,7 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
         return normfuse_load(element(plan, &p->x, &at), p->type);
     if (p->u.data) /* written by now; u may be x or pre_add */
         return normfuse_load(element(plan, &p->u, &at), p->type);
-    float u = (float)normfuse_load(element(plan, &p->x, &at), p->type);
-    if (p->pre_bias.data)
-        u += (float)load_parameter(&p->pre_bias, n, c, 0);
-    if (p->pre_add.data)
-        u += (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
+    const float u = (float)normfuse_load(element(plan, &p->x, &at), p->type) + (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
     char rounded[8];
     normfuse_store(rounded, p->type, (double)u);
     return normfuse_load(rounded, p->type);
@@ -433,16 +341,16 @@ static struct moments moments_of_chunk(const struct plan *plan, const struct wor
     return (struct moments){values, k + sum / values, m2 < 0 ? 0 : m2};
 }
 
-/* Adds the moments of one chunk each of `count` adjacent channels or groups onto all[]; t is the first one's chunk. last[]
- * are the moments of the chunks before, then of these. */
-static void chunk_of_rows(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, struct moments *last,
-                       struct moments *all)
+/* Finds the moments of one chunk each of `count` sets of channels, `apart` channels from one to the next; t is the first
+ * one's chunk. last[] are the moments of the chunks before, then of these. A call: inlined it is 3 KB, twice. */
+static __attribute__((noinline)) void chunk_of_rows(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, int64_t apart,
+                       struct moments *last)
 {
     const struct normfuse_problem *p = plan->p;
     ptrdiff_t stride;
     const void *u = input_u(plan, w, t, true, &stride);
     struct normfuse_pass s = {.x = u, .x_stride = stride, .k = w->shift, .sum = w->sum, .square = w->square, .sets = (size_t)count};
-    s.set_stride = plan->group_channels * p->x.channel;
+    s.set_stride = apart * p->x.channel;
     const bool first = last[0].count == 0;
     double sampled = 0;
     if (first) { /* the mean of the first values: then the chunk's variance keeps its digits */
@@ -457,10 +365,8 @@ static void chunk_of_rows(const struct plan *plan, struct worker *w, const struc
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
     plan->pass->moments_rows(&s);
-    for (int64_t j = 0; j < count; j++) {
-        last[j] = moments_of_chunk(plan, w, t, t->c + j * plan->group_channels, t->width, j);
-        all[j] = join(all[j], last[j]);
-    }
+    for (int64_t j = 0; j < count; j++)
+        last[j] = moments_of_chunk(plan, w, t, t->c + j * apart, t->width, j);
 }
 
 /* Values of a row that are summed at once: the row cut evenly into chunks. */
@@ -471,6 +377,37 @@ static int64_t chunk_width(int64_t length)
     return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
 }
 
+static __attribute__((noinline)) double pre_bias_of(const struct plan *plan, int64_t n, int64_t c)
+{
+    return load_parameter(&plan->p->pre_bias, n, c, 0);
+}
+
+/* The moments of x are those of x + pre_bias but for the mean. */
+static struct moments with_bias(const struct plan *plan, struct moments of_x, int64_t n, int64_t c)
+{
+    of_x.mean += pre_bias_of(plan, n, c);
+    return of_x;
+}
+
+/* Of channels with a bias each: chunk by chunk of as many channels as there is room for. */
+static struct moments moments_of_channels(const struct plan *plan, struct worker *w, int64_t set, const struct piece *piece)
+{
+    struct moments all = {0, 0, 0}, last[MAX_BUNDLED];
+    const int64_t at_once = plan->all_direct ? MAX_BUNDLED : 1;
+    for (int64_t r = 0; r < piece->segments; r += at_once) {
+        const int64_t count = smaller(at_once, piece->segments - r), width = chunk_width(piece->length);
+        for (int64_t j = 0; j < count; j++)
+            last[j].count = 0;
+        for (int64_t at = 0; at < piece->length; at += width) {
+            const struct tile t = tile_at(plan, set, piece->segment + r, piece->start + at, 1, smaller(width, piece->length - at));
+            chunk_of_rows(plan, w, &t, count, 1, last);
+            for (int64_t j = 0; j < count; j++)
+                all = join(all, with_bias(plan, last[j], t.n, t.c + j));
+        }
+    }
+    return all;
+}
+
 static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
@@ -478,7 +415,12 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
     struct moments all[MAX_BUNDLED], last[MAX_BUNDLED];
     for (int64_t j = 0; j < channels; j++)
         all[j] = last[j] = (struct moments){0, 0, 0};
-    if (piece.length > 0) {
+    const bool biased = plan->p->pre_bias.data != NULL, by_channel = biased && plan->group_channels > 1;
+    for (int64_t j = 0; by_channel && j < channels; j++) {
+        const struct piece of_group = {piece.segment + j * plan->group_channels, piece.segments, piece.start, piece.length};
+        all[j] = moments_of_channels(plan, w, set, &of_group);
+    }
+    if (piece.length > 0 && !by_channel) {
         const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
         for (int64_t r = 0; r < piece.segments; r += rows)
             for (int64_t at = 0; at < piece.length; at += width)
@@ -486,7 +428,9 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
                     struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
                                             smaller(width, piece.length - at));
                     t.c += j * plan->group_channels;
-                    chunk_of_rows(plan, w, &t, at_once, last + j, all + j);
+                    chunk_of_rows(plan, w, &t, at_once, plan->group_channels, last + j);
+                    for (int64_t i = j; i < j + at_once; i++)
+                        all[i] = join(all[i], biased ? with_bias(plan, last[i], t.n, t.c + i - j) : last[i]);
                 }
     }
     double *partial = state->partials + index * 2 * plan->entries;
@@ -626,6 +570,11 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
         sum_rows(plan, w, set, piece.segment, piece.start + r, chunk, !writes_u);
         const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, chunk, channels);
         join_columns(plan, w, &t, (double)r, chunk);
+    }
+    if (plan->p->pre_bias.data) {
+        const struct tile t = tile_at(plan, set, piece.segment, piece.start, 0, 0);
+        for (int64_t c = 0; c < channels; c++)
+            w->mean[c] += pre_bias_of(plan, t.n, t.c + c / plan->spread);
     }
     /* the columns of a group, or of a channel, have equal counts: their mean is the mean of means */
     const int64_t d = plan->batch ? plan->spread : plan->group_channels;

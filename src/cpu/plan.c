@@ -118,13 +118,13 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->is_double = p->type == NORMFUSE_F64;
     plan->real_bytes = plan->is_double ? 8 : 4;
     plan->none = p->sets == NORMFUSE_SETS_NONE;
-    plan->constant = plan->none && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
+    plan->constant = plan->none && !p->pre_bias.batch && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
     /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
     const bool is_shared = plan->constant && !p->dweight.batch && !p->dbias.batch && (p->columns || plan->spread > 1) &&
                            (p->s <= SPREAD_WIDTH || samples_of_block(p->c, p->s, 4) > 1);
     plan->batch = p->sets == NORMFUSE_SETS_BATCH || is_shared;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
-    plan->add = p->pre_add.data != NULL || p->pre_bias.data != NULL;
+    plan->add = p->pre_add.data != NULL;
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
     plan->set_values = p->set_values;
     if (plan->backward) {
@@ -239,7 +239,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
 
     if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
         plan->staged = true;
-    if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 && !p->pre_bias.data &&
+    if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 &&
         p->n >= larger(SPREAD_SAMPLES, p->s / SPREAD_SHARE) && plan->coefficients > 1 &&
         p->s * (int64_t)plan->type_bytes < SHORT_ROW_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
         plan->coefficients * p->s <= SPREAD_ROW && plan->parts == 1) {
@@ -369,6 +369,7 @@ static void lay_out_small_worker(const struct plan *plan, struct small_worker *w
     w->mean = take(arena, sets, 8);
     w->m2 = take(arena, sets, 8);
     w->double_rstd = take(arena, sets, 8);
+    w->bases = take(arena, plan->p->pre_bias.data ? sets : 0, 8);
 }
 
 size_t normfuse_plan_lay_out(struct plan *plan, char *base)
@@ -391,9 +392,10 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
             lay_out_team(plan, &worker->own, &arena);
         const int64_t sums = p->columns ? width : CHUNK_VALUES;
         if (plan->reduce) {
-            worker->shift = take(&arena, p->columns ? width : plan->bundle, plan->real_bytes);
-            worker->sum = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
-            worker->square = take(&arena, p->columns || plan->backward ? sums : plan->bundle, plan->real_bytes);
+            const int64_t at_once = p->pre_bias.data ? MAX_BUNDLED : plan->bundle;
+            worker->shift = take(&arena, p->columns ? width : at_once, plan->real_bytes);
+            worker->sum = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
+            worker->square = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
             worker->mean = take(&arena, columns, 8);
             worker->m2 = take(&arena, columns, 8);
             worker->sum64 = take(&arena, columns, 8);
@@ -409,8 +411,6 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
                                is_copied(plan, &p->dpost_add)};
         for (int j = 0; j < 6; j++)
             worker->stage[j] = take(&arena, plan->staged && copied[j] ? stage : 0, plan->type_bytes);
-        if (p->pre_bias.data)
-            worker->pre_bias = take(&arena, !p->columns ? BIAS_ROWS : reads_bias_in_place(plan) ? 0 : width / plan->spread, plan->real_bytes);
     }
     if (!plan->teams_of_one) {
         if (plan->reduce)

@@ -33,7 +33,6 @@ enum {
     PARTIAL_BYTES = 131072,   /* unless they are few */
     BLOCK_ROWS = 128,         /* likewise, of a block of samples, at least: 1/16 */
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
-    BIAS_ROWS = 256,          /* rows whose pre_bias is read at once */
     MAX_FOLDED_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     FOLDED_COLUMNS = 128,     /* columns that several rows of few channels are folded into */
     BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
@@ -93,6 +92,7 @@ struct small_worker {
     void *columns[3];                    /* sets of several rows: per value of a row, for a while */
     void *shift, *sum, *square, *rstd, *rest, *slope, *offset;
     double *mean, *m2, *double_rstd;
+    double *bases; /* with pre_bias: what u of a set is less */
     char *stage; /* of the tensors' type: u while it is rounded */
 };
 
@@ -102,7 +102,6 @@ struct worker {
     void *shift, *sum, *square; /* compute type: per column, or per row */
     double *mean, *m2;      /* columns: the piece so far */
     double *sum64, *square64; /* columns: a chunk's sums per channel */
-    void *pre_bias;         /* compute type: of a tile, per column, or per row */
     char *stage[6];         /* tiles of x or u, pre_add or dy, post_add, du, y, dpost_add */
     struct small_worker small;
 };
@@ -123,7 +122,7 @@ struct plan {
     const struct normfuse_small_set_functions *small;
     bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
     bool batch, none, is_double;             /* sets are channels; there are no sets; compute type is double */
-    bool add;                                /* u = x [+ pre_bias] [+ pre_add], with one of them */
+    bool add;                                /* u = x + pre_add; pre_bias is a part of the mean */
     bool constant;                           /* every set has the same coefficients */
     bool updates_running;
     bool sums_samples; /* into sample_sums */
@@ -241,13 +240,6 @@ static inline double weight_of(const struct plan *plan, int64_t n, int64_t c)
 static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
 {
     return plan->p->bias.batch || !plan->bias ? load_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
-}
-
-/* pre_bias of adjacent channels is an array of the compute type as it stands. */
-static inline bool reads_bias_in_place(const struct plan *plan)
-{
-    const struct normfuse_parameter *const bias = &plan->p->pre_bias;
-    return bias->channel == 1 && bias->type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32) && plan->folded == 1;
 }
 
 /* ---- sets and pieces --------------------------------------------------------------------------------------------- */

@@ -112,40 +112,56 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     }
 }
 
-/* Onto the rows of u. */
-static void add_bias(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+/* u less what its set has in `bases`, rounded once: u itself would be rounded, too. Doubles have u. */
+static void add_bias(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, bool about_means)
 {
+    enum { AT_ONCE = 256 };
     const struct normfuse_parameter *const bias = &plan->p->pre_bias;
-    const int64_t width = t->sets * plan->small_width, all = values_of(plan, t), c = t->first * plan->group_channels;
-    const bool adjacent = plan->small_repeat == 1 && bias->channel == 1 && (bias->type == NORMFUSE_F64) == plan->is_double;
-    for (int64_t at = 0; at < all; at += width) {
-        const int64_t n = t->n + at / width / plan->small_rows;
-        if (adjacent) {
-            const char *from = bias->data + (n * bias->batch + c) * (ptrdiff_t)normfuse_type_bytes(bias->type);
-            plan->table->of[bias->type]->load(from, (char *)w->u + (size_t)at * plan->real_bytes, (size_t)width, true, 0);
-            continue;
-        }
-        for (int64_t i = 0; i < width; i += plan->small_repeat) {
-            const double value = load_parameter(bias, n, c + i / plan->small_repeat, 0);
-            for (int64_t j = at + i; j < at + i + plan->small_repeat; j++)
-                if (plan->is_double)
-                    ((double *)w->u)[j] += value;
-                else
-                    ((float *)w->u)[j] += (float)value;
+    const int64_t width = plan->small_width, row = t->sets * width, c = t->first * plan->group_channels;
+    double biases[AT_ONCE];
+    for (int64_t set = 0; set < t->samples * t->sets; set++) {
+        const int64_t n = set / t->sets, j = set % t->sets;
+        double base = 0; /* doubles; else the mean, or where that is unknown one of the values, near it */
+        if (!plan->is_double)
+            base = about_means ? w->mean[set]
+                               : (double)(float)((double)((float *)w->u)[n * plan->small_rows * row + j * width] +
+                                                 load_parameter(bias, t->n + n, c + j * plan->group_channels, 0));
+        w->bases[set] = isfinite(base) ? base : 0;
+    }
+    for (int64_t from = 0, count; from < row; from += count) {
+        const int64_t j = from / width;
+        count = smaller(AT_ONCE, (j + 1) * width - from);
+        for (int64_t n = 0; n < t->samples; n++) {
+            for (int64_t i = 0; i < count && (n == 0 || bias->batch); i++)
+                biases[i] = load_parameter(bias, t->n + n, c + (from + i) / plan->small_repeat, 0);
+            const double base = w->bases[n * t->sets + j];
+            for (int64_t r = n * plan->small_rows; r < (n + 1) * plan->small_rows; r++) {
+                if (plan->is_double) {
+                    double *u = (double *)w->u + r * row + from;
+                    for (int64_t i = 0; i < count; i++)
+                        u[i] += biases[i];
+                } else {
+                    float *u = (float *)w->u + r * row + from;
+                    for (int64_t i = 0; i < count; i++)
+                        u[i] = (float)((double)u[i] + (biases[i] - base));
+                }
+            }
         }
     }
 }
 
-static void load_u(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+/* about_means: less the sets' means, which are 0 then. */
+static void load_u(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, bool about_means)
 {
     const struct normfuse_problem *p = plan->p;
     load(plan, w, &p->x, t, w->u, false);
+    if (p->pre_bias.data)
+        add_bias(plan, w, t, about_means);
+    for (int64_t i = 0; i < t->samples * t->sets && p->pre_bias.data && about_means; i++)
+        w->mean[i] -= w->bases[i];
     if (!plan->add)
         return;
-    if (p->pre_bias.data)
-        add_bias(plan, w, t);
-    if (p->pre_add.data)
-        load(plan, w, &p->pre_add, t, w->u, true);
+    load(plan, w, &p->pre_add, t, w->u, true);
     plan->pass->store(w->u, w->stage, (size_t)values_of(plan, t), false);
     plan->pass->load(w->stage, w->u, (size_t)values_of(plan, t), false, 0);
     if (p->u.data)
@@ -296,7 +312,7 @@ static void finish_sets(const struct plan *plan, struct small_worker *w, const s
     double *restrict mean = w->mean, *restrict m2 = w->m2, *restrict rstd = w->double_rstd;
     for (int64_t i = 0; i < sets; i++) {
         const struct moments m = moments_of(plan, w, t, i, inverse);
-        mean[i] = m.mean;
+        mean[i] = m.mean + (p->pre_bias.data ? w->bases[i] : 0);
         m2[i] = m.m2;
     }
     for (int64_t i = 0; i < sets; i++) /* by vectors */
@@ -317,11 +333,15 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_small_sets s = sets_of(plan, w, t);
-    load_u(plan, w, t);
+    load_u(plan, w, t, false);
     plan->small->moments(&s);
     finish_sets(plan, w, t);
     if (!p->y.data) /* u alone is requested */
         return;
+    if (p->pre_bias.data) {
+        load_u(plan, w, t, true);
+        store_statistics(plan, w, t->samples * t->sets);
+    }
     s.z = w->z;
     plan->small->normalize(&s);
     if (p->post_add.data)
@@ -334,13 +354,13 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_small_sets s = sets_of(plan, w, t);
-    load_u(plan, w, t);
     load(plan, w, &p->dy, t, w->gradient, false);
     for (int64_t n = 0, i = 0; n < t->samples; n++)
         for (int64_t j = 0; j < t->sets; j++, i++) {
             w->mean[i] = load_parameter(&p->mean, t->n + n, t->first + j, 0);
             w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
+    load_u(plan, w, t, true);
     store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;

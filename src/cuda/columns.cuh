@@ -275,6 +275,12 @@ struct channel_values {
     float *slopes, *offsets, *means, *shifts;
 };
 
+/* Behind them, where a forward sums: pre_bias of `channels`. */
+__device__ __forceinline__ float *biases_of(const normfuse_problem &p, const channel_values &of, int channels)
+{
+    return of.shifts + (p.scale.data || p.shift.data ? channels : 0);
+}
+
 __device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_values &of, int i, float &weight,
                                       float &bias)
 {
@@ -304,7 +310,7 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
         const int c = first + i;
-        bits<float> weight = 0, bias = 0, scale = 0, shift = 0;
+        bits<float> weight = 0, bias = 0, scale = 0, shift = 0, added = 0;
         if (p.weight.data)
             weight = request_bits<float>(p.weight, n * p.weight.batch + c * p.weight.channel);
         if (p.bias.data)
@@ -313,6 +319,8 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
             scale = request_bits<float>(p.scale, n * p.scale.batch + c * p.scale.channel);
         if (p.shift.data)
             shift = request_bits<float>(p.shift, n * p.shift.batch + c * p.shift.channel);
+        if (p.pre_bias.data)
+            added = request_bits<float>(p.pre_bias, n * p.pre_bias.batch + c * p.pre_bias.channel);
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
             if (p.weight.data)
                 of.slopes[at] = receive<float>(weight, p.weight.type);
@@ -322,6 +330,8 @@ __device__ __forceinline__ void stage(const normfuse_problem &p, const channel_v
                 of.means[at] = receive<float>(scale, p.scale.type);
             if (p.shift.data)
                 of.shifts[at] = receive<float>(shift, p.shift.type);
+            if (p.pre_bias.data)
+                biases_of(p, of, all)[at] = receive<float>(added, p.pre_bias.type);
         });
     }
 }
@@ -352,13 +362,13 @@ template <typename R> struct alignas(16) group_statistics {
     R mean, rest, rstd, variance;
 };
 
-/* base + more, base in the tensor's own type (Knuth's sum: what the rounding of a sum leaves out is exact). */
+/* base + more, base in the tensor's own type. */
 template <typename T>
 __device__ __forceinline__ void split_sum(compute<T> base, compute<T> more, compute<T> &rounded, compute<T> &rest)
 {
     using R = compute<T>;
-    const R sum[1] = {base + more}, part = sum[0] - base;
-    const R left = (base - (sum[0] - part)) + (more - part);
+    R left;
+    const R sum[1] = {add_exactly(base, more, left)};
     R back[1];
     unpack<T, 1>(make_vector<T, 1>(sum), back);
     rounded = back[0];
@@ -420,6 +430,29 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
         slope[i] *= found.rstd;
         offset[i] -= found.rest * slope[i];
         shift[i] = found.mean;
+    }
+    if (p.pre_bias.data) {
+        float bias[V];
+        read_values<V>(biases_of(p, of, a.geometry.width * V) + column * V, bias);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float left;
+            shift[i] = add_exactly(shift[i], -bias[i], left);
+            offset[i] -= left * slope[i];
+        }
+    }
+}
+
+/* What a thread found of x becomes what it would have found of x with pre_bias: its first values move, the rounding of
+ * that goes to the means, which are less these. */
+template <typename R, int V>
+__device__ __forceinline__ void add_bias(const R (&bias)[V], R (&first)[V], R (&mean)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        R left;
+        first[i] = add_exactly(first[i], bias[i], left);
+        mean[i] += left;
     }
 }
 

@@ -27,7 +27,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = holds || p.sets != NORMFUSE_SETS_NONE, by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const bool ready = !centred || g.group == 1; /* coefficients are made once a channel, else by each thread */
+    /* Coefficients are made once a channel, else by each thread. */
+    const bool ready = !centred || g.group == 1 || p.pre_bias.data;
     const bool backwards = !holds && g.backwards, half = takes_half<fast, true>(p.activation);
     const int exchange = holds ? g.exchange : NORMFUSE_EXCHANGE_NONE;
     const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -150,7 +151,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         const float offset_here =
                             parameter<float>(p.bias, n, c, 0.0f) * scale + parameter<float>(p.shift, n, c, 0.0f);
                         float mean_here;
-                        split_mean<T>(mean, mean_here, rest);
+                        split_mean<T>(mean - parameter<double>(p.pre_bias, n, c, 0.0), mean_here, rest);
                         in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
                             of_channels.means[at] = mean_here;
                             of_channels.slopes[at] = slope_here;
@@ -158,7 +159,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             of_channels.shifts[at] = rest;
                         });
                         if (centred)
-                            of_groups[i].rstd = rstd;
+                            of_groups[divide(i, g.by_group)].rstd = rstd;
                     }
                 } else {
                     /* Of the groups, requested with the rest. */
@@ -403,8 +404,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     if ((i & ((1 << piece_bits) - 1)) == 0) {
                         const int group = divide(of_group_at + i, g.by_group);
                         of_group = of_totals[group];
-                        rest = ready ? of_channels.shifts[column * V + i] : of_groups[group].rest;
+                        rest = ready ? 0.0f : of_groups[group].rest;
                     }
+                    if (ready)
+                        rest = of_channels.shifts[column * V + i];
                     first[i] = of_group.centred;
                     second[i] = of_group.plain - of_group.centred * rest;
                 }

@@ -16,6 +16,18 @@
 /* Of the thread's channels: z = (x - shift) * slope + offset. */
 template <typename T, int V> struct elementwise_channels {
     channel_words<V> weight, bias;
+    __device__ __forceinline__ static void take_bias(const normfuse_problem &p, int n, int c, const float (&slope)[V],
+                                                     float (&offset)[V], float (&about)[V])
+    {
+        float of[V];
+        receive_channels<V>(request_of(p, p.pre_bias, n, c), p.pre_bias.type, of);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float left;
+            about[i] = add_exactly(about[i], -of[i], left);
+            offset[i] -= left * slope[i];
+        }
+    }
 
     /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
     __device__ __forceinline__ static channel_words<V> request_of(const normfuse_problem &p,
@@ -109,6 +121,8 @@ template <typename T, int V> struct elementwise_channels {
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             centre(a, n, c, slope, offset, about);
         }
+        if (p.pre_bias.data)
+            take_bias(p, n, c, slope, offset, about);
 #pragma unroll
         for (int i = 0; i < V; i++) {
             slope[i] *= factor;
@@ -308,16 +322,17 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
         product = sum_few(product, lanes);
         if (i >= here || lane != 0)
             continue;
-        if (p.evaluate) {
-            float rounded, rest;
+        float rounded = 0.0f, rest = 0.0f, left;
+        if (p.evaluate)
             elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean, 0, c, 0.0f), rounded, rest);
-            product -= rest * sum;
-        } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
-            float rounded, rest;
+        else if (residual && p.sets != NORMFUSE_SETS_NONE)
             split_mean<T>(elementwise_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean,
                           rounded, rest);
-            product -= rest * sum;
+        if (p.pre_bias.data) {
+            (void)add_exactly(rounded, -parameter<float>(p.pre_bias, place.n, c, 0.0f), left);
+            rest += left;
         }
+        product -= rest * sum;
         const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
         reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
     }

@@ -129,9 +129,9 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         group_statistics<float> *const of_groups = reinterpret_cast<group_statistics<float> *>(
             reinterpret_cast<char *>(of_pieces) + (holds ? pieces_bytes : max(pieces_bytes, K * threads * 16)));
         float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
+        const int modulated = sums && (p.scale.data || p.shift.data), biased = sums && p.pre_bias.data;
         const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
-        double *const of_means =
-            reinterpret_cast<double *>(values + (sums && (p.scale.data || p.shift.data) ? 4 : 3) * channels);
+        double *const of_means = reinterpret_cast<double *>(values + (3 + modulated + biased) * channels);
         float2 *const of_parts = reinterpret_cast<float2 *>(of_means + groups + (groups & 1));
 
         if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
@@ -146,13 +146,15 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const auto keep_first = [&](int i, raw<T, 1> own) {
             float value[1];
             unpack<T, 1>(own, value);
+            if (p.pre_bias.data)
+                value[0] += parameter<float>(p.pre_bias, n, first_channel + i * g.group, 0.0f);
             of_groups[i].mean = value[0];
         };
         raw<T, 1> first_own = raw<T, 1>();
         if (sums && (int)threadIdx.x < groups_here)
             first_own = first_value((int)threadIdx.x);
-        if (sums && applies)
-            stage(p, of_channels, n, first_channel, here, channels, 0, step);
+        if (sums && (applies || p.pre_bias.data))
+            stage(p, of_channels, n, first_channel, here, channels, edges.later(), step);
         if (sums) {
             if ((int)threadIdx.x < groups_here)
                 keep_first((int)threadIdx.x, first_own);
@@ -179,7 +181,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     slope_here = scaled_by_running(p, c, slope_here);
                 }
                 float mean_here;
-                split_mean<T>(mean, mean_here, rest);
+                split_mean<T>(mean - parameter<double>(p.pre_bias, n, c, 0.0), mean_here, rest);
                 in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
                     of_channels.means[at] = mean_here;
                     of_channels.slopes[at] = slope_here;
@@ -213,7 +215,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             }
             /* ---- the statistics of the groups ---- */
             const int pieces = g.group >> piece_bits, entries = pieces * at_once;
-            if (!holds)
+            if (!holds || p.pre_bias.data)
                 __syncthreads();
             if (place.active) {
                 const float count_here = (float)met, share = 1.0f / (float)max(met, 1);
@@ -226,6 +228,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     const float mean = first[i] * (unaligned_samples && met_of(i) != met ? share_of_fewer : share);
                     second[i] -= first[i] * mean;
                     first[i] = mean;
+                }
+                if (p.pre_bias.data) {
+                    float bias[V];
+                    read_values<V>(biases_of(p, of_channels, channels) + place.column * V, bias);
+                    add_bias<float, V>(bias, shift, first);
                 }
                 join_channels<float, V>(shift, first, second, count_here, piece_bits);
 #pragma unroll
@@ -259,12 +266,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 in_all_rows(group, groups_here, groups, [&](int at) { of_groups[at] = of_group; });
                 of_means[group] = (double)base + (double)mean;
                 if (g.group == 1) {
-                    float weight, bias;
+                    float weight, bias, left = 0.0f, shift_here = of_group.mean;
                     weigh(p, of_channels, group, weight, bias);
+                    if (p.pre_bias.data)
+                        shift_here = add_exactly(shift_here, -biases_of(p, of_channels, channels)[group], left);
                     in_all_rows(group, groups_here, groups, [&](int at) {
                         of_channels.slopes[at] = weight * of_group.rstd;
-                        of_channels.offsets[at] = bias - of_group.rest * (weight * of_group.rstd);
-                        of_channels.means[at] = of_group.mean;
+                        of_channels.offsets[at] = bias - (of_group.rest + left) * (weight * of_group.rstd);
+                        of_channels.means[at] = shift_here;
                     });
                 }
             };

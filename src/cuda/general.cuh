@@ -469,7 +469,7 @@ template <typename R> struct alignas(16) general_channel {
 /* All that is read of a channel's parameters is requested before the first is used. */
 template <typename T>
 __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfuse_cuda_arguments &a, int n, int c,
-                                                                    bool backward)
+                                                                    bool backward, bool forward_sums = false)
 {
     using R = compute<T>;
     const normfuse_problem &p = a.problem;
@@ -478,7 +478,7 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
         return request_at_once(of, n * of.batch + index * of.channel);
     };
     const requested_value weight = request(p.weight, c), bias = request(p.bias, c), scale = request(p.scale, c),
-                          shift = request(p.shift, c);
+                          shift = request(p.shift, c), added = request(p.pre_bias, c);
     const bool saved = backward && a.source == NORMFUSE_SOURCE_SAVED;
     requested_value requested_mean = {0, 0}, requested_rstd = {0, 0};
     if (saved) {
@@ -503,7 +503,13 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
         mean = statistics->mean;
         of.slope *= (R)statistics->rstd;
     }
-    split_mean<T>(mean, of.mean, of.rest);
+    if (p.pre_bias.data)
+        mean -= receive<double>(added, p.pre_bias.type);
+    /* Where statistics are to come, of.mean is less pre_bias alone, as it is. */
+    if (forward_sums)
+        of.mean = (R)mean;
+    else
+        split_mean<T>(mean, of.mean, of.rest);
     of.offset -= of.rest * of.slope;
     return of;
 }

@@ -165,11 +165,11 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         return;
 
     /* ---- the totals of the sets ---- */
-    const auto finish = [&](int set, R plain, R product, R rest) {
+    const auto finish = [&](int set, R plain, R product) {
         const int of_set = divide(tile.first_channel, g.by_set_channels) + set;
         const R rstd = parameter<R>(p.rstd, tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
         const R of_u = -(product * rstd) * (rstd * portion);
-        of_sets[set] = {-plain * portion - of_u * rest, of_u};
+        of_sets[set] = {-plain * portion, of_u};
     };
     if (twice) {
         __syncthreads();
@@ -191,7 +191,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                     send(mailbox, there + 1, other, (double)sum.centred);
                 }
             } else if (exists && lane == 0) {
-                finish(set, sum.plain, sum.centred, channels[set * g.group].rest);
+                finish(set, sum.plain, sum.centred);
             }
         });
         if (in_cluster) {
@@ -205,15 +205,15 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 }
                 sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
                 if (exists && lane == 0)
-                    finish(set, sum.plain, sum.centred, channels[set * g.group].rest);
+                    finish(set, sum.plain, sum.centred);
             });
         }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < W; i++) {
             const totals<R> found = of_sets[divide(first_channel + i, g.by_group)];
-            level[i] = found.plain;
             of_mean[i] = found.centred;
+            level[i] = found.plain - of_mean[i] * channels[first_channel + i].rest;
         }
         if (!data.holds) {
             data.from[GENERAL_DU] = p.dx.data ? p.du.data : nullptr;

@@ -67,7 +67,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     if (applies)
         for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
             int copy;
-            channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), false);
+            channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), false, sums);
         }
 
     if (sums) {
@@ -132,6 +132,16 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             squares[i] = second[i] - first[i] * mean[i];
         }
         const int piece_bits = columns ? g.piece_bits : 0, lanes = g.unit_lanes;
+        if (p.pre_bias.data) {
+            R bias[W];
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                int copy;
+                bias[i] = parameter<R>(p.pre_bias, tile.n, tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy),
+                                       R(0));
+            }
+            add_bias<R, W>(bias, shift, mean);
+        }
         if constexpr (columns)
             join_channels<R, V>(shift, mean, squares, (R)tile.count, piece_bits);
         __syncthreads(); /* shared memory that is read no more */
@@ -241,9 +251,10 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 #pragma unroll
         for (int i = 0; i < W; i++) {
             const group_statistics<R> found = of_sets[divide(first_channel + i, g.by_group)];
+            R left;
             slope[i] *= found.rstd * factor;
-            offset[i] = offset[i] * factor - found.rest * slope[i];
-            mean[i] = found.mean;
+            mean[i] = add_exactly(found.mean, mean[i], left);
+            offset[i] = offset[i] * factor - (found.rest + left) * slope[i];
         }
     }
     const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));

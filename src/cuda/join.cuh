@@ -15,6 +15,14 @@ __device__ __forceinline__ int divide(int value, const normfuse_cuda_divisor &by
     return (int)((__umulhi((unsigned)value, by.multiplier) + (unsigned)value) >> by.shift);
 }
 
+/* a + b, and what its rounding leaves out (Knuth: exact). */
+template <typename R> __device__ __forceinline__ R add_exactly(R a, R b, R &left)
+{
+    const R sum = a + b, part = sum - a;
+    left = (a - (sum - part)) + (b - part);
+    return sum;
+}
+
 /* Of values: how many, their mean less a shift, the sum of squares about that mean. */
 template <typename R> struct moments {
     R count, mean, squares;

@@ -345,13 +345,13 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
         if (from[i]->data != NULL)
             *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
                                             from[i]->batch, from[i]->channel, from[i]->position};
-    const struct normfuse_parameter *const given[] = {&problem->weight, &problem->bias,         &problem->scale,
-                                                      &problem->shift,  &problem->dweight,      &problem->dbias,
-                                                      &problem->dscale, &problem->dshift,       &problem->mean,
-                                                      &problem->rstd,   &problem->running_mean, &problem->running_var};
-    struct normfuse_parameter *const of_key[] = {&key.weight,  &key.bias,  &key.scale,        &key.shift,
-                                                 &key.dweight, &key.dbias, &key.dscale,       &key.dshift,
-                                                 &key.mean,    &key.rstd,  &key.running_mean, &key.running_var};
+    const struct normfuse_parameter *const given[] = {
+        &problem->weight, &problem->bias,   &problem->scale,  &problem->shift, &problem->pre_bias,
+        &problem->dweight, &problem->dbias, &problem->dscale, &problem->dshift, &problem->mean,
+        &problem->rstd,   &problem->running_mean, &problem->running_var};
+    struct normfuse_parameter *const of_key[] = {&key.weight, &key.bias,   &key.scale,  &key.shift, &key.pre_bias,
+                                                 &key.dweight, &key.dbias, &key.dscale, &key.dshift, &key.mean,
+                                                 &key.rstd,   &key.running_mean, &key.running_var};
     for (size_t i = 0; i < sizeof of_key / sizeof *of_key; i++) {
         if (given[i]->data != NULL) {
             of_key[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);

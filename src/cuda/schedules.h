@@ -27,12 +27,13 @@ struct step {
     bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
-/* What a schedule may need. */
+/* What a schedule may need, and take. */
 enum {
     NEEDS_PLAIN = 1,   /* shape.plain */
     NEEDS_COMPACT = 2, /* shape.compact */
     NEEDS_CLUSTERS = 4,
-    NEEDS_GRID_BARRIERS = 8
+    NEEDS_GRID_BARRIERS = 8,
+    TAKES_BIAS = 16 /* pre_bias; the others refuse it */
 };
 
 /* One way of holding norm groups on the chip. */

@@ -95,7 +95,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
         /* Pipelines are done with when sums are joined. */
         vectors = pipelines ? (vectors > pieces ? vectors : pieces) : vectors + pieces;
         words = 4 * groups;
-        words += (modulated ? 4 : 3) * channels + 2 * in_cluster;
+        words += (3 + modulated + (p->pre_bias.data != NULL)) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
     } else {
         words = 3 * channels;
@@ -417,7 +417,7 @@ static const char *configure_split(const struct shape *shape, struct step *step)
 }
 
 const struct schedule normfuse_cuda_two_pass = {
-    .name = "two_pass", .needs = NEEDS_PLAIN, .estimate = estimate_two_pass};
+    .name = "two_pass", .needs = NEEDS_PLAIN | TAKES_BIAS, .estimate = estimate_two_pass};
 static const struct schedule lanes = {.name = "lanes",
                                       .configure = configure_lanes,
                                       .estimate = normfuse_cuda_estimate_once,
@@ -428,7 +428,7 @@ static const struct schedule lanes = {.name = "lanes",
                                         .configure = configure_cluster,
                                         .estimate = estimate},
                              split = {.name = "split",
-                                      .needs = NEEDS_PLAIN,
+                                      .needs = NEEDS_PLAIN | TAKES_BIAS,
                                       .variants = WIDTHS * WAYS,
                                       .configure = configure_split,
                                       .estimate = estimate};

@@ -282,9 +282,9 @@ static double estimate_passes(const struct shape *shape, const struct step *step
 }
 
 const struct schedule normfuse_cuda_general = {
-    .name = "general", .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
+    .name = "general", .needs = TAKES_BIAS, .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
-    .name = "general, two passes", .refuse = refuse, .estimate = estimate_passes};
+    .name = "general, two passes", .needs = TAKES_BIAS, .refuse = refuse, .estimate = estimate_passes};
 
 /* Whether the second pass goes on from what the first one wrote to dpost_add. */
 static bool goes_on_from_dz(const struct normfuse_problem *p)

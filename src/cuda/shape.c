@@ -178,7 +178,7 @@ static bool has_at_most_two_groups_a_vector(int64_t group, int elements)
 bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
 {
     if (p->sets == NORMFUSE_SETS_NONE)
-        return p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0 &&
+        return p->pre_bias.batch == 0 && p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0 &&
                !is_modulated(p);
     return p->sets == NORMFUSE_SETS_BATCH;
 }
@@ -265,7 +265,10 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
-    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike && !device->general_alone;
+    /* Threads over rows sum values of several channels. */
+    const bool biased = p->pre_bias.data != NULL;
+    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike && !device->general_alone &&
+                   (p->columns || !biased);
     shape->same_strides = have_same_strides(p);
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
@@ -287,10 +290,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool weights = is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements);
+    const bool weights = is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements) &&
+                         is_packed(&p->pre_bias, shape->elements);
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
     const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
-    const bool groups = vectors && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
+    const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
     shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, shape->elements);
     shape->few_rows =
@@ -298,7 +302,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
         !is_rare(p->activation);
     shape->batch =
-        vectors && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
+        vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
         (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
     shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
                    !is_rare(p->activation);

@@ -108,9 +108,9 @@ double reference_round(double value, normfuse_type type)
     return reference_load(&element, type);
 }
 
-double reference_add(double x, double pre_bias, double pre_add, normfuse_type type)
+double reference_add(double x, double pre_bias, double pre_add, bool rounds, normfuse_type type)
 {
-    if (type == NORMFUSE_F64)
+    if (type == NORMFUSE_F64 || !rounds)
         return x + pre_bias + pre_add;
     return reference_round((double)((float)x + (float)pre_bias + (float)pre_add), type);
 }

@@ -27,7 +27,7 @@ void reference_store(void *element, normfuse_type type, double value);
 double reference_round(double value, normfuse_type type);
 /* u = (x + pre_bias) + pre_add: sums in the arithmetic of the type (float for 16 and 32 bits), rounded to the type at
  * the end. Adding 0 changes nothing. */
-double reference_add(double x, double pre_bias, double pre_add, normfuse_type type);
+double reference_add(double x, double pre_bias, double pre_add, bool rounds, normfuse_type type);
 
 /* count values at element stride `stride` from `data`, to and from dense doubles. */
 void reference_load_strided(double *values, const void *data, normfuse_type type, int64_t count, ptrdiff_t stride);
