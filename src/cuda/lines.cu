@@ -315,6 +315,27 @@ __device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, 
     }
 }
 
+/* The thread's sums of positions into shared memory; of one channel they are one. */
+template <typename R, int K>
+__device__ __forceinline__ void keep_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[K],
+                                               const R (&normalized)[K])
+{
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (k < g.segment_rows && !is_one_channel(g))
+            own[k] = {plain[k], normalized[k]};
+    if (is_one_channel(g)) {
+        double of_thread[2] = {0.0, 0.0};
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            of_thread[0] += (double)plain[k];
+            of_thread[1] += (double)normalized[k];
+        }
+        reinterpret_cast<double *>(own)[0] = of_thread[0];
+        reinterpret_cast<double *>(own)[1] = of_thread[1];
+    }
+}
+
 template <typename T, int K> __device__ __forceinline__ void lines_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
@@ -459,20 +480,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     }
 
     if (a.sums) {
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            if (k < g.segment_rows && !is_one_channel(g))
-                own[k] = {plain[k], normalized[k]};
-        if (is_one_channel(g)) {
-            double of_thread[2] = {0.0, 0.0};
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                of_thread[0] += (double)plain[k];
-                of_thread[1] += (double)normalized[k];
-            }
-            reinterpret_cast<double *>(own)[0] = of_thread[0];
-            reinterpret_cast<double *>(own)[1] = of_thread[1];
-        }
+        keep_positions(g, own, plain, normalized);
         __syncthreads();
         put_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
     }
