@@ -255,19 +255,6 @@ __device__ __forceinline__ void differentiate_channels(int activation, float act
     }
 }
 
-/* Sums of distances from `about`, and of their squares. */
-template <int V, typename About>
-__device__ __forceinline__ void add_squares(const float (&value)[V], const About &about, float (&sum)[V],
-                                            float (&square)[V])
-{
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        const float distance = value[i] - about[i];
-        sum[i] += distance;
-        square[i] += distance * distance;
-    }
-}
-
 /* Sums of dy' and of dy' (x - mean). */
 template <int V>
 __device__ __forceinline__ void add_products(const float (&x)[V], const float (&dy)[V], float (&first)[V],

@@ -255,4 +255,42 @@ __device__ __forceinline__ void synchronize_block_group(uint32_t *grid_barrier, 
     await_block_group(grid_barrier, before);
 }
 
+/* What a block has of its sets or block groups, one after the other: part `part` of each. */
+struct block_turns {
+    int exchange, block_group, part, set, parity = 0;
+
+    /* `whole`: a set has one block; `shares`: blocks send one another sums; `backwards`: the last block comes first. */
+    __device__ __forceinline__ block_turns(const normfuse_cuda_arguments &a, bool whole, bool shares, bool backwards)
+    {
+        const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        exchange = shares ? a.geometry.exchange : NORMFUSE_EXCHANGE_NONE;
+        set = block_group = whole ? block : divide(block, a.geometry.by_parts);
+        part = whole ? 0 : block - block_group * a.geometry.parts;
+    }
+    __device__ __forceinline__ uint32_t *grid_barrier(const normfuse_cuda_arguments &a) const
+    {
+        return a.grid_barriers + block_group * grid_barrier_stride;
+    }
+    /* What the blocks of the block group send one another of its `groups`. */
+    template <typename Pair>
+    __device__ __forceinline__ Pair *parts_of(const normfuse_cuda_arguments &a, int groups) const
+    {
+        return reinterpret_cast<Pair *>(a.partials) +
+               ((int64_t)parity * a.geometry.block_groups + block_group) * groups * a.geometry.parts;
+    }
+    __device__ __forceinline__ bool has_next(const normfuse_cuda_geometry &g) const
+    {
+        return exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
+    }
+    __device__ __forceinline__ bool advance(const normfuse_cuda_geometry &g)
+    {
+        set += g.block_groups;
+        if (exchange != NORMFUSE_EXCHANGE_GRID || set >= g.sets)
+            return false;
+        parity ^= 1;
+        __syncthreads();
+        return true;
+    }
+};
+
 #endif

@@ -35,18 +35,9 @@ __device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int s
     }
 }
 
-/* What a block has of its sets, one after the other: part `part` of each. */
-struct row_block {
-    int exchange, block_group, part, set, parity = 0;
+struct row_block : block_turns {
+    using block_turns::block_turns;
 
-    /* `whole`: the set has one block; `backwards`: the last block has the first part. */
-    __device__ __forceinline__ row_block(const normfuse_cuda_arguments &a, bool whole, bool shares, bool backwards)
-    {
-        const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        exchange = shares ? a.geometry.exchange : NORMFUSE_EXCHANGE_NONE;
-        set = block_group = whole ? block : divide(block, a.geometry.by_parts);
-        part = whole ? 0 : block - block_group * a.geometry.parts;
-    }
     /* Before all else; blocks of a cluster send one another so many numbers each. */
     __device__ __forceinline__ void open(const normfuse_cuda_geometry &g, cluster_mailbox &mailbox, int numbers) const
     {
@@ -55,27 +46,14 @@ struct row_block {
         if (exchange == NORMFUSE_EXCHANGE_GRID)
             begin_staggered(g);
     }
-    __device__ __forceinline__ uint32_t *grid_barrier(const normfuse_cuda_arguments &a) const
-    {
-        return a.grid_barriers + block_group * grid_barrier_stride;
-    }
     /* The first sample and channel of the next set, whose vectors take the places of those that were read. Whether
      * there is one. */
     __device__ __forceinline__ bool find_next(const normfuse_cuda_arguments &a, int &n, int &c) const
     {
-        const bool has = exchange == NORMFUSE_EXCHANGE_GRID && set + a.geometry.block_groups < a.geometry.sets;
+        const bool has = has_next(a.geometry);
         if (has)
             begin_of(a, set + a.geometry.block_groups, n, c);
         return has;
-    }
-    __device__ __forceinline__ bool advance(const normfuse_cuda_geometry &g)
-    {
-        set += g.block_groups;
-        if (exchange != NORMFUSE_EXCHANGE_GRID || set >= g.sets)
-            return false;
-        parity ^= 1;
-        __syncthreads();
-        return true;
     }
 };
 
