@@ -13,7 +13,7 @@
  * sums of each thread's channels; weighted sums of channels; totals of groups; of each block of a cluster those of a
  * group. */
 struct gradient_memory {
-    int n, step, at_once, group_bits, piece_bits, channel_bits;
+    int n, step, at_once, group_bits, subvector_bits, channel_bits;
     int channels, first_channel, here, groups, groups_here, later;
     group_statistics<float> *of_groups;
     channel_values of_channels;
@@ -25,14 +25,14 @@ struct gradient_memory {
     __device__ __forceinline__ gradient_memory(const normfuse_cuda_arguments &a, const column_place &place,
                                                int elements, int later, uint4 *behind_vectors)
         : n(place.n), step((int)blockDim.x), at_once(place.rows_at_once), group_bits(a.geometry.group_bits),
-          piece_bits(a.geometry.piece_bits), channel_bits(a.geometry.channel_bits), later(later)
+          subvector_bits(a.geometry.subvector_bits), channel_bits(a.geometry.channel_bits), later(later)
     {
         const normfuse_cuda_geometry &g = a.geometry;
         int width = g.width;
         compiler_barrier(width);
         compiler_barrier(at_once);
         compiler_barrier(group_bits);
-        compiler_barrier(piece_bits);
+        compiler_barrier(subvector_bits);
         compiler_barrier(n);
         compiler_barrier(step);
         compiler_barrier(channel_bits);
@@ -284,7 +284,7 @@ __device__ __forceinline__ void know_gradient(const normfuse_cuda_arguments &a, 
     float rest = 0.0f;
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        if ((i & ((1 << of.piece_bits) - 1)) == 0) {
+        if ((i & ((1 << of.subvector_bits) - 1)) == 0) {
             const int group = divide(of_group_at + i, g.by_group);
             of_group = of.of_totals[group];
             rest = ready ? 0.0f : of.of_groups[group].rest;

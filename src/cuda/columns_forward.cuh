@@ -9,12 +9,12 @@
 #include "columns.cuh"
 
 /* Of a block's channels: how many there are, and what shared memory has of them, in this order behind the vectors: sums
- * of pieces (where pipelines are, once these are done with); statistics of groups; of each channel what channel_values
+ * of subvectors (where pipelines are, once these are done with); statistics of groups; of each channel what channel_values
  * says; means of groups; of each block of a cluster the pair of a group. */
 struct column_memory {
-    int n, step, rows, part_rows, at_once, group_bits, piece_bits;
+    int n, step, rows, part_rows, at_once, group_bits, subvector_bits;
     int channels, first_channel, here, groups, groups_here;
-    piece_sums<float> *of_pieces;
+    subvector_sums<float> *of_subvectors;
     group_statistics<float> *of_groups;
     channel_values of_channels;
     double *of_means;
@@ -23,32 +23,32 @@ struct column_memory {
     /* What follows from these is found now, not ahead of all loops and loads. */
     __device__ __forceinline__ column_memory(const normfuse_cuda_geometry &g, const column_place &place, int &width)
         : n(place.n), step((int)blockDim.x), rows(g.rows), part_rows(g.part_rows), at_once(place.rows_at_once),
-          group_bits(g.group_bits), piece_bits(g.piece_bits)
+          group_bits(g.group_bits), subvector_bits(g.subvector_bits)
     {
         compiler_barrier(width);
         compiler_barrier(at_once);
         compiler_barrier(group_bits);
-        compiler_barrier(piece_bits);
+        compiler_barrier(subvector_bits);
         compiler_barrier(n);
         compiler_barrier(step);
         compiler_barrier(rows);
         compiler_barrier(part_rows);
     }
-    /* `pipeline`: bytes that pieces share with it, at least. */
+    /* `pipeline`: bytes that subvectors share with it, at least. */
     __device__ __forceinline__ void lay_out(const normfuse_cuda_arguments &a, const column_place &place, int width,
                                             int vector_bits, uint4 *behind_vectors, int pipeline, bool sums)
     {
         const normfuse_problem &p = a.problem;
         const normfuse_cuda_geometry &g = a.geometry;
-        channels = width << (vector_bits + piece_bits);
+        channels = width << (vector_bits + subvector_bits);
         first_channel = place.first_channel;
         here = min(channels, (int)p.c - first_channel);
         groups = divide(channels, g.by_group);
         groups_here = divide(here, g.by_group);
-        of_pieces = reinterpret_cast<piece_sums<float> *>(behind_vectors);
-        const int pieces_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(piece_sums<float>) : 0;
-        of_groups = reinterpret_cast<group_statistics<float> *>(reinterpret_cast<char *>(of_pieces) +
-                                                                max(pieces_bytes, pipeline));
+        of_subvectors = reinterpret_cast<subvector_sums<float> *>(behind_vectors);
+        const int subvectors_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(subvector_sums<float>) : 0;
+        of_groups = reinterpret_cast<group_statistics<float> *>(reinterpret_cast<char *>(of_subvectors) +
+                                                                max(subvectors_bytes, pipeline));
         float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
         const int modulated = sums && (p.scale.data || p.shift.data), biased = sums && p.pre_bias.data;
         of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
@@ -118,17 +118,17 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
     }
 }
 
-/* What the thread summed about `shift`, in pieces, for the block. */
+/* What the thread summed about `shift`, in subvectors, for the block. */
 template <int V, bool unaligned_samples, typename Edges>
-__device__ __forceinline__ void store_pieces(const normfuse_cuda_arguments &a, const column_memory &of,
+__device__ __forceinline__ void store_subvectors(const normfuse_cuda_arguments &a, const column_memory &of,
                                              const column_place &place, const Edges &edges, int met, float (&shift)[V],
                                              float (&first)[V], float (&second)[V])
 {
     constexpr int max_bits = V == 8 ? 3 : 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const int vector_bits = max_bits - of.piece_bits, pieces_a_vector = 1 << vector_bits;
-    const int pieces = g.group >> of.piece_bits, entries = pieces * of.at_once;
+    const int vector_bits = max_bits - of.subvector_bits, subvectors_a_vector = 1 << vector_bits;
+    const int subvectors = g.group >> of.subvector_bits, entries = subvectors * of.at_once;
     const float count_here = (float)met, share = 1.0f / (float)max(met, 1);
     const float share_of_fewer = unaligned_samples ? 1.0f / (float)max(met - 1, 1) : share;
     /* A bit for each element that an edge lacks. */
@@ -145,18 +145,18 @@ __device__ __forceinline__ void store_pieces(const normfuse_cuda_arguments &a, c
         read_values<V>(biases_of(p, of.of_channels, of.channels) + place.column * V, bias);
         add_bias<float, V>(bias, shift, first);
     }
-    join_channels<float, V>(shift, first, second, count_here, of.piece_bits);
+    join_channels<float, V>(shift, first, second, count_here, of.subvector_bits);
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const int met_here = met_of(i);
         const bool any = met_here > 0;
-        if (i < pieces_a_vector) {
+        if (i < subvectors_a_vector) {
             const int of_row = (place.column << vector_bits) + i - edges.later();
-            const int piece = of_row + (unaligned_samples && of_row < 0 ? of.channels : 0),
-                      group = divide(piece, g.by_pieces);
-            of.of_pieces[group * entries + place.beside * pieces + piece - group * pieces] = {
+            const int subvector = of_row + (unaligned_samples && of_row < 0 ? of.channels : 0),
+                      group = divide(subvector, g.by_subvectors);
+            of.of_subvectors[group * entries + place.beside * subvectors + subvector - group * subvectors] = {
                 any ? shift[i] : 0.0f, any ? first[i] : 0.0f, any ? second[i] : 0.0f,
-                (float)(met_here << of.piece_bits)};
+                (float)(met_here << of.subvector_bits)};
         }
     }
 }
@@ -189,29 +189,29 @@ __device__ __forceinline__ void finish_group(const normfuse_cuda_arguments &a, c
     }
 }
 
-/* The block's pieces become its part of each group: first the mean, then squares about it, which cannot cancel. */
+/* The block's subvectors become its part of each group: first the mean, then squares about it, which cannot cancel. */
 template <typename T, bool unaligned_samples>
-__device__ __forceinline__ void join_pieces(const normfuse_cuda_arguments &a, const column_memory &of,
+__device__ __forceinline__ void join_subvectors(const normfuse_cuda_arguments &a, const column_memory &of,
                                             const block_turns &block, const column_place &place,
                                             cluster_mailbox &mailbox, bool applies)
 {
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const int entries = (g.group >> of.piece_bits) * of.at_once;
+    const int entries = (g.group >> of.subvector_bits) * of.at_once;
     const float rows_part = (float)rows_of(g, place) * (float)g.row_values;
     if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
         await_open_mailboxes();
     share_items(of.groups_here, of.group_bits, [&](int group, bool exists, int lane, int lanes) {
         const int own = exists ? entries : 0;
         const float base = of.of_groups[group].mean;
-        const piece_sums<float> *const of_group = of.of_pieces + group * entries;
+        const subvector_sums<float> *const of_group = of.of_subvectors + group * entries;
         float mean = 0.0f, squares = 0.0f, met_in_all = 0.0f;
         /* The of.groups of the of.rows folded follow one another. */
 #pragma unroll 1
         for (int row = 0; row < g.folded; row++) {
 #pragma unroll 2
             for (int i = lane; i < own; i += lanes) {
-                const piece_sums<float> found = of_group[row * of.groups_here * entries + i];
+                const subvector_sums<float> found = of_group[row * of.groups_here * entries + i];
                 mean += found.count * ((found.first - base) + found.mean);
                 if (unaligned_samples)
                     met_in_all += found.count;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void join_pieces(const normfuse_cuda_arguments &a, co
         for (int row = 0; row < g.folded; row++) {
 #pragma unroll 2
             for (int i = lane; i < own; i += lanes) {
-                const piece_sums<float> found = of_group[row * of.groups_here * entries + i];
+                const subvector_sums<float> found = of_group[row * of.groups_here * entries + i];
                 const float distance = ((found.first - base) + found.mean) - mean;
                 squares += found.squares + found.count * distance * distance;
             }
@@ -457,7 +457,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         int width = g.width;
         column_memory of(g, place, width);
-        of.lay_out(a, place, width, max_bits - of.piece_bits, dynamic + shared * threads, holds ? 0 : K * threads * 16,
+        of.lay_out(a, place, width, max_bits - of.subvector_bits, dynamic + shared * threads, holds ? 0 : K * threads * 16,
                    sums);
 
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
@@ -486,10 +486,10 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             if (!holds || p.pre_bias.data)
                 __syncthreads();
             if (place.active)
-                store_pieces<V, unaligned_samples>(a, of, place, edges, met, shift, first, second);
+                store_subvectors<V, unaligned_samples>(a, of, place, edges, met, shift, first, second);
             __syncthreads();
 
-            join_pieces<T, unaligned_samples>(a, of, block, place, mailbox, applies);
+            join_subvectors<T, unaligned_samples>(a, of, block, place, mailbox, applies);
             if (!applies)
                 return;
             if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
