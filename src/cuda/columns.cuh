@@ -421,11 +421,11 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
         for (int i = 0; i < V; i++)
             offset[i] += shift[i];
     }
-    /* Adjacent channels of a piece are of one group. */
+    /* Adjacent channels of a subvector are of one group. */
     group_statistics<float> found;
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        if ((i & ((1 << a.geometry.piece_bits) - 1)) == 0)
+        if ((i & ((1 << a.geometry.subvector_bits) - 1)) == 0)
             found = groups[divide(of_group + i, a.geometry.by_group)];
         slope[i] *= found.rstd;
         offset[i] -= found.rest * slope[i];
@@ -466,20 +466,20 @@ __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, in
 
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */
 
-/* What a thread found in a piece: adjacent channels of its vector that are of one group, as many as any vector and any
- * group have in common. The mean is squares' and less `first`, one of the thread's values. */
-template <typename R> struct alignas(16) piece_sums {
+/* What a thread found in a subvector: adjacent channels of its vector that are of one group, as many as any vector and
+ * any group have in common. The mean is squares' and less `first`, one of the thread's values. */
+template <typename R> struct alignas(16) subvector_sums {
     R first, mean, squares, count;
 };
 
-/* Channels into pieces, in place: two that have met as many values become one, as often as that takes. */
+/* Channels into subvectors, in place: two that have met as many values become one, as often as that takes. */
 template <typename R, int V>
-__device__ __forceinline__ void join_channels(R (&first)[V], R (&mean)[V], R (&squares)[V], R count, int piece_bits)
+__device__ __forceinline__ void join_channels(R (&first)[V], R (&mean)[V], R (&squares)[V], R count, int subvector_bits)
 {
     R half = R(0.5) * count;
 #pragma unroll
     for (int level = 0; 1 << level < V; level++) {
-        if (level < piece_bits) {
+        if (level < subvector_bits) {
 #pragma unroll
             for (int i = 0; i < V >> (level + 1); i++) {
                 const R distance = (first[2 * i + 1] - first[2 * i]) + (mean[2 * i + 1] - mean[2 * i]);

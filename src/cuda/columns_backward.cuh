@@ -99,12 +99,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             }
 
             /* What follows from these is found now, not ahead of all loops and loads. */
-            int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
+            int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits,
+                subvector_bits = g.subvector_bits;
             int sample = place.n, step = threads, channel_bits = g.channel_bits;
             compiler_barrier(width);
             compiler_barrier(at_once);
             compiler_barrier(group_bits);
-            compiler_barrier(piece_bits);
+            compiler_barrier(subvector_bits);
             compiler_barrier(sample);
             compiler_barrier(step);
             compiler_barrier(channel_bits);
@@ -401,7 +402,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 float rest = 0.0f;
 #pragma unroll
                 for (int i = 0; i < V; i++) {
-                    if ((i & ((1 << piece_bits) - 1)) == 0) {
+                    if ((i & ((1 << subvector_bits) - 1)) == 0) {
                         const int group = divide(of_group_at + i, g.by_group);
                         of_group = of_totals[group];
                         rest = ready ? 0.0f : of_groups[group].rest;

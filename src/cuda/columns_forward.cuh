@@ -107,27 +107,29 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         };
 
         /* What follows from these is found now, not ahead of all loops and loads. */
-        int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, piece_bits = g.piece_bits;
+        int width = g.width, at_once = place.rows_at_once, group_bits = g.group_bits, subvector_bits = g.subvector_bits;
         int n = place.n, step = threads, rows = g.rows, part_rows = g.part_rows;
         compiler_barrier(width);
         compiler_barrier(at_once);
         compiler_barrier(group_bits);
-        compiler_barrier(piece_bits);
+        compiler_barrier(subvector_bits);
         compiler_barrier(n);
         compiler_barrier(step);
         compiler_barrier(rows);
         compiler_barrier(part_rows);
-        /* Shared memory, in this order: vectors; sums of pieces (where pipelines are, once these are done with);
+        /* Shared memory, in this order: vectors; sums of subvectors (where pipelines are, once these are done with);
          * statistics of groups; of each channel what channel_values says; means of groups; of each block of a
          * cluster the pair of a group. */
         const int channels = width * V, first_channel = place.first_channel;
         const int here = min(channels, (int)p.c - first_channel);
         const int groups = divide(channels, g.by_group), groups_here = divide(here, g.by_group);
-        const int vector_bits = max_bits - piece_bits, pieces_a_vector = 1 << vector_bits;
-        piece_sums<float> *const of_pieces = reinterpret_cast<piece_sums<float> *>(dynamic + shared * threads);
-        const int pieces_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(piece_sums<float>) : 0;
+        const int vector_bits = max_bits - subvector_bits, subvectors_a_vector = 1 << vector_bits;
+        subvector_sums<float> *const of_subvectors =
+            reinterpret_cast<subvector_sums<float> *>(dynamic + shared * threads);
+        const int subvectors_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(subvector_sums<float>) : 0;
         group_statistics<float> *const of_groups = reinterpret_cast<group_statistics<float> *>(
-            reinterpret_cast<char *>(of_pieces) + (holds ? pieces_bytes : max(pieces_bytes, K * threads * 16)));
+            reinterpret_cast<char *>(of_subvectors) +
+            (holds ? subvectors_bytes : max(subvectors_bytes, K * threads * 16)));
         float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
         const int modulated = sums && (p.scale.data || p.shift.data), biased = sums && p.pre_bias.data;
         const channel_values of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
@@ -214,7 +216,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 });
             }
             /* ---- the statistics of the groups ---- */
-            const int pieces = g.group >> piece_bits, entries = pieces * at_once;
+            const int subvectors = g.group >> subvector_bits, entries = subvectors * at_once;
             if (!holds || p.pre_bias.data)
                 __syncthreads();
             if (place.active) {
@@ -234,18 +236,18 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     read_values<V>(biases_of(p, of_channels, channels) + place.column * V, bias);
                     add_bias<float, V>(bias, shift, first);
                 }
-                join_channels<float, V>(shift, first, second, count_here, piece_bits);
+                join_channels<float, V>(shift, first, second, count_here, subvector_bits);
 #pragma unroll
                 for (int i = 0; i < V; i++) {
                     const int met_here = met_of(i);
                     const bool any = met_here > 0;
-                    if (i < pieces_a_vector) {
+                    if (i < subvectors_a_vector) {
                         const int of_row = (place.column << vector_bits) + i - edges.later();
-                        const int piece = of_row + (unaligned_samples && of_row < 0 ? channels : 0),
-                                  group = divide(piece, g.by_pieces);
-                        of_pieces[group * entries + place.beside * pieces + piece - group * pieces] = {
+                        const int subvector = of_row + (unaligned_samples && of_row < 0 ? channels : 0),
+                                  group = divide(subvector, g.by_subvectors);
+                        of_subvectors[group * entries + place.beside * subvectors + subvector - group * subvectors] = {
                             any ? shift[i] : 0.0f, any ? first[i] : 0.0f, any ? second[i] : 0.0f,
-                            (float)(met_here << piece_bits)};
+                            (float)(met_here << subvector_bits)};
                     }
                 }
             }
@@ -284,14 +286,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             for (int round = 0; round + first_of_warp < groups_here; round += groups_at_once) {
                 const int group = round + own_group, own = group < groups_here ? entries : 0;
                 const float base = of_groups[own > 0 ? group : 0].mean;
-                const piece_sums<float> *const of_group = of_pieces + (own > 0 ? group : 0) * entries;
+                const subvector_sums<float> *const of_group = of_subvectors + (own > 0 ? group : 0) * entries;
                 float mean = 0.0f, squares = 0.0f, met_in_all = 0.0f;
                 /* The groups of the rows folded follow one another. */
 #pragma unroll 1
                 for (int row = 0; row < g.folded; row++) {
 #pragma unroll 2
                     for (int i = lane; i < own; i += lanes) {
-                        const piece_sums<float> found = of_group[row * groups_here * entries + i];
+                        const subvector_sums<float> found = of_group[row * groups_here * entries + i];
                         mean += found.count * ((found.first - base) + found.mean);
                         if (unaligned_samples)
                             met_in_all += found.count;
@@ -304,7 +306,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 for (int row = 0; row < g.folded; row++) {
 #pragma unroll 2
                     for (int i = lane; i < own; i += lanes) {
-                        const piece_sums<float> found = of_group[row * groups_here * entries + i];
+                        const subvector_sums<float> found = of_group[row * groups_here * entries + i];
                         const float distance = ((found.first - base) + found.mean) - mean;
                         squares += found.squares + found.count * distance * distance;
                     }

@@ -49,7 +49,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, adds = p.pre_add.data != nullptr;
     const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), false);
-    piece_sums<R> *const pieces = in_shared<piece_sums<R>>(dynamic, at.entries);
+    subvector_sums<R> *const subvectors = in_shared<subvector_sums<R>>(dynamic, at.entries);
     general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
     group_statistics<R> *const of_sets = in_shared<group_statistics<R>>(dynamic, at.sets);
     double *const means = in_shared<double>(dynamic, at.means), *const of_blocks =
@@ -131,7 +131,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             mean[i] = first[i] / (R)max(numbers[i], 1);
             squares[i] = second[i] - first[i] * mean[i];
         }
-        const int piece_bits = columns ? g.piece_bits : 0, lanes = g.unit_lanes;
+        const int subvector_bits = columns ? g.subvector_bits : 0, lanes = g.unit_lanes;
         if (p.pre_bias.data) {
             R bias[W];
 #pragma unroll
@@ -143,20 +143,20 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             add_bias<R, W>(bias, shift, mean);
         }
         if constexpr (columns)
-            join_channels<R, V>(shift, mean, squares, (R)tile.count, piece_bits);
+            join_channels<R, V>(shift, mean, squares, (R)tile.count, subvector_bits);
         __syncthreads(); /* shared memory that is read no more */
-        const int pieces_a_unit = 1 << (max_bits - piece_bits);
+        const int subvectors_a_unit = 1 << (max_bits - subvector_bits);
         if (tile.active) {
 #pragma unroll
             for (int i = 0; i < W; i++)
-                if (i < pieces_a_unit)
-                    pieces[(tile.unit * pieces_a_unit + i) * lanes + tile.lane] = {shift[i], mean[i], squares[i],
-                                                                                   (R)(numbers[i] << piece_bits)};
+                if (i < subvectors_a_unit)
+                    subvectors[(tile.unit * subvectors_a_unit + i) * lanes + tile.lane] = {
+                        shift[i], mean[i], squares[i], (R)(numbers[i] << subvector_bits)};
         }
         __syncthreads();
 
         /* ---- the statistics of the sets: first means, then squares about them ---- */
-        const int entries = (g.group >> piece_bits) * lanes;
+        const int entries = (g.group >> subvector_bits) * lanes;
         const auto finish = [&](int set, double mean_of_set, R squares_of_set) {
             group_statistics<R> found;
             found.variance = squares_of_set / (R)p.set_values;
@@ -168,13 +168,13 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         if (in_cluster)
             await_open_mailboxes();
         share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-            const piece_sums<R> *const own = pieces + set * entries;
+            const subvector_sums<R> *const own = subvectors + set * entries;
             const int last = exists ? entries : 0;
             const R base = own->first;
             R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
 #pragma unroll 2
             for (int i = lane; i < last; i += lanes_of_set) {
-                const piece_sums<R> found = own[i];
+                const subvector_sums<R> found = own[i];
                 count += found.count;
                 mean_of_set += found.count * ((found.first - base) + found.mean);
             }
@@ -182,7 +182,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(count, R(1));
 #pragma unroll 2
             for (int i = lane; i < last; i += lanes_of_set) {
-                const piece_sums<R> found = own[i];
+                const subvector_sums<R> found = own[i];
                 const R distance = ((found.first - base) + found.mean) - mean_of_set;
                 squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
             }

@@ -168,17 +168,17 @@ static inline int32_t lane_bits_of(int64_t count, int64_t threads)
     return bits;
 }
 
-/* How a block of `threads` joins sums of so many groups and channels; `in_pieces`: a vector's pieces of groups are
+/* How a block of `threads` joins sums of so many groups and channels; `in_subvectors`: the channels of a subvector are
  * joined first. */
 static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t groups,
-                             int64_t channels, int64_t threads, bool in_pieces)
+                             int64_t channels, int64_t threads, bool in_subvectors)
 {
     g->group_bits = lane_bits_of(groups, threads);
     g->channel_bits = lane_bits_of(channels, threads);
-    g->piece_bits = 0;
-    while (in_pieces && g->group % (2 << g->piece_bits) == 0 && 2 << g->piece_bits <= shape->elements)
-        g->piece_bits++;
-    g->by_pieces = normfuse_cuda_divisor_of(g->group >> g->piece_bits);
+    g->subvector_bits = 0;
+    while (in_subvectors && g->group % (2 << g->subvector_bits) == 0 && 2 << g->subvector_bits <= shape->elements)
+        g->subvector_bits++;
+    g->by_subvectors = normfuse_cuda_divisor_of(g->group >> g->subvector_bits);
     g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
 }
 

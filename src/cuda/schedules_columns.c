@@ -90,10 +90,10 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
         words = 4 * groups + 4 * channels + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
     } else if (joins) {
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-        const size_t pieces =
-            (size_t)(4 * at_once * (shape->elements >> g->piece_bits) * g->width) * shape->value_bytes;
+        const size_t subvectors =
+            (size_t)(4 * at_once * (shape->elements >> g->subvector_bits) * g->width) * shape->value_bytes;
         /* Pipelines are done with when sums are joined. */
-        vectors = pipelines ? (vectors > pieces ? vectors : pieces) : vectors + pieces;
+        vectors = pipelines ? (vectors > subvectors ? vectors : subvectors) : vectors + subvectors;
         words = 4 * groups;
         words += (3 + modulated + (p->pre_bias.data != NULL)) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
@@ -206,7 +206,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
         return "samples are too few";
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
-    g->by_pieces = g->by_set_channels = normfuse_cuda_divisor_of(d);
+    g->by_subvectors = g->by_set_channels = normfuse_cuda_divisor_of(d);
     step->blocks = blocks_wide * parts;
     return resident > 0 ? NULL : "no block is resident";
 }

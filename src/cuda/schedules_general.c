@@ -170,7 +170,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     of->holds = both && (shape->elements > 1 ? vectors * slot <= HELD_BYTES : vectors <= ahead);
     g->held_shared = of->holds ? (int32_t)vectors : 0;
     of->slots = (int32_t)((of->holds ? vectors : ahead) * slot);
-    of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->piece_bits)) : 0;
+    of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->subvector_bits)) : 0;
     of->channels = applies || backward ? (int32_t)channels : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     of->blocks = step->cluster > 1 ? (int32_t)step->cluster : 0;

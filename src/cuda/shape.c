@@ -61,19 +61,19 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
 }
 
 /* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
- * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds pieces of several,
- * and single channels where rows begin inside of vectors. */
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds subvectors of
+ * several, and single channels where rows begin inside of vectors. */
 int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
 {
     const bool forward = shape->direction == FORWARD;
     if (shape->folded <= 1)
         return INT64_MAX;
     const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
-    const int64_t pieces = !forward ? 1
-                           : shape->unaligned_samples
-                               ? group
-                               : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
-    return in_lane / shape->folded * 32 / pieces;
+    const int64_t subvectors = !forward ? 1
+                               : shape->unaligned_samples
+                                   ? group
+                                   : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
+    return in_lane / shape->folded * 32 / subvectors;
 }
 
 static bool have_same_strides(const struct normfuse_problem *p)
