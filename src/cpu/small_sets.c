@@ -2,7 +2,7 @@
  *
  * small_sets.c - group norms whose sets have few values: many sets at a time, in the L1 cache, read once and written once
  * (kernels.h says what is computed there). What a set costs is then a few dozen instructions, not the calls, joins and
- * coefficients per channel of pieces.c and sets.c (docs/decisions/0014). */
+ * coefficients per channel of pieces.c and bundles.c (docs/decisions/0014). */
 #include "cpu/plan.h"
 
 /* `sets` groups from `first` on, of samples [n, n + samples). */
