@@ -461,7 +461,7 @@ void normfuse_finish_samples(const struct plan *plan)
     }
 }
 
-void normfuse_put_given_statistics(const struct plan *plan)
+void normfuse_store_given_statistics(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++)
@@ -471,7 +471,7 @@ void normfuse_put_given_statistics(const struct plan *plan)
         }
 }
 
-void normfuse_put_given_gradients(const struct plan *plan)
+void normfuse_store_given_gradients(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     for (int64_t c = 0; c < p->c; c++) {
@@ -496,7 +496,7 @@ void normfuse_put_given_gradients(const struct plan *plan)
 /* ---- problems without elements ------------------------------------------------------------------------------------- */
 
 /* Statistics over nothing, or those that were merged from other shards. */
-static void put_empty_statistics(const struct plan *plan)
+static void store_empty_statistics(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const bool given = !(p->phases & NORMFUSE_PHASE_STATISTICS);
@@ -520,7 +520,7 @@ static void put_empty_statistics(const struct plan *plan)
     }
 }
 
-static void put_zeros(const struct plan *plan, const struct normfuse_parameter *q, bool per_sample)
+static void store_zeros(const struct plan *plan, const struct normfuse_parameter *q, bool per_sample)
 {
     if (!q->data)
         return;
@@ -529,7 +529,7 @@ static void put_zeros(const struct plan *plan, const struct normfuse_parameter *
             store_parameter(q, n, c, 0);
 }
 
-void normfuse_put_empty(const struct plan *plan)
+void normfuse_store_empty(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const size_t samples = plan->batch ? 1 : (size_t)p->n;
@@ -538,19 +538,19 @@ void normfuse_put_empty(const struct plan *plan)
             if (!p->accumulate)
                 memset(p->stats, 0, samples * (size_t)plan->groups * 3 * sizeof *p->stats);
         } else if (!plan->none) {
-            put_empty_statistics(plan);
+            store_empty_statistics(plan);
         }
     } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS)) {
-        normfuse_put_given_gradients(plan);
+        normfuse_store_given_gradients(plan);
     } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY)) {
         if (!p->accumulate)
             memset(p->sums, 0, samples * (size_t)p->c * 2 * sizeof *p->sums);
     } else {
         if (!p->accumulate) {
-            put_zeros(plan, &p->dweight, p->dweight.batch != 0);
-            put_zeros(plan, &p->dbias, p->dbias.batch != 0);
+            store_zeros(plan, &p->dweight, p->dweight.batch != 0);
+            store_zeros(plan, &p->dbias, p->dbias.batch != 0);
         }
-        put_zeros(plan, &p->dscale, true);
-        put_zeros(plan, &p->dshift, true);
+        store_zeros(plan, &p->dscale, true);
+        store_zeros(plan, &p->dshift, true);
     }
 }

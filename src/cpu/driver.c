@@ -168,7 +168,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     struct plan plan;
     if (normfuse_is_empty(p)) {
         normfuse_plan_say(&plan, p, 1);
-        normfuse_put_empty(&plan);
+        normfuse_store_empty(&plan);
         return NORMFUSE_OK;
     }
     normfuse_plan_make(&plan, p, exec);
@@ -200,9 +200,9 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     if (plan.sums_samples)
         memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
     if (!plan.reduce && !plan.backward && !plan.none)
-        normfuse_put_given_statistics(&plan);
+        normfuse_store_given_statistics(&plan);
     if (plan.backward && !(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS))
-        normfuse_put_given_gradients(&plan);
+        normfuse_store_given_gradients(&plan);
 
     if ((plan.reduce || plan.apply) && plan.bundles > 0) {
         if (!plan.teams_of_one && plan.reduce) {

@@ -343,10 +343,10 @@ void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t 
 /* After all bundles: the sums over samples, in order. */
 void normfuse_finish_samples(const struct plan *plan);
 /* What the apply part of a sharded forward writes beside y: once, before the threads. */
-void normfuse_put_given_statistics(const struct plan *plan);
+void normfuse_store_given_statistics(const struct plan *plan);
 /* The parameter gradients of a sharded backward: from the given sums. */
-void normfuse_put_given_gradients(const struct plan *plan);
+void normfuse_store_given_gradients(const struct plan *plan);
 /* All that an empty problem writes; the plan says what is to be done and has no memory. */
-void normfuse_put_empty(const struct plan *plan);
+void normfuse_store_empty(const struct plan *plan);
 
 #endif
