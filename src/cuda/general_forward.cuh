@@ -137,8 +137,10 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 #pragma unroll
             for (int i = 0; i < W; i++) {
                 int copy;
-                bias[i] = parameter<R>(p.pre_bias, tile.n, tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy),
-                                       R(0));
+                const int c = tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy);
+                const double value = parameter<double>(p.pre_bias, tile.n, c, 0.0);
+                bias[i] = (R)value;
+                mean[i] += (R)(value - (double)bias[i]);
             }
             add_bias<R, W>(bias, shift, mean);
         }
@@ -254,7 +256,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             R left;
             slope[i] *= found.rstd * factor;
             mean[i] = add_exactly(found.mean, mean[i], left);
-            offset[i] = offset[i] * factor - (found.rest + left) * slope[i];
+            offset[i] = offset[i] * factor - (found.rest + left + channels[first_channel + i].rest) * slope[i];
         }
     }
     const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
