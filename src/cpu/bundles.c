@@ -59,7 +59,7 @@ static struct statistics running(const struct plan *plan, int64_t c)
  * than the mean. A difference of doubles is exact with what it leaves out (Knuth). Calls: inlined they are 2 KB. */
 static __attribute__((noinline)) double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, double *rest)
 {
-    const double bias = load_parameter(&plan->p->pre_bias, n, c, 0), of_x = mean - bias, part = of_x - mean;
+    const double bias = pre_bias_of(plan, n, c), of_x = mean - bias, part = of_x - mean;
     const double k = plan->is_double ? of_x : (double)(float)of_x;
     *rest = (k - of_x) - ((mean - (of_x - part)) - (bias + part));
     return k;

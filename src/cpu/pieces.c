@@ -377,15 +377,15 @@ static int64_t chunk_width(int64_t length)
     return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
 }
 
-static __attribute__((noinline)) double pre_bias_of(const struct plan *plan, int64_t n, int64_t c)
+static __attribute__((noinline)) double bias_at(const struct plan *plan, int64_t n, int64_t c)
 {
-    return load_parameter(&plan->p->pre_bias, n, c, 0);
+    return pre_bias_of(plan, n, c);
 }
 
 /* The moments of x are those of x + pre_bias but for the mean. */
 static struct moments with_bias(const struct plan *plan, struct moments of_x, int64_t n, int64_t c)
 {
-    of_x.mean += pre_bias_of(plan, n, c);
+    of_x.mean += bias_at(plan, n, c);
     return of_x;
 }
 
@@ -575,7 +575,7 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
     if (plan->p->pre_bias.data) {
         const struct tile t = tile_at(plan, bundle, piece.segment, piece.start, 0, 0);
         for (int64_t c = 0; c < channels; c++)
-            w->mean[c] += pre_bias_of(plan, t.n, t.c + c / plan->spread);
+            w->mean[c] += bias_at(plan, t.n, t.c + c / plan->spread);
     }
     /* the columns of a group, or of a channel, have equal counts: their mean is the mean of means */
     const int64_t d = plan->batch ? plan->spread : plan->group_channels;

@@ -242,6 +242,13 @@ static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
     return plan->p->bias.batch || !plan->bias ? load_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
 }
 
+/* In the compute type. */
+static inline double pre_bias_of(const struct plan *plan, int64_t n, int64_t c)
+{
+    const double bias = load_parameter(&plan->p->pre_bias, n, c, 0);
+    return plan->is_double ? bias : (double)(float)bias;
+}
+
 /* ---- bundles and pieces ------------------------------------------------------------------------------------------ */
 
 struct moments {

@@ -152,7 +152,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         const float offset_here =
                             parameter<float>(p.bias, n, c, 0.0f) * scale + parameter<float>(p.shift, n, c, 0.0f);
                         float mean_here;
-                        split_mean<T>(mean - parameter<double>(p.pre_bias, n, c, 0.0), mean_here, rest);
+                        split_mean<T>(mean - (double)parameter<float>(p.pre_bias, n, c, 0.0f), mean_here, rest);
                         in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
                             of_channels.means[at] = mean_here;
                             of_channels.slopes[at] = slope_here;

@@ -183,7 +183,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     slope_here = scaled_by_running(p, c, slope_here);
                 }
                 float mean_here;
-                split_mean<T>(mean - parameter<double>(p.pre_bias, n, c, 0.0), mean_here, rest);
+                split_mean<T>(mean - (double)parameter<float>(p.pre_bias, n, c, 0.0f), mean_here, rest);
                 in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
                     of_channels.means[at] = mean_here;
                     of_channels.slopes[at] = slope_here;

@@ -505,11 +505,10 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     }
     double left = 0.0;
     if (p.pre_bias.data)
-        mean = add_exactly(mean, -receive<double>(added, p.pre_bias.type), left);
-    /* Where statistics are to come, the mean is less pre_bias alone, in two numbers. */
+        mean = add_exactly(mean, -(double)receive<R>(added, p.pre_bias.type), left);
+    /* Where statistics are to come, the mean is less pre_bias alone, as it is. */
     if (forward_sums) {
         of.mean = (R)mean;
-        of.rest = (R)(mean - (double)of.mean);
         return of;
     }
     split_mean<T>(mean, of.mean, of.rest);

@@ -138,9 +138,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             for (int i = 0; i < W; i++) {
                 int copy;
                 const int c = tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy);
-                const double value = parameter<double>(p.pre_bias, tile.n, c, 0.0);
-                bias[i] = (R)value;
-                mean[i] += (R)(value - (double)bias[i]);
+                bias[i] = parameter<R>(p.pre_bias, tile.n, c, R(0));
             }
             add_bias<R, W>(bias, shift, mean);
         }
@@ -256,7 +254,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             R left;
             slope[i] *= found.rstd * factor;
             mean[i] = add_exactly(found.mean, mean[i], left);
-            offset[i] = offset[i] * factor - (found.rest + left + channels[first_channel + i].rest) * slope[i];
+            offset[i] = offset[i] * factor - (found.rest + left) * slope[i];
         }
     }
     const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));

@@ -265,10 +265,10 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
-    /* Threads over rows sum values of several channels; over columns a bias of two floats has no place. */
+    /* Threads over rows sum values of several channels. */
     const bool biased = p->pre_bias.data != NULL;
     shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike && !device->general_alone &&
-                   (!biased || (p->columns && p->pre_bias.type != NORMFUSE_F64));
+                   (p->columns || !biased);
     shape->same_strides = have_same_strides(p);
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
