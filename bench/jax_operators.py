@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Times normfuse.jax beside flax.linen on the CPU: group norm with SiLU, channels last, under jit, forward and value and
-gradients; and the host time of a jitted call on a tiny array beside a jitted identity's and beside XLA's own operation
-of the same three arrays. Rows, JSON a line, go to standard output.
+gradients, also with a bias added before the norm; and the host time of a jitted call on a tiny array beside a jitted
+identity's and beside XLA's own operation of the same three arrays. Rows, JSON a line, go to standard output.
 
 All run in this process, call by call in turn; a row has the medians and their ratio, and the minima.
 
@@ -72,24 +72,28 @@ def machine():
 
 def problems(rounds, shape):
     stock = flax.linen.GroupNorm(GROUPS, epsilon=1e-5, dtype=None)
-    for dtype in ("float32", "bfloat16"):
+    for dtype, word in (("float32", ""), ("bfloat16", ""), ("float32", " +pre_bias")):
         x, dy = (jax.random.normal(jax.random.key(i), shape, dtype) for i in range(2))
         weight, bias = jnp.ones(shape[-1], dtype), jnp.zeros(shape[-1], dtype)
 
-        def theirs(x, weight, bias):
+        arrays = (x, weight, bias, *([jnp.ones(shape[-1], dtype)] if word else []))
+
+        def theirs(x, weight, bias, *pre_bias):
+            x = x + pre_bias[0] if pre_bias else x
             return jax.nn.silu(stock.apply({"params": {"scale": weight, "bias": bias}}, x))
 
-        def ours(x, weight, bias):
-            return normfuse.jax.group_norm(x, GROUPS, weight, bias, activation="silu")
+        def ours(x, weight, bias, *pre_bias):
+            return normfuse.jax.group_norm(x, GROUPS, weight, bias, activation="silu",
+                                           pre_bias=pre_bias[0] if pre_bias else None)
 
         def gradients(function):
-            def loss(x, weight, bias):
-                return jnp.sum(function(x, weight, bias).astype(jnp.float32) * dy)
-            return jax.value_and_grad(loss, (0, 1, 2))
+            def loss(*arrays):
+                return jnp.sum(function(*arrays).astype(jnp.float32) * dy)
+            return jax.value_and_grad(loss, tuple(range(len(arrays))))
         for direction, wrap in (("forward", lambda function: function), ("value_and_grad", gradients)):
             mine, others = (jax.jit(wrap(function)) for function in (ours, theirs))
-            a, b = in_turn([lambda: mine(x, weight, bias), lambda: others(x, weight, bias)], rounds)
-            yield {"problem": f"group_norm {shape[0]}x{shape[3]}x{shape[1]}x{shape[2]} groups=32 layout=nhwc act=silu dtype={dtype}",
+            a, b = in_turn([lambda: mine(*arrays), lambda: others(*arrays)], rounds)
+            yield {"problem": f"group_norm {shape[0]}x{shape[3]}x{shape[1]}x{shape[2]} groups=32 layout=nhwc act=silu dtype={dtype}{word}",
                    "direction": direction, **figures("ms", 1e3, 3, normfuse=a, flax=b)}
 
 

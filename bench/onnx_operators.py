@@ -79,13 +79,14 @@ def compare(problem, model, inputs, threads, rounds):
             "ratio": round(a / b, 3)}
 
 
-def group_norm(sizes, groups, opset):
+def group_norm(sizes, groups, opset, bias=False):
     test_onnx.CHANNELS = channels = sizes[1]
     graph = test_onnx.Builder(opset, sizes)
+    u = graph.add("Add", ["x", graph.vector(3, (*sizes[:2], 1, 1))]) if bias else "x"
     if opset >= 21:
-        y = graph.add("GroupNormalization", ["x", graph.vector(1, (channels,)), graph.vector(2, (channels,))], num_groups=groups)
+        y = graph.add("GroupNormalization", [u, graph.vector(1, (channels,)), graph.vector(2, (channels,))], num_groups=groups)
     else:
-        y = graph.group_norm("x", groups)
+        y = graph.group_norm(u, groups)
     return graph.model(graph.silu(y), ir=10)
 
 
@@ -103,6 +104,8 @@ def layers(tiny):
         for opset in (17, 21):
             yield (f"group_norm {'x'.join(map(str, sizes))} groups=32 act=silu, opset {opset}",
                    lambda: group_norm(sizes, 32, opset), sizes)
+        yield (f"group_norm {'x'.join(map(str, sizes))} groups=32 act=silu +pre_bias=sample, opset 17",
+               lambda: group_norm(sizes, 32, 17, True), sizes)
     for operator, name, sizes in (("InstanceNormalization", "instance_norm", (2, 64, 128, 128)),
                                   ("BatchNormalization", "batch_norm evaluate", (8, 64, 56, 56))):
         yield f"{name} {'x'.join(map(str, sizes))} act=relu", lambda: other_norm(operator, sizes), sizes

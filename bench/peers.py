@@ -13,8 +13,9 @@ normfuse measured right before and after it. Every call takes the next of severa
 four times the last-level cache, so that all read and write cold memory. glibc is told to keep freed memory: otherwise
 each large output of a framework is a new mapping, and its page faults would be timed as the framework's.
 
-What a backward is: dx, dweight and dbias. normfuse and PyTorch's own operators take the saved statistics; with an
-activation PyTorch runs its autograd graph; JAX recomputes the statistics. ONNX Runtime has no backward.
+What a backward is: dx, dweight and dbias, with +pre_bias also its gradient. normfuse and PyTorch's own operators take
+the saved statistics; with an activation or +pre_bias PyTorch runs its autograd graph; JAX recomputes the statistics. ONNX
+Runtime has no backward.
 
 On a GPU a time is that of a CUDA graph that holds a call for each set of tensors, by the number of sets. A call that
 cannot be captured (autograd) is timed eagerly, and its note says so. That part has not run on a GPU yet.
@@ -64,8 +65,9 @@ def parse(line, additions=False):
     keys = {"dtype": "f32", "layout": "nchw", "act": "identity", "dir": "fwd", "eps": "1e-5", "mode": "train",
             "per": "channel", "act_param": "", "groups": "", **({"weight_dtype": ""} if additions else {"device": "cpu"})}
     more = {name: f"+{name}" in words[2:] for name in ("pre_add", "u", "post_add", "scale")} if additions else {}
+    pre_bias = {"+pre_bias": "channel", "+pre_bias=sample": "sample"}
     for word in words[2:]:
-        if word.startswith("+") and word[1:] in more:
+        if word in pre_bias or word.startswith("+") and word[1:] in more:
             continue
         key, equals, value = word.partition("=")
         if not equals or key not in keys:
@@ -80,7 +82,14 @@ def parse(line, additions=False):
     return {"line": " ".join(words), "op": op, "shape": shape, "groups": groups, "dtype": keys["dtype"],
             "layout": keys["layout"], "act": keys["act"], "act_param": parameter, "backward": keys["dir"] == "bwd",
             "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample", "device": keys.get("device", "cpu"),
-            "weight_dtype": keys.get("weight_dtype") or keys["dtype"], **more}
+            "weight_dtype": keys.get("weight_dtype") or keys["dtype"],
+            "pre_bias": next((pre_bias[word] for word in words[2:] if word in pre_bias), None), **more}
+
+
+def bias_shape(problem):
+    """Of pre_bias, to be broadcast to [N, C, spatial...]; None: there is none."""
+    shape = problem["shape"]
+    return problem["pre_bias"] and [shape[0] if problem["pre_bias"] == "sample" else 1, shape[1]] + [1] * (len(shape) - 2)
 
 
 def read_problems(arguments, additions=False):
@@ -144,6 +153,7 @@ def torch_worker(problem, sets, threads):
     per = (samples, channels) + (1,) * (len(shape) - 2) if problem["per_sample"] else \
         (channels,) if problem["op"] != "affine" else (1, channels) + (1,) * (len(shape) - 2)
     weight, bias = torch.rand(per).to(device, dtype) + 0.5, torch.randn(per).to(device, dtype)
+    pre_bias = [torch.randn(bias_shape(problem)).to(device, dtype)] if problem["pre_bias"] else []
     running_mean, running_var = torch.randn(channels).to(device, dtype), torch.rand(channels).to(device, dtype) + 0.5
     slope = problem["act_param"]
     activate = {
@@ -152,7 +162,9 @@ def torch_worker(problem, sets, threads):
         "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"), "elu": lambda z: functional.elu(z, slope),
         "mish": functional.mish, "relu6": functional.relu6}[problem["act"]]
 
-    def forward(x, weight, bias):
+    def forward(x, weight, bias, *pre_bias):
+        for value in pre_bias:
+            x = x + value
         if problem["op"] == "affine":
             z = torch.addcmul(bias, x, weight)
         elif problem["op"] == "batch_norm":
@@ -163,22 +175,22 @@ def torch_worker(problem, sets, threads):
 
     def graph(function):
         """Backward through autograd, of a graph made once."""
-        inputs = [(x.detach().requires_grad_(), weight.detach().clone().requires_grad_(),
-                   bias.detach().clone().requires_grad_()) for x in xs]
+        inputs = [(x.detach().requires_grad_(), *(t.detach().clone().requires_grad_() for t in (weight, bias, *pre_bias)))
+                  for x in xs]
         outputs = [function(*each) for each in inputs]
         return lambda i: torch.autograd.grad(outputs[i], inputs[i], dys[i], retain_graph=True)
 
     def no_grad(function):
         def call(i):
             with torch.no_grad():
-                return function(xs[i], weight, bias)
+                return function(xs[i], weight, bias, *pre_bias)
         return call
 
     def eager():
         if not problem["backward"]:
             return no_grad(forward), ""
         aten = torch.ops.aten
-        if problem["act"] != "identity" or problem["op"] == "affine":
+        if problem["act"] != "identity" or problem["op"] == "affine" or pre_bias:
             return graph(forward), "autograd"
         if problem["op"] == "batch_norm":
             train = not problem["evaluate"]
@@ -202,7 +214,7 @@ def torch_worker(problem, sets, threads):
         if device != "cuda" or problem["op"] != "group_norm" or problem["layout"] != "nhwc" or len(shape) != 4:
             raise Unsupported("group norm channels-last on a GPU only")
         module = make().to(device, dtype)
-        return (graph if problem["backward"] else no_grad)(lambda x, weight, bias: module(x)), type(module).__module__
+        return (graph if problem["backward"] else no_grad)(lambda x, weight, bias, *pre_bias: module(x + pre_bias[0] if pre_bias else x)), type(module).__module__
 
     def apex():
         from apex.contrib.group_norm import GroupNorm
@@ -249,6 +261,10 @@ def jax_worker(problem, sets, threads):
         broadcast[0] = shape[0]
     weight, bias = array(broadcast, 1.0), array(broadcast)
     mean, variance = array(broadcast), abs(array(broadcast)) + 0.5
+    pre_bias = []
+    if problem["pre_bias"]:
+        sizes = bias_shape(problem)
+        pre_bias = [array([sizes[0], *sizes[2:], sizes[1]] if last else sizes)]
     activate = {
         "identity": lambda z: z, "relu": jax.nn.relu, "silu": jax.nn.silu, "hardswish": jax.nn.hard_swish,
         "gelu": lambda z: jax.nn.gelu(z, approximate=False), "gelu_tanh": lambda z: jax.nn.gelu(z, approximate=True),
@@ -261,7 +277,9 @@ def jax_worker(problem, sets, threads):
         spread = jnp.maximum(0, (v * v).mean(over, keepdims=True) - center * center)
         return (v - center) * jax.lax.rsqrt(spread + eps)
 
-    def forward(x, weight, bias):
+    def forward(x, weight, bias, *pre_bias):
+        for value in pre_bias:
+            x = x + value
         v = x if problem["dtype"] == "f64" else x.astype(jnp.float32)
         weight, bias = weight.astype(v.dtype), bias.astype(v.dtype)
         if problem["op"] == "batch_norm":
@@ -277,10 +295,10 @@ def jax_worker(problem, sets, threads):
 
     def make():
         if problem["backward"]:
-            backward = jax.jit(lambda x, weight, bias, dy: jax.vjp(forward, x, weight, bias)[1](dy))
-            return lambda i: jax.block_until_ready(backward(xs[i], weight, bias, dys[i])), "vjp, statistics recomputed"
+            backward = jax.jit(lambda dy, *inputs: jax.vjp(forward, *inputs)[1](dy))
+            return lambda i: jax.block_until_ready(backward(dys[i], xs[i], weight, bias, *pre_bias)), "vjp, statistics recomputed"
         function = jax.jit(forward)
-        return lambda i: jax.block_until_ready(function(xs[i], weight, bias)), "jit"
+        return lambda i: jax.block_until_ready(function(xs[i], weight, bias, *pre_bias)), "jit"
 
     return {"jax": make}, jax.__version__
 
@@ -301,21 +319,24 @@ def onnxruntime_worker(problem, sets, threads):
     per = [shape[0] if problem["per_sample"] else 1, channels] + [1] * (len(shape) - 2) \
         if problem["op"] == "affine" else [channels]
     random = numpy.random.default_rng(0)
-    names = {"weight": per, "bias": per, "mean": [channels], "variance": [channels]}
+    names = {"weight": per, "bias": per, "mean": [channels], "variance": [channels], "pre_bias": bias_shape(problem)}
+    kept = {"weight", "bias"} | ({"mean", "variance"} if problem["op"] == "batch_norm" else set()) | \
+        ({"pre_bias"} if problem["pre_bias"] else set())
     constants = [helper.make_tensor(name, TensorProto.FLOAT, sizes,
                                     (random.random(sizes, dtype=numpy.float32) + 0.5).ravel())
-                 for name, sizes in names.items() if name in ("weight", "bias") or problem["op"] == "batch_norm"]
+                 for name, sizes in names.items() if name in kept]
     if problem["act"] == "relu6":
         constants += [helper.make_tensor(name, TensorProto.FLOAT, [], [v]) for name, v in (("zero", 0), ("six", 6))]
-    eps = problem["eps"]
-    nodes = {
-        "group_norm": lambda: [helper.make_node("GroupNormalization", ["x", "weight", "bias"], ["z"], epsilon=eps,
+    eps, u = problem["eps"], "u" if problem["pre_bias"] else "x"
+    nodes = [helper.make_node("Add", ["x", "pre_bias"], ["u"])] if problem["pre_bias"] else []
+    nodes += {
+        "group_norm": lambda: [helper.make_node("GroupNormalization", [u, "weight", "bias"], ["z"], epsilon=eps,
                                                 num_groups=problem["groups"])],
-        "instance_norm": lambda: [helper.make_node("InstanceNormalization", ["x", "weight", "bias"], ["z"],
+        "instance_norm": lambda: [helper.make_node("InstanceNormalization", [u, "weight", "bias"], ["z"],
                                                    epsilon=eps)],
-        "batch_norm": lambda: [helper.make_node("BatchNormalization", ["x", "weight", "bias", "mean", "variance"],
+        "batch_norm": lambda: [helper.make_node("BatchNormalization", [u, "weight", "bias", "mean", "variance"],
                                                 ["z"], epsilon=eps)],
-        "affine": lambda: [helper.make_node("Mul", ["x", "weight"], ["t"]), helper.make_node("Add", ["t", "bias"], ["z"])],
+        "affine": lambda: [helper.make_node("Mul", [u, "weight"], ["t"]), helper.make_node("Add", ["t", "bias"], ["z"])],
     }[problem["op"]]()
     slope = problem["act_param"]
     nodes += {
@@ -346,8 +367,12 @@ def onnxruntime_worker(problem, sets, threads):
         binding.bind_ortvalue_input("x", x)
         binding.bind_ortvalue_output("y", y)
         bindings.append((binding, x, y))
-    return {"onnxruntime": lambda: ((lambda i: session.run_with_iobinding(bindings[i][0])), "bound outputs")}, \
-        onnxruntime.__version__
+
+    def run(i):
+        session.run_with_iobinding(bindings[i][0])
+
+    run.arrays = bindings  # tests read them
+    return {"onnxruntime": lambda: (run, "bound outputs")}, onnxruntime.__version__
 
 
 def open_onednn():
@@ -366,8 +391,8 @@ def onednn_worker(problem, sets, threads):
     on_cpu(problem)
     import ctypes
     import numpy
-    if problem["act"] != "identity" or problem["op"] == "affine":
-        raise Unsupported("norms without an activation only")
+    if problem["act"] != "identity" or problem["op"] == "affine" or problem["pre_bias"]:
+        raise Unsupported("norms without an activation or an addition only")
     if problem["dtype"] != "f32":
         raise Unsupported("measured in f32 only")
     library, batch = open_onednn(), problem["op"] == "batch_norm"

@@ -39,7 +39,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"
 VARIANTS = ("eager", "compiled", "normfuse")
 TINY = ("group_norm 2x8x6x6 groups=4 act=silu", "group_norm 2x8x6x6 groups=4 layout=nhwc dtype=bf16 dir=bwd",
         "instance_norm 2x4x4x4x4 act=leaky_relu dir=bwd", "batch_norm 4x8x5x5 dir=bwd", "batch_norm 4x8x5x5 mode=eval",
-        "affine 4x8x5x5 per=sample", "affine 4x8x5x5 per=sample layout=nhwc dir=bwd")
+        "affine 4x8x5x5 per=sample", "affine 4x8x5x5 per=sample layout=nhwc dir=bwd", "group_norm 2x8x6x6 groups=4 +pre_bias dir=bwd",
+        "batch_norm 4x8x5x5 +pre_bias=sample dir=bwd")
 
 
 class Problem:
@@ -68,17 +69,29 @@ class Problem:
         if problem.get("scale"):
             for each in self.added:
                 each.update({name: (0.3 * torch.randn(shape[:2], device=device)).to(small) for name in ("scale", "shift")})
+        if problem["pre_bias"]:
+            sizes = shape[:2] if problem["pre_bias"] == "sample" else shape[1:2]
+            for each in self.added:
+                each["pre_bias"] = torch.randn(sizes, device=device).to(small)
         parameters = shape[:2] if problem["per_sample"] else shape[1:2]
         one = {"device": device, "dtype": torch.float32}
         self.weight = (torch.rand(parameters, **one) + 0.5).to(small)
         self.bias = torch.randn(parameters, **one).to(small)
         self.running = [torch.randn(shape[1], **one).to(small), (torch.rand(shape[1], **one) + 0.5).to(small)]
 
+    @staticmethod
+    def sum(x: Any, added: dict[str, Any]) -> Any:
+        """x + pre_bias + pre_add as PyTorch adds, in x's type."""
+        if "pre_bias" in added:
+            value = added["pre_bias"]
+            x = (x + value.reshape(-1, x.shape[1], *[1] * (x.dim() - 2))).to(x.dtype)
+        return x + added["pre_add"] if "pre_add" in added else x
+
     def stock(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any, added: dict[str, Any]) -> Any:
         import torch
         import torch.nn.functional as F
         problem, slope = self.problem, self.problem["act_param"]
-        u = x + added["pre_add"] if "pre_add" in added else x
+        u = self.sum(x, added)
         if problem["op"] == "affine":
             if not problem["per_sample"]:
                 weight, bias = weight[None], bias[None]
@@ -105,7 +118,7 @@ class Problem:
         act = None if problem["act"] == "identity" else problem["act"]
         options = {"activation": act, "act_param": problem["act_param"] if act in ("leaky_relu", "elu") else None}
         if problem["op"] == "affine":  # whose function adds nothing before the weight
-            u = x + added["pre_add"] if "pre_add" in added else x
+            u = self.sum(x, added)
             y = nft.channel_affine(u, weight, bias, post_add=added.get("post_add"), **options)
             return (y, u) if problem.get("u") else y
         options.update(added, return_sum=bool(problem.get("u")))

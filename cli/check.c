@@ -36,8 +36,9 @@ const struct command check_command = {
                    "Outputs hold NaNs before the call. Memory around the tensors, and inputs, must not change.\n"
                    "A second run, on the CPU with another number of threads, must give the same bits.\n"
                    "\n"
-                   "--random draws problems over everything that the library does. Several processes share many\n"
-                   "problems by their seeds: --random 1000 with --seed 1 to 5 are 5000 problems.\n",
+                   "--random draws the problems of normfuse bench --random, and pre_bias besides. Several\n"
+                   "processes share many problems by their seeds: --random 1000 with --seed 1 to 5 are 5000\n"
+                   "problems.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections =
@@ -116,7 +117,7 @@ static void print_summary(const struct problems *problems, const struct summary 
 
 static int check_main(const struct arguments *arguments)
 {
-    struct problems problems = problems_read(arguments);
+    struct problems problems = problems_read(arguments, true);
     bool json = arguments_has(arguments, OPTION_JSON);
     normfuse_information info = {.struct_bytes = sizeof info};
     normfuse_status status = normfuse_info(&info);

@@ -30,7 +30,7 @@ struct problems {
 };
 
 /* Ends the program with a usage error for words that are wrong, with 3 for an @file that cannot be read or holds a line
- * that is wrong, and after --list. */
-struct problems problems_read(const struct arguments *arguments);
+ * that is wrong, and after --list. draws_pre_bias: --random draws pre_bias, too. */
+struct problems problems_read(const struct arguments *arguments, bool draws_pre_bias);
 
 #endif

@@ -197,3 +197,16 @@ struct problem_line random_problem(uint64_t seed, int64_t index, int64_t least_b
         line.channels_last = false; /* the same memory */
     return line;
 }
+
+void random_pre_bias(struct problem_line *line, uint64_t seed, int64_t index)
+{
+    struct generator generator = { mix(mix(seed + 0xD1B54A32D192ED03u) + (uint64_t)index) };
+    int64_t positions = 1;
+    for (int32_t i = 2; i < line->ndim; i++)
+        positions *= line->sizes[i];
+    if (!percent(&generator, 15))
+        return;
+    line->sample_bias = percent(&generator, 50) && positions >= RANDOM_VALUES;
+    line->pre_bias = !line->sample_bias;
+    line->write_u = line->write_u || percent(&generator, 25);
+}

@@ -784,11 +784,16 @@ static union options group_options(const struct kernel *kernel, int64_t groups)
                                      .act_param = kernel->act_param}};
 }
 
-static struct ort_status *run_group_norm(struct call *call, int64_t groups, const normfuse_tensor *x,
-                                         const normfuse_tensor *pre_add, const normfuse_tensor *u)
+/* u = x [+ pre_bias] [+ pre_add], which goes to u where that is given. */
+struct additions {
+    const normfuse_tensor *pre_bias, *pre_add, *u;
+};
+
+static struct ort_status *run_group_norm(struct call *call, int64_t groups, struct additions additions)
 {
     const union options options = group_options(call->kernel, groups);
-    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = x, .pre_add = pre_add, .u = u,
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &call->x.tensor,
+                                      .pre_bias = additions.pre_bias, .pre_add = additions.pre_add, .u = additions.u,
                                       .weight = &call->parameters[WEIGHT].tensor,
                                       .bias = &call->parameters[BIAS].tensor, .y = &call->y.tensor};
     return run(call, GROUP, &options, &tensors);
@@ -813,12 +818,12 @@ static struct ort_status *run_plain_group_norm(struct call *call)
                              weight->sizes[0] == groups && groups > 0 && x->sizes[1] % groups == 0;
     if (is_by_group && x->sizes[1] != groups)
         use_groups_as_channels(call, groups);
-    return run_group_norm(call, groups, &call->x.tensor, NULL, NULL);
+    return run_group_norm(call, groups, (struct additions){0});
 }
 
 static struct ort_status *run_instance_norm(struct call *call)
 {
-    return run_group_norm(call, call->x.tensor.ndim > 1 ? call->x.sizes[1] : 0, &call->x.tensor, NULL, NULL);
+    return run_group_norm(call, call->x.tensor.ndim > 1 ? call->x.sizes[1] : 0, (struct additions){0});
 }
 
 /* ---- a skip ---------------------------------------------------------------------------------------------------- */
@@ -840,29 +845,21 @@ static bool describe_skip(struct call *call)
     return true;
 }
 
-/* x + skip goes to the sum where the model uses that, else to y, which the norm then overwrites. */
-static struct ort_status *run_broadcast(struct call *call, const normfuse_tensor *sum)
-{
-    const normfuse_tensor *const u = sum != NULL ? sum : &call->y.tensor;
-    const union options options = {.affine = {.struct_bytes = sizeof options.affine}};
-    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &call->x.tensor,
-                                      .bias = &call->skip.tensor, .y = u};
-    struct ort_status *const status = run(call, AFFINE, &options, &tensors);
-    return status != NULL ? status : run_group_norm(call, call->kernel->groups, u, NULL, NULL);
-}
-
 static struct ort_status *run_skip_group_norm(struct call *call)
 {
     struct ort_status *const status = make_big_output(call, SUM, &call->sum, &call->has_sum);
     if (status != NULL)
         return status;
-    const normfuse_tensor *const sum = call->has_sum ? &call->sum.tensor : NULL;
+    struct additions additions = {.u = call->has_sum ? &call->sum.tensor : NULL};
     if (has_same_shape(&call->given[SKIP], &call->given[X])) {
         describe_big(call, &call->given[SKIP], &call->skip);
-        return run_group_norm(call, call->kernel->groups, &call->x.tensor, &call->skip.tensor, sum);
+        additions.pre_add = &call->skip.tensor;
+        return run_group_norm(call, call->kernel->groups, additions);
     }
-    if (describe_skip(call))
-        return run_broadcast(call, sum);
+    if (describe_skip(call)) {
+        additions.pre_bias = &call->skip.tensor;
+        return run_group_norm(call, call->kernel->groups, additions);
+    }
     return call->kernel->api->create_status(CODE_INVALID_ARGUMENT,
                                             "normfuse: SkipGroupNorm: skip has neither the shape of X nor one of [C], "
                                             "[N, C] and X's with positions of size 1");

@@ -74,7 +74,7 @@ static struct {
 enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
     DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOTS,
-    GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED,
+    GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED, RETURN_SUM,
     SAVED, /* mean and rstd, their bytes in one tensor: K f64, then K f32 (f64 of f64 x) */
     /* aten's */
     SAMPLES, CHANNELS, POSITIONS, TRAIN, MASK, RESERVE,
@@ -88,13 +88,24 @@ _Static_assert(offsetof(normfuse_tensors, dpre_bias) == offsetof(normfuse_tensor
 
 enum {
     MAX_ARGUMENTS = 20,
-    MAX_OUTPUTS = 6,
+    MAX_OUTPUTS = 7,
     MAX_AXES = 64,
     MAX_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
 };
 
-/* The bits of `wanted`. FROM_Y: the operator's post_add is y, see normfuse.h. */
-enum { WANT_X = 1, WANT_WEIGHT = 2, WANT_BIAS = 4, WANT_SCALE = 8, WANT_SHIFT = 16, WANT_POST_ADD = 32, FROM_Y = 64 };
+/* The bits of `wanted`. FROM_Y: the operator's post_add is y, see normfuse.h. FROM_U: its input is u, which has pre_bias
+ * in it. */
+enum {
+    WANT_X = 1,
+    WANT_WEIGHT = 2,
+    WANT_BIAS = 4,
+    WANT_SCALE = 8,
+    WANT_SHIFT = 16,
+    WANT_POST_ADD = 32,
+    FROM_Y = 64,
+    WANT_PRE_BIAS = 128, /* with WANT_X */
+    FROM_U = 256
+};
 
 enum kind { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
 
@@ -144,6 +155,7 @@ struct call {
     double eps, momentum, act_param;
     int64_t groups, set_values, activation, wanted;
     bool evaluates;
+    bool returns_sum; /* u is an output; with pre_add it always is */
     /* aten's group norm: what x has, whatever its shape; or `positions` is -1 and the shape says. */
     int64_t samples, channels, positions;
     bool is_reshaped;
@@ -518,6 +530,7 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case SAMPLES: call->samples = (int64_t)value; break;
         case CHANNELS: call->channels = (int64_t)value; break;
         case POSITIONS: call->positions = (int64_t)value; break;
+        case RETURN_SUM: call->returns_sum = value & 1; break;
         case TRAIN: call->evaluates = (value & 1) == 0; break;
         case MASK: call->wanted = take_mask(call, value); break;
         case RESERVE: (void)torch.aoti_torch_delete_tensor_object(as_tensor(value)); break;
@@ -677,13 +690,14 @@ static bool make_gradient(struct call *call, int slot, tensor_handle *handle, in
 static bool is_wanted(const struct call *call, const struct operation *operation, int slot)
 {
     switch (slot) {
-    case U: return call->handles[PRE_ADD] != NULL;
+    case U: return call->handles[PRE_ADD] != NULL || (call->handles[PRE_BIAS] != NULL && call->returns_sum);
     case DX: return call->wanted & WANT_X;
     case DWEIGHT: return (call->wanted & WANT_WEIGHT) && call->handles[WEIGHT] != NULL;
     case DBIAS: return (call->wanted & WANT_BIAS) && (call->handles[BIAS] != NULL || operation->is_aten);
     case DSCALE: return (call->wanted & WANT_SCALE) && call->handles[SCALE] != NULL;
     case DSHIFT: return (call->wanted & WANT_SHIFT) && call->handles[SHIFT] != NULL;
     case DPOST_ADD: return (call->wanted & WANT_POST_ADD) && call->handles[POST_ADD] != NULL;
+    case DPRE_BIAS: return (call->wanted & WANT_PRE_BIAS) && call->handles[PRE_BIAS] != NULL;
     case MEAN:
     case RSTD: return !call->evaluates;
     case RESERVE: return false;
@@ -717,6 +731,7 @@ static bool make_output(struct call *call, const struct operation *operation, in
         return make_gradient(call, slot, handle, operation->is_aten ? WEIGHT : BIAS);
     case DSCALE: return make_gradient(call, slot, handle, SCALE);
     case DSHIFT: return make_gradient(call, slot, handle, SHIFT);
+    case DPRE_BIAS: return make_gradient(call, slot, handle, PRE_BIAS);
     case MEAN:
     case RSTD:
         return make(call, slot, handle, of_channels ? 1 : 2,
@@ -927,6 +942,8 @@ static bool compute(struct call *call, const struct operation *operation)
         slots[Y] = slots[POST_ADD];
         slots[POST_ADD] = NULL;
     }
+    if (call->wanted & FROM_U)
+        slots[PRE_BIAS] = NULL;
     bool has_saved = call->saved != NULL;
     for (int i = 0; operation->outputs[i] != END; i++) {
         const int slot = operation->outputs[i];
@@ -1003,6 +1020,7 @@ static void run(const struct operation *operation, stack_value *stack)
     call.eps = 1.0; /* of calls that have rstd instead */
     call.positions = -1;
     call.wanted = WANT_X | WANT_WEIGHT | WANT_BIAS; /* where nothing says */
+    call.returns_sum = true;
     take_arguments(&call, operation, stack);
     if (operation->is_aten && operation->is_backward && !call.evaluates)
         call.eps = 1.0;
@@ -1076,7 +1094,7 @@ static void merge(stack_value *stack,
 #define ADAPTIVE O(SCALE), O(SHIFT)
 #define RUNNING O(RUNNING_MEAN), O(RUNNING_VAR)
 #define GIVEN_RUNNING RUNNING_MEAN, RUNNING_VAR
-#define ADDS O(PRE_ADD), O(POST_ADD)
+#define ADDS O(PRE_BIAS), O(PRE_ADD), O(POST_ADD)
 #define ACT ACTIVATION, ACT_PARAM
 #define GRADIENT_OF(...) DY, O(DU), X, __VA_ARGS__, O(WEIGHT), O(BIAS)
 
@@ -1091,33 +1109,36 @@ static void merge(stack_value *stack,
     }
 
 OPERATION(group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
-          .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, ACT, END}, .outputs = {Y, U, MEAN, RSTD, END})
+          .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, ACT, RETURN_SUM, END}, .outputs = {Y, U, MEAN, RSTD, END})
 OPERATION(group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD), ADAPTIVE, O(POST_ADD), GROUPS, EPS, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, END})
+          .arguments = {GRADIENT_OF(MEAN, RSTD), ADAPTIVE, O(PRE_BIAS), O(POST_ADD), GROUPS, EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, DPRE_BIAS, END})
 OPERATION(instance_norm, .kind = INSTANCE_NORM, .group_norm = normfuse_group_norm_forward,
-          .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, END}, .outputs = {Y, U, MEAN, RSTD, END})
+          .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, RETURN_SUM, END},
+          .outputs = {Y, U, MEAN, RSTD, END})
 OPERATION(batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, END}, .outputs = {Y, U, MEAN, RSTD, END})
+          .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, RETURN_SUM, END},
+          .outputs = {Y, U, MEAN, RSTD, END})
 OPERATION(batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD), O(POST_ADD), EPS, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
+          .arguments = {GRADIENT_OF(MEAN, RSTD), O(PRE_BIAS), O(POST_ADD), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DPRE_BIAS, END})
 OPERATION(batch_norm_evaluate, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, U, END})
+          .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, RETURN_SUM, END},
+          .outputs = {Y, U, END})
 OPERATION(batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
           .evaluates = true, .is_backward = true,
-          .arguments = {GRADIENT_OF(GIVEN_RUNNING), O(POST_ADD), EPS, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
+          .arguments = {GRADIENT_OF(GIVEN_RUNNING), O(PRE_BIAS), O(POST_ADD), EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DPRE_BIAS, END})
 OPERATION(channel_affine, .kind = AFFINE, .affine = normfuse_affine_forward,
           .arguments = {NORM, O(POST_ADD), ACT, END}, .outputs = {Y, END})
 OPERATION(channel_affine_backward, .kind = AFFINE, .affine = normfuse_affine_backward, .is_backward = true,
           .arguments = {DY, NORM, O(POST_ADD), ACT, WANTED, END}, .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
 OPERATION(group_norm_stats, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_stats,
-          .arguments = {X, O(PRE_ADD), GROUPS, END}, .outputs = {STATS, U, END})
+          .arguments = {X, O(PRE_BIAS), O(PRE_ADD), GROUPS, END}, .outputs = {STATS, U, END})
 OPERATION(group_norm_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_apply,
           .arguments = {X, STATS, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, EPS, ACT, END},
           .outputs = {Y, MEAN, RSTD, END})
@@ -1127,10 +1148,11 @@ OPERATION(group_norm_backward_sums, .kind = GROUP_NORM, .group_norm = normfuse_g
           .outputs = {SUMS, DPOST_ADD, END})
 OPERATION(group_norm_backward_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward_apply,
           .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), ADAPTIVE, O(POST_ADD), GROUPS, SET_VALUES, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, END})
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), ADAPTIVE, O(PRE_BIAS), O(POST_ADD), GROUPS, SET_VALUES, ACT,
+                        WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS, END})
 OPERATION(batch_norm_stats, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_stats,
-          .arguments = {X, O(PRE_ADD), END}, .outputs = {STATS, U, END})
+          .arguments = {X, O(PRE_BIAS), O(PRE_ADD), END}, .outputs = {STATS, U, END})
 OPERATION(batch_norm_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_apply,
           .arguments = {X, STATS, O(WEIGHT), O(BIAS), RUNNING, O(POST_ADD), MOMENTUM, EPS, ACT, END},
           .outputs = {Y, MEAN, RSTD, END})
@@ -1140,8 +1162,8 @@ OPERATION(batch_norm_backward_sums, .kind = BATCH_NORM, .batch_norm = normfuse_b
           .outputs = {SUMS, DPOST_ADD, END})
 OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_apply,
           .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), O(POST_ADD), SET_VALUES, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, END})
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), O(PRE_BIAS), O(POST_ADD), SET_VALUES, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPRE_BIAS, END})
 
 /* The same without what is seldom given: the eager path's, which pays for every argument and output. */
 OPERATION(lean_group_norm, .is_lean = true, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,

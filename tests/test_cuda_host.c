@@ -1264,8 +1264,8 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
     const int64_t in_thread = vectors * up(vector_elements, in_turn) + (p->columns ? 0 : in_turn - 1);
     const int64_t joined = g->joined_blocks > 1 ? up(g->joined_blocks, lanes) + 7 : 0;
     if (!backward)
-        return (double)(in_thread + 5 + 3 * (p->columns ? g->piece_bits : 0) +
-                        up((g->group >> (p->columns ? g->piece_bits : 0)) * g->unit_lanes, lanes) + 7 + joined);
+        return (double)(in_thread + 5 + 3 * (p->columns ? g->subvector_bits : 0) +
+                        up((g->group >> (p->columns ? g->subvector_bits : 0)) * g->unit_lanes, lanes) + 7 + joined);
     /* Adding the nothing that others have rounds nothing. */
     const int64_t of_channel = INT64_C(1) << g->channel_bits;
     return (double)(in_thread + up(g->unit_lanes, of_channel) +
@@ -1356,8 +1356,8 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             return (double)(up(rows, at_once) + up(beside * g->folded, INT64_C(1) << g->channel_bits) +
                             (centred && !is_added(kernel) ? up(g->group, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
-        const int64_t pieces = (g->group >> g->piece_bits) * beside;
-        return (double)(up(rows, at_once) + 5 + 3 * g->piece_bits + g->folded * up(pieces, lanes) + 7) +
+        const int64_t subvectors = (g->group >> g->subvector_bits) * beside;
+        return (double)(up(rows, at_once) + 5 + 3 * g->subvector_bits + g->folded * up(subvectors, lanes) + 7) +
                (applies && g->parts > 1 ? (double)up(g->parts, lanes) + 7 : 0.0);
     }
     const bool many = g->sets_a_block > 1;
@@ -1574,7 +1574,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     }
     HOLDS(vector_elements == 1 || g->unaligned || (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
     HOLDS(g->folded == g->copies && (g->folded == 1 || (p->columns && p->x.position == p->c * g->folded)));
-    HOLDS(!g->unaligned || (vector_elements > 1 && g->piece_bits == 0 && (!p->columns || g->part_samples == 1)) ||
+    HOLDS(!g->unaligned || (vector_elements > 1 && g->subvector_bits == 0 && (!p->columns || g->part_samples == 1)) ||
           !p->columns);
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
           g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
@@ -1596,9 +1596,9 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     HOLDS(holds == (g->held_shared > 0) && (!holds || (both && (vector_elements > 1 || vectors <= held))));
     HOLDS(vector_elements == 1 ||
           g->general.slots >= (holds ? vectors : held) * tensors * 16 * (int64_t)launch->threads);
-    HOLDS(!sums ||
-          g->general.entries >= (int64_t)g->width * g->unit_lanes *
-                                    (p->columns ? backward ? vector_elements : vector_elements >> g->piece_bits : 1));
+    HOLDS(!sums || g->general.entries >=
+                       (int64_t)g->width * g->unit_lanes *
+                           (p->columns ? backward ? vector_elements : vector_elements >> g->subvector_bits : 1));
     HOLDS((!applies && !backward) || g->general.channels >= channels);
     HOLDS(!both || g->general.sets * (int64_t)g->group >= channels);
     HOLDS(launch->cluster <= 1 || g->general.blocks >= (int32_t)launch->cluster);
@@ -2029,14 +2029,14 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
               "%s: %s: tensor %zu does not allow %d rows folded", test->name, launch->name, i, (int)g->folded);
     CHECK(g->blocks_wide == 1 && (int64_t)g->width * vector_elements == p->c * g->folded &&
               g->folded <= vector_elements && p->c * (g->folded / 2) % vector_elements != 0 &&
-              (!unaligned_samples || g->piece_bits == 0),
+              (!unaligned_samples || g->subvector_bits == 0),
           "%s: %s: %d rows folded in %d vectors", test->name, launch->name, (int)g->folded, (int)g->width);
     const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
-    const int64_t pieces = (g->group >> g->piece_bits) * at_once;
+    const int64_t subvectors = (g->group >> g->subvector_bits) * at_once;
     const int64_t in_lane = test->backward ? up(at_once * g->folded, INT64_C(1) << g->channel_bits)
-                                           : g->folded * up(pieces, INT64_C(1) << g->group_bits);
+                                           : g->folded * up(subvectors, INT64_C(1) << g->group_bits);
     CHECK(p->sets == NORMFUSE_SETS_NONE || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 ||
-              in_lane <= (test->backward ? 16 : 22 + group - 3 * g->piece_bits),
+              in_lane <= (test->backward ? 16 : 22 + group - 3 * g->subvector_bits),
           "%s: %s: a lane joins %lld sums one after the other", test->name, launch->name, (long long)in_lane);
     CHECK(p->c % g->group == 0 || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 || p->sets == NORMFUSE_SETS_NONE,
           "%s: %s: groups of %d channels", test->name, launch->name, (int)g->group);
@@ -2223,10 +2223,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     }
     HOLDS(divides(&g->by_parts) && divides(&g->by_groups) && divides(&g->by_spans) && divides(&g->by_outer));
     HOLDS(divides(&g->by_width) && divides(&g->by_blocks_wide) && divides(&g->by_group));
-    HOLDS(!p->columns || line || tile || (divides(&g->by_pieces) && divides(&g->by_set_channels)));
+    HOLDS(!p->columns || line || tile || (divides(&g->by_subvectors) && divides(&g->by_set_channels)));
     HOLDS(!p->columns || line || tile ||
-          (g->group % (1 << g->piece_bits) == 0 && vector_elements % (1 << g->piece_bits) == 0 &&
-           ((int64_t)g->by_pieces.divisor << g->piece_bits == g->group || general)));
+          (g->group % (1 << g->subvector_bits) == 0 && vector_elements % (1 << g->subvector_bits) == 0 &&
+           ((int64_t)g->by_subvectors.divisor << g->subvector_bits == g->group || general)));
     HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t groups = p->columns ? (int64_t)g->width * vector_elements / g->group : 1;

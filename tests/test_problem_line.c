@@ -227,13 +227,16 @@ static int64_t bytes_of(const struct problem_line *line)
     return line->sizes[0] * line->sizes[1] * positions_of(line) * item;
 }
 
-/* Each name reads back as itself, and the list is what it was when the seed was first written into a report. */
-static void test_random_list(void)
+/* Each name reads back as itself, and the list is what it was when the seed was first written into a report: bench's,
+ * and check's, which has pre_bias besides. */
+static void test_random_list(bool draws_pre_bias)
 {
-    const uint64_t golden = 0xd7686d260269edb6u;
+    const uint64_t golden = draws_pre_bias ? 0x28b7cee310c1f2b5u : 0xd7686d260269edb6u;
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
     for (int64_t i = 0; i < 2000; i++) {
         struct problem_line line = random_problem(1, i, 65536, 268435456), again;
+        if (draws_pre_bias)
+            random_pre_bias(&line, 1, i);
         char name[PROBLEM_NAME_BYTES], second[PROBLEM_NAME_BYTES], error[400] = "";
         size_t length = problem_line_name(&line, name, sizeof name);
         char *words[] = { name };
@@ -246,6 +249,36 @@ static void test_random_list(void)
     char text[80];
     snprintf(text, sizeof text, "0x%016llxu", (unsigned long long)hash);
     check(hash == golden, "the list of seed 1 has another hash", text);
+}
+
+/* The problem is what it was, but for pre_bias and u: shares of 10,000 draws as below. */
+static void test_random_pre_bias(void)
+{
+    enum { DRAWS = 10000 };
+    int64_t drawn = 0, of_samples = 0, written = 0, misshapen = 0;
+    for (int64_t i = 0; i < DRAWS; i++) {
+        const struct problem_line before = random_problem(7, i, 65536, 268435456);
+        struct problem_line line = before;
+        random_pre_bias(&line, 7, i);
+        const bool has_bias = line.pre_bias || line.sample_bias;
+        drawn += has_bias;
+        of_samples += line.sample_bias;
+        written += has_bias && !before.write_u && line.write_u;
+        misshapen += (line.pre_bias && line.sample_bias) || (before.write_u && !line.write_u) ||
+                     (line.sample_bias && positions_of(&line) < RANDOM_VALUES);
+        line.pre_bias = line.sample_bias = false;
+        line.write_u = before.write_u;
+        char name[PROBLEM_NAME_BYTES], want[PROBLEM_NAME_BYTES];
+        problem_line_name(&line, name, sizeof name);
+        problem_line_name(&before, want, sizeof want);
+        misshapen += strcmp(name, want) != 0;
+    }
+    char text[80];
+    snprintf(text, sizeof text, "%d of %d, %d of samples, %d write u", (int)drawn, (int)DRAWS, (int)of_samples,
+             (int)written);
+    check(drawn > 1357 && drawn < 1643 && of_samples > drawn / 3 && of_samples < drawn / 2 && written > drawn / 6 &&
+              written < drawn / 3, "pre_bias", text);
+    check(misshapen == 0, "pre_bias", "the problem is another one");
 }
 
 /* Shares of 10,000 draws, in percent, within four standard deviations; sizes within the limits and log-uniform. */
@@ -335,7 +368,9 @@ int main(void)
     test_bad_lines();
     test_fields();
     test_lists();
-    test_random_list();
+    test_random_list(false);
+    test_random_list(true);
+    test_random_pre_bias();
     test_random_shares();
     test_random_limits();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);

@@ -60,7 +60,9 @@ class Problem:
         if self.pre_add is not None:
             addends.append(self.pre_add)
         for addend in addends:
-            self.u = self.u + addend if self.is_double or len(addends) < 2 else self.u.astype("f4") + addend.astype("f4")
+            if not self.is_double:
+                addend = addend.astype("f4")
+            self.u = self.u + addend if self.is_double or len(addends) < 2 else self.u.astype("f4") + addend
         own = self.kind == "batch" and not self.evaluate and self.pre_bias is not None and self.pre_bias.ndim == 2
         if addends and not self.is_double and (self.pre_add is not None or self.writes_u or own):
             self.u = rounded(self.u, self.dtype)

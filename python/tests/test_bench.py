@@ -54,6 +54,7 @@ def test_steps_write_rows_and_a_table(tmp_path):
     for row in rows:
         line = next(line for line in table.splitlines() if line.startswith(f"| `{row['problem']}`"))
         assert f" {row.get('ratio', '-')} |" in line
+    assert not any("failed" in row for row in rows_of(tmp_path, "torch_operators"))
     medians = {(row["problem"], row["variant"]): row["median_us"] for row in rows_of(tmp_path, "torch_operators")}
     assert {variant for _, variant in medians} == {"eager", "normfuse"} and all(f" {median} |" in table for median in medians.values())
     left_out = table.split("## Left out")[1]
@@ -165,6 +166,43 @@ def test_times_on_a_gpu_are_those_of_a_call(monkeypatch, captures):
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     times, how = peers.measure_cuda(call, 5, 4, 10.0)
     assert times == [2000.0] * 4 and how == ("CUDA graph" if captures else "eager, not captured")
+
+
+@pytest.mark.parametrize("additions", [False, True])
+@pytest.mark.parametrize("word, says", [("", None), ("+pre_bias", "channel"), ("+pre_bias=sample", "sample")])
+def test_pre_bias_is_read(word, says, additions):
+    assert peers.parse(f"batch_norm 4x8x5x5 {word}", additions)["pre_bias"] == says
+    with pytest.raises(SystemExit, match="not a key"):
+        peers.parse("batch_norm 4x8x5x5 +pre_bias=channel", additions)
+
+
+@pytest.mark.parametrize("line", ["group_norm 3x8x5x7 groups=2 +pre_bias", "group_norm 3x8x5x7 groups=2 layout=nhwc +pre_bias=sample",
+                                  "affine 3x8x5x7 layout=nhwc +pre_bias", "batch_norm 3x8x5x7 act=silu +pre_bias=sample"])
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+def test_peers_add_pre_bias(peer, line):
+    """dx, dweight, dbias, dpre_bias; the last one is the sum of dx over what shares the bias."""
+    numpy = pytest.importorskip("numpy")
+    pytest.importorskip(peer)
+    problem = peers.parse(line + " dir=bwd")
+    makers, _ = {"torch": peers.torch_worker, "jax": peers.jax_worker}[peer](problem, 1, 1)
+    dx, _, _, dpre_bias = (numpy.asarray(t, float) for t in makers[peer]()[0](0))
+    channel = dx.ndim - 1 if peer == "jax" and problem["layout"] == "nhwc" else 1
+    shared = tuple(a for a in range(dx.ndim) if a != channel and (a > 0 or problem["pre_bias"] == "channel"))
+    assert numpy.abs(dx.sum(shared, keepdims=True) - dpre_bias).max() < 1e-4 and dpre_bias.size == (24 if "sample" in line else 8)
+
+
+@pytest.mark.parametrize("word, shape", [("+pre_bias", (1, 8, 1, 1)), ("+pre_bias=sample", (3, 8, 1, 1))])
+def test_onnxruntime_adds_pre_bias(word, shape):
+    numpy = pytest.importorskip("numpy")
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    makers, _ = peers.onnxruntime_worker(peers.parse(f"affine 3x8x5x7 {word}"), 1, 1)
+    run, _ = makers["onnxruntime"]()
+    run(0)
+    _, x, y = run.arrays[0]
+    random = numpy.random.default_rng(0)
+    weight, bias, pre_bias = (random.random(sizes, dtype=numpy.float32) + 0.5 for sizes in ((1, 8, 1, 1), (1, 8, 1, 1), shape))
+    assert numpy.abs(weight * (x.numpy() + pre_bias) + bias - y.numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize("line", ["group_norm 3x8x5x7 groups=2", "group_norm 3x8x5x7 groups=2 layout=nhwc", "instance_norm 3x8x5x7",

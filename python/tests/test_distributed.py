@@ -103,6 +103,14 @@ def compare_gradients(problem, dy, want, got, dtype):
         reference.compare(name, value, exact, error + 8 * steep * size * drift, NAMES[dtype])
 
 
+def sums_to(pre_bias, x):
+    """The gradient of pre_bias is the sum of x's, of this process's part, in the compute type."""
+    dx = array(x.grad)
+    axes = (0, 2, 3) if pre_bias.dim() == 1 else (2, 3)
+    values = dx.size // pre_bias.numel()
+    assert numpy.all(abs(array(pre_bias.grad) - dx.sum(axes)) <= (values + 8) * 2.0**-24 * abs(dx).sum(axes))
+
+
 @case
 def batch_norm():
     for dtype in NAMES:
@@ -110,15 +118,17 @@ def batch_norm():
             for activation in (None, "silu", "relu"):
                 torch.manual_seed(3)
                 x, dy, more = ((torch.randn(5, 4, 3, 6) * 2 + 1).to(dtype).to(memory_format=layout) for _ in range(3))
-                layer = nft.SyncBatchNorm(4, activation=activation)
+                layer, pre_bias = nft.SyncBatchNorm(4, activation=activation), torch.randn(4)
                 with torch.no_grad():
                     layer.weight.uniform_(0.5, 2), layer.bias.normal_()
                 problem = problem_of("batch", x, layer, layout is torch.channels_last, post_add=flat(more),
+                                     pre_bias=array(pre_bias), writes_u=True,
                                      running_mean=numpy.zeros(4), running_var=numpy.ones(4))
                 want = reference.forward(problem)
                 shard, added = mine(x, 0).requires_grad_(), mine(more, 0).requires_grad_()
-                y = layer(shard, post_add=added)
+                y = layer(shard, pre_bias=pre_bias.requires_grad_(), post_add=added)
                 y.backward(mine(dy, 0))
+                sums_to(pre_bias, shard)
                 assert y.dtype == dtype and y.shape == shard.shape
                 same_everywhere(layer.running_mean, layer.running_var)
                 # What is compared is put together again; parts of samples do not overlap.
@@ -145,16 +155,19 @@ def group_norm():
                 torch.manual_seed(4)
                 x, dy, more = ((torch.randn(2, 4, 5, 5) + 1).to(dtype).to(memory_format=layout) for _ in range(3))
                 layer = nft.GroupNorm(2, 4, activation="gelu", sharded_dim=axis)
-                scale, shift = torch.randn(2, 4), torch.randn(2, 4)
+                scale, shift, pre_bias = torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 4)
                 with torch.no_grad():
                     layer.weight.uniform_(0.5, 2), layer.bias.normal_()
                 problem = problem_of("group", x, layer, layout is torch.channels_last, groups=2, pre_add=flat(more),
-                                     scale=array(scale), shift=array(shift))
+                                     pre_bias=array(pre_bias), scale=array(scale), shift=array(shift))
                 want = reference.forward(problem)
                 leaves = [t.requires_grad_() for t in (mine(x, axis), mine(more, axis), scale, shift)]
-                y, u = layer(leaves[0], pre_add=leaves[1], return_sum=True, scale=scale, shift=shift)
-                assert torch.equal(u, leaves[0] + leaves[1])
+                y, u = layer(leaves[0], pre_bias=pre_bias.requires_grad_(), pre_add=leaves[1], return_sum=True,
+                             scale=scale, shift=shift)
+                wide = torch.promote_types(dtype, torch.float32)
+                assert torch.equal(u, (leaves[0].to(wide) + pre_bias[..., None, None] + leaves[1].to(wide)).to(dtype))
                 torch.autograd.backward([y, u], [mine(dy, axis), torch.zeros_like(u)])
+                sums_to(pre_bias, leaves[0])
                 assert torch.equal(leaves[0].grad, leaves[1].grad)
                 parts = []
                 for part in (y, leaves[0].grad):
@@ -206,27 +219,27 @@ def second_derivatives():
         for activation in (None, "silu", "relu"):
             torch.manual_seed(8)
             x, dy, more = (torch.randn(5, 4, 3, 2, dtype=dtype) + 0.5 for _ in range(3))
-            weight, bias = torch.rand(4, dtype=dtype) + 0.5, torch.randn(4, dtype=dtype)
-            scale, shift = (torch.randn(5, 4, dtype=dtype) for _ in range(2))
+            weight, bias, pre_bias = torch.rand(4, dtype=dtype) + 0.5, *torch.randn(2, 4, dtype=dtype)
+            scale, shift, of_samples = (torch.randn(5, 4, dtype=dtype) for _ in range(3))
 
-            def batch(x, weight, bias, pre_add, post_add, whole=False):
+            def batch(x, weight, bias, pre_bias, pre_add, post_add, whole=False):
                 if whole:
-                    return nft.batch_norm(x, None, None, weight, bias, True, activation=activation, pre_add=pre_add,
-                                          post_add=post_add)
-                return nft.distributed.batch_norm(x, None, None, weight, bias, activation=activation, pre_add=pre_add,
-                                                  post_add=post_add)
+                    return nft.batch_norm(x, None, None, weight, bias, True, activation=activation, pre_bias=pre_bias,
+                                          pre_add=pre_add, post_add=post_add)
+                return nft.distributed.batch_norm(x, None, None, weight, bias, activation=activation, pre_bias=pre_bias,
+                                                  pre_add=pre_add, post_add=post_add)
 
-            def group(x, weight, bias, scale, shift, pre_add, post_add, whole=False):
-                more = {"activation": activation, "pre_add": pre_add, "post_add": post_add, "scale": scale,
-                        "shift": shift}
+            def group(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, whole=False):
+                more = {"activation": activation, "pre_bias": pre_bias, "pre_add": pre_add, "post_add": post_add,
+                        "scale": scale, "shift": shift}
                 return nft.group_norm(x, 2, weight, bias, **more) if whole else nft.distributed.group_norm(
                     x, 2, weight, bias, sharded_dim=2, **more)
 
             # Cut along the batch; along the rows of images that lie the other way round.
-            for call, axis, given, shared in ((batch, 0, [x, dy, more, dy.flip(0)], [weight, bias]),
+            for call, axis, given, shared in ((batch, 0, [x, dy, more, dy.flip(0)], [weight, bias, pre_bias]),
                                               (group, 2, [t.transpose(0, 2).contiguous() for t in
                                                           (x, dy, more, dy.flip(0))],
-                                               [weight, bias, scale[:3], shift[:3]])):
+                                               [weight, bias, scale[:3], shift[:3], of_samples[:3]])):
                 x, dy, *added = given
                 want = penalized(functools.partial(call, whole=True), x, dy, shared, added)
                 got = penalized(call, mine(x, axis), mine(dy, axis), shared, [mine(t, axis) for t in added])

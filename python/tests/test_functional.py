@@ -4,6 +4,7 @@ refuses; torch.compile, export, torch.func, autocast, meta tensors; additions, r
 
 import copy
 import inspect
+import itertools
 import warnings
 
 import numpy
@@ -34,16 +35,16 @@ def big(value):
 
 
 def problem_of(name, input, running_mean=None, running_var=None, weight=None, bias=None, training=None, momentum=0.1,
-               eps=1e-5, num_groups=0, use_input_stats=True, activation=None, act_param=None, pre_add=None,
-               post_add=None, scale=None, shift=None):
+               eps=1e-5, num_groups=0, use_input_stats=True, activation=None, act_param=None, pre_bias=None,
+               pre_add=None, post_add=None, scale=None, shift=None, return_sum=False):
     """A call of one of the three norms in the words of reference.py."""
     evaluate = not training if name == "batch_norm" else not use_input_stats
     return reference.Problem(
         "batch" if name == "batch_norm" or evaluate else "group", NAMES[input.dtype], big(input),
         groups=num_groups or input.shape[1], columns=input.dim() > 2 and not input.is_contiguous(), weight=wide(weight),
-        bias=wide(bias), scale=wide(scale), shift=wide(shift), pre_add=big(pre_add), post_add=big(post_add),
+        bias=wide(bias), scale=wide(scale), shift=wide(shift), pre_bias=wide(pre_bias), pre_add=big(pre_add), post_add=big(post_add),
         running_mean=wide(running_mean), running_var=wide(running_var), evaluate=evaluate, momentum=momentum, eps=eps,
-        activation=activation or "identity", act_param=act_param, on_cuda=ON_CUDA)
+        activation=activation or "identity", act_param=act_param, on_cuda=ON_CUDA, writes_u=return_sum)
 
 
 def check(name, output, want, dtype):
@@ -90,9 +91,9 @@ def check_call(name, input, *args, **kwargs):
     mean = rstd = None
     if problem.has_statistics:
         if problem.kind == "group":
-            _, _, mean, rstd = ops.group_norm(input, *[None] * 6, problem.groups, problem.eps, 0, 0.0)
+            _, _, mean, rstd = ops.group_norm(input, *[None] * 7, problem.groups, problem.eps, 0, 0.0, False)
         else:
-            _, _, mean, rstd = ops.batch_norm(input, *[None] * 6, 0.1, problem.eps, 0, 0.0)
+            _, _, mean, rstd = ops.batch_norm(input, *[None] * 7, 0.1, problem.eps, 0, 0.0, False)
     wants = reference.backward(problem, big(dy), wide(mean), wide(rstd))
     for key, output in (("input", "dx"), ("weight", "dweight"), ("bias", "dbias")):
         if key in leaves:
@@ -178,7 +179,8 @@ def test_everything_at_once(dtype, activation):
     call = {"input": tensor(*shape, dtype=dtype, seed=1).to(memory_format=torch.channels_last),
             "weight": tensor(6, dtype=dtype, seed=2), "bias": tensor(6, dtype=dtype, seed=3),
             "scale": tensor(2, 6, dtype=dtype, seed=4), "shift": tensor(2, 6, dtype=dtype, seed=5),
-            "pre_add": tensor(*shape, dtype=dtype, seed=6), "post_add": tensor(*shape, dtype=dtype, seed=7)}
+            "pre_bias": tensor(2, 6, dtype=dtype, seed=10), "pre_add": tensor(*shape, dtype=dtype, seed=6),
+            "post_add": tensor(*shape, dtype=dtype, seed=7)}
     problem = problem_of("group_norm", num_groups=3, activation=activation, **call)
     for value in call.values():
         value.requires_grad_()
@@ -188,13 +190,74 @@ def test_everything_at_once(dtype, activation):
     check("y", y, want["y"], dtype)
     check("u", u, want["u"], dtype)
     dy, du = tensor(*shape, dtype=dtype, seed=8), tensor(*shape, dtype=dtype, seed=9)
-    _, _, mean, rstd = ops.group_norm(*[call[key].detach() for key in ("input", "weight", "bias", "scale", "shift",
-                                                                      "pre_add", "post_add")], 3, 1e-5, 0, 0.0)
+    _, _, mean, rstd = ops.group_norm(*[call[key].detach() for key in (
+        "input", "weight", "bias", "scale", "shift", "pre_bias", "pre_add", "post_add")], 3, 1e-5, 0, 0.0, False)
     wants = reference.backward(problem, big(dy), wide(mean), wide(rstd), big(du))
     gradients = dict(zip(call, torch.autograd.grad((y, u), tuple(call.values()), (dy, du))))
     for key, output in (("input", "dx"), ("pre_add", "dx"), ("weight", "dweight"), ("bias", "dbias"),
                         ("scale", "dscale"), ("shift", "dshift"), ("post_add", "dpost_add")):
         check(f"{output} ({key})", gradients[key], wants[output], dtype)
+    check("dpre_bias", gradients["pre_bias"], sum_of(gradients["input"], gradients["pre_bias"]), dtype)
+
+
+def sum_of(dx, like):
+    """dpre_bias: the sum of dx as it was written, added in dx's compute type, and its bound."""
+    dx, unit = big(dx), 2.0**-53 if dx.dtype == torch.float64 else 2.0**-24
+    axes = (0, 2) if like.dim() == 1 else 2
+    values = dx.size // like.numel()
+    return dx.sum(axes).reshape(like.shape), (values + 8) * unit * abs(dx).sum(axes).reshape(like.shape)
+
+
+@pytest.mark.parametrize("parameter_dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("name", ["group_norm", "instance_norm", "running", "batch_norm", "evaluating"])
+def test_pre_bias(name, dtype, parameter_dtype):
+    """Of channels and of samples, beside pre_add and alone, with the sum and without: forward and gradients. A bias of
+    samples may have further axes of one position."""
+    shape, running = (3, 6, 4, 5), [tensor(6, dtype=torch.float32, seed=3), tensor(6, dtype=torch.float32, seed=4).abs()]
+    for of_sample, adds, return_sum, last in itertools.product((False, True), repeat=4):
+        x, dy = (tensor(*shape, dtype=dtype, seed=seed).to(memory_format=torch.channels_last if last else
+                                                         torch.contiguous_format) for seed in (1, 2))
+        # In x's compute type, to which parameters are rounded.
+        pre_bias = tensor(*((3, 6) if of_sample else (6,)), dtype=torch.promote_types(dtype, torch.float32), seed=5).to(
+            parameter_dtype)
+        pre_add = tensor(*shape, dtype=dtype, seed=6) if adds else None
+        call = {"num_groups": 2} if name == "group_norm" else {"use_input_stats": True} if name == "instance_norm" else \
+            {"running_mean": running[0], "running_var": running[1]}
+        call.update({"training": True} if name == "batch_norm" else {"training": False} if name == "evaluating" else {})
+        function = {"group_norm": nft.group_norm, "running": nft.instance_norm, "instance_norm": nft.instance_norm}.get(
+            name, nft.batch_norm)
+        problem = problem_of(function.__name__, x, pre_bias=pre_bias, pre_add=pre_add, activation="silu",
+                             return_sum=return_sum, **call)
+        call.update({key: call[key].clone() for key in ("running_mean", "running_var") if key in call})
+        leaves = {"input": x, "pre_bias": pre_bias[..., None, None] if of_sample else pre_bias,
+                  **({"pre_add": pre_add} if adds else {})}
+        leaves = {key: value.clone().requires_grad_() for key, value in leaves.items()}
+        with torch.no_grad():
+            inferred = function(**leaves, **{k: v.clone() if k[0] == "r" else v for k, v in call.items()},
+                                activation="silu", return_sum=return_sum)
+        results = function(**leaves, **call, activation="silu", return_sum=return_sum)
+        y, u = results if return_sum else (results, None)
+        want = reference.forward(problem)
+        check("y", y, want["y"], dtype)
+        assert torch.equal(inferred[0] if return_sum else inferred, y) and (not return_sum or torch.equal(inferred[1], u))
+        if return_sum:
+            check("u", u, want["u"], dtype)
+        gradients = dict(zip(leaves, torch.autograd.grad(y, tuple(leaves.values()), dy)))
+        mean = rstd = None
+        if problem.has_statistics:
+            added = (pre_bias, pre_add, None)
+            _, _, mean, rstd = ops.group_norm(x, *[None] * 4, *added, problem.groups, problem.eps, 0, 0.0, return_sum) \
+                if problem.kind == "group" else \
+                ops.batch_norm(x, *[None] * 4, *added, 0.1, problem.eps, 0, 0.0, return_sum)
+            mean, rstd = wide(mean), wide(rstd)
+        wants = reference.backward(problem, big(dy), mean, rstd)
+        for key in ("input", "pre_add"):
+            if key in leaves:
+                check("dx", gradients[key], wants["dx"], dtype)
+        assert gradients["pre_bias"].dtype == parameter_dtype and gradients["pre_bias"].shape == leaves["pre_bias"].shape
+        got = gradients["pre_bias"].reshape(pre_bias.shape)
+        check("dpre_bias", got, sum_of(gradients["input"], got), parameter_dtype)
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------------
@@ -246,7 +309,10 @@ def test_refuses_what_torch_refuses(name, args):
 
 @pytest.mark.parametrize("call, exception, words", [
     (lambda: nft.group_norm(X, 2, activation="swish"), ValueError, "activation must be None or one of"),
-    (lambda: nft.group_norm(X, 2, return_sum=True), ValueError, "return_sum needs pre_add"),
+    (lambda: nft.group_norm(X, 2, return_sum=True), ValueError, "return_sum needs pre_add or pre_bias"),
+    (lambda: nft.group_norm(X, 2, pre_bias=ONE[:5]), RuntimeError, r"Expected pre_bias to be of shape \[C\] or \[N, C\]"),
+    (lambda: nft.batch_norm(X, ONE, ONE, pre_bias=X), RuntimeError, "Expected pre_bias to be of shape"),
+    (lambda: nft.instance_norm(X, pre_bias=ONE.int()), NotImplementedError, "instance_norm"),
     (lambda: nft.group_norm(X, 2, pre_add=X[:1]), RuntimeError, "Expected pre_add to have the shape of input"),
     (lambda: nft.group_norm(X, 2, scale=ONE), RuntimeError, "Expected scale to be of shape"),
     (lambda: nft.batch_norm(X, ONE, ONE, post_add=X[..., :2]), RuntimeError, "Expected post_add to have the shape"),
@@ -300,6 +366,8 @@ def test_saves_one_tensor_of_the_inputs_size():
     weight, bias = tensor(8).requires_grad_(), tensor(8).requires_grad_()
     for call in (lambda: nft.group_norm(x, 2, weight, bias, activation="silu"),
                  lambda: nft.group_norm(x, 2, weight, bias, activation="silu", pre_add=pre_add),
+                 lambda: nft.group_norm(x, 2, weight, bias, activation="silu", pre_bias=weight),
+                 lambda: nft.batch_norm(x, None, None, weight, bias, True, pre_bias=bias, pre_add=pre_add),
                  lambda: nft.batch_norm(x, None, None, weight, bias, True, activation="relu"),
                  lambda: nft.batch_norm(x, weight.detach().abs(), weight.detach().abs(), weight, bias, False)):
         saved = []
@@ -307,6 +375,17 @@ def test_saves_one_tensor_of_the_inputs_size():
             call()
         assert sum(t.numel() >= x.numel() for t in saved) == 1
         assert sum(t.nbytes for t in saved) <= x.nbytes + 64 * x.itemsize
+
+
+def test_x_is_saved_where_pre_bias_alone_is_added():
+    """The forward writes no u; with the sum it does, and u is what is saved."""
+    x, pre_bias = tensor(2, 8, 16, 16).requires_grad_(), tensor(8).requires_grad_()
+    for return_sum in (False, True):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            results = nft.group_norm(x, 2, pre_bias=pre_bias, return_sum=return_sum)
+        kept, = (t for t in saved if t.numel() >= x.numel())
+        assert kept.data_ptr() == (results[1] if return_sum else x).data_ptr()
 
 
 def test_an_input_changed_in_place_is_noticed():
@@ -383,10 +462,12 @@ def test_deterministic_mode():
 
 def layers(x, weight, bias, running_mean, running_var, pre_add):
     """Every layer once; gradients flow through all of them."""
-    y, u = nft.group_norm(x, 2, weight, bias, activation="silu", pre_add=pre_add, return_sum=True)
-    y = nft.batch_norm(y, running_mean, running_var, weight, bias, True, activation="relu", post_add=u)
-    y = nft.instance_norm(y, running_mean, running_var, weight, bias, activation="leaky_relu", act_param=0.2)
-    y = nft.batch_norm(y, running_mean, running_var, weight, bias, False)
+    y, u = nft.group_norm(x, 2, weight, bias, activation="silu", pre_bias=x.mean(2), pre_add=pre_add, return_sum=True)
+    y, v = nft.batch_norm(y, running_mean, running_var, weight, bias, True, activation="relu", pre_bias=bias,
+                          return_sum=True, post_add=u)
+    y = nft.instance_norm(y, running_mean, running_var, weight, bias, activation="leaky_relu", act_param=0.2,
+                          pre_bias=weight, pre_add=v)
+    y = nft.batch_norm(y, running_mean, running_var, weight, bias, False, pre_bias=bias)
     return nft.channel_affine(y, weight, bias, activation="gelu")
 
 
@@ -450,7 +531,7 @@ class Layers(torch.nn.Module):
         self.register_buffer("var", torch.ones(4))
 
     def forward(self, x):
-        y = nft.group_norm(x, 2, self.weight, activation="silu", pre_add=x)
+        y = nft.group_norm(x, 2, self.weight, activation="silu", pre_bias=self.weight, pre_add=x)
         return nft.batch_norm(y, self.mean, self.var, self.weight, None, self.training, post_add=x, activation="relu")
 
 
@@ -483,13 +564,15 @@ def test_autocast(dtype):
     x, weight = tensor(2, 4, 5, dtype=dtype).requires_grad_(), tensor(4, dtype=torch.float32, seed=1).requires_grad_()
     post_add = tensor(2, 4, 5, dtype=torch.float32, seed=2)
     with torch.autocast(DEVICE, dtype):
-        y = nft.group_norm(x, 2, weight, post_add=post_add)
+        pre_bias = tensor(4, dtype=torch.float32, seed=3).requires_grad_()
+        y = nft.group_norm(x, 2, weight, pre_bias=pre_bias, post_add=post_add)
         assert y.dtype == dtype
-        assert [g.dtype for g in torch.autograd.grad(y.sum(), (x, weight))] == [dtype, torch.float32]
+        assert [g.dtype for g in torch.autograd.grad(y.sum(), (x, weight, pre_bias))] == [dtype, *[torch.float32] * 2]
         before = nft.autocast_to_float32(True)
         try:
             assert before is False
             assert nft.group_norm(x, 2, weight).dtype == torch.float32
+            assert nft.group_norm(x, 2, weight, pre_bias=pre_bias).dtype == torch.float32
             assert nft.batch_norm(x, None, None, weight, training=True).dtype == torch.float32
         finally:
             assert nft.autocast_to_float32(before) is True
@@ -518,6 +601,9 @@ def test_torch_function_is_asked():
     x = tensor(2, 4, 5).as_subclass(Logged)
     y = nft.group_norm(x, 2, activation="silu")
     assert called[0] is nft.group_norm and isinstance(y, Logged)
+    for function in (lambda b: nft.group_norm(X, 2, pre_bias=b), lambda b: nft.batch_norm(X, ONE, ONE, pre_bias=b),
+                     lambda b: nft.instance_norm(X, pre_bias=b)):
+        assert isinstance(function(ONE.as_subclass(Logged)), Logged)
     torch.testing.assert_close(y.as_subclass(torch.Tensor), nft.group_norm(x.as_subclass(torch.Tensor), 2,
                                                                            activation="silu"), rtol=0, atol=0)
 
@@ -537,10 +623,13 @@ def test_forward_mode(name):
     x, v, w = tensor(3, 4, 5), tensor(3, 4, 5, seed=1), tensor(3, 4, 5, seed=2)
     weight, running = tensor(4, seed=3), (tensor(4, seed=4), tensor(4, seed=5).abs())
     function = {
-        "group_norm": lambda x: nft.group_norm(x, 2, weight, activation="silu", pre_add=x * x, post_add=x),
-        "batch_norm": lambda x: nft.batch_norm(x, None, None, weight, training=True, activation="gelu"),
-        "batch_norm_evaluate": lambda x: nft.batch_norm(x, *running, weight, activation="mish"),
-        "instance_norm": lambda x: nft.instance_norm(x, running[0].clone(), running[1].clone(), weight),
+        "group_norm": lambda x: nft.group_norm(x, 2, weight, activation="silu", pre_bias=x.sum(2), pre_add=x * x,
+                                               post_add=x),
+        "batch_norm": lambda x: nft.batch_norm(x, None, None, weight, training=True, activation="gelu",
+                                               pre_bias=x.square().sum(2)),
+        "batch_norm_evaluate": lambda x: nft.batch_norm(x, *running, weight, activation="mish", pre_bias=x.sum((0, 2))),
+        "instance_norm": lambda x: nft.instance_norm(x, running[0].clone(), running[1].clone(), weight,
+                                                     pre_bias=x.square().sum(2)),
         "channel_affine": lambda x: nft.channel_affine(x, weight, weight, activation="elu"),
     }[name]
     y, tangent = torch.func.jvp(function, (x,), (v,))

@@ -64,7 +64,9 @@ def arguments(operator, dtype, layout, parameter_dtype="float32", additions=True
     given = {"x": values(0, shape, dtype, 2, 0.5), "weight": values(1, CHANNELS, parameter_dtype, 0.3, 1),
              "bias": values(2, CHANNELS, parameter_dtype)}
     if additions:
-        given.update(pre_add=values(3, shape, dtype), post_add=values(4, shape, dtype))
+        bias = (SAMPLES, CHANNELS) if operator in ("group", "evaluate") else CHANNELS
+        given.update(pre_add=values(3, shape, dtype), pre_bias=values(10, bias, parameter_dtype),
+                     post_add=values(4, shape, dtype))
     if additions and operator in ("group", "instance"):
         given.update(scale=values(5, (SAMPLES, CHANNELS), parameter_dtype, 0.3),
                      shift=values(6, (SAMPLES, CHANNELS), parameter_dtype))
@@ -80,7 +82,7 @@ def problem_of(operator, given, layout, activation="identity", act_param=None):
         kind, x.dtype.name, big(x, layout), groups={"group": 4, "instance": CHANNELS}.get(operator, 0),
         columns=layout == "nhwc", pre_add=big(given.get("pre_add"), layout), post_add=big(given.get("post_add"), layout),
         evaluate=operator == "evaluate", activation=activation, act_param=act_param,
-        **{name: wide(given.get(name)) for name in ("weight", "bias", "scale", "shift", "running_mean", "running_var")})
+        **{name: wide(given.get(name)) for name in ("weight", "bias", "pre_bias", "scale", "shift", "running_mean", "running_var")})
 
 
 def compare(name, got, want, layout, dtype):
@@ -118,6 +120,10 @@ def check(operator, given, layout, jit=True, activation="identity", act_param=No
     want = reference.backward(problem, big(dy, layout), *statistics)
     # The reference's statistics here are exact, the library's are rounded: that is the second term.
     slack = 4 * reference.UNIT["float64" if dtype == "float64" else "float32"]
+    if "pre_bias" in given:  # the sum of dx as it was written, in its compute type
+        axes, dx = (2,) if given["pre_bias"].ndim == 2 else (0, 2), big(gradients["x"], layout)
+        unit = reference.UNIT["float64" if dtype == "float64" else "float32"]
+        want["dpre_bias"] = dx.sum(axes), (dx.size // given["pre_bias"].size + 8) * unit * abs(dx).sum(axes)
     for name, got in gradients.items():
         target, error = want["dx" if name in ("x", "pre_add") else "d" + name]
         assert got.dtype == given[name].dtype and got.shape == given[name].shape
@@ -179,18 +185,41 @@ def test_large_mean_keeps_its_digits():
     numpy.testing.assert_allclose(wide(weight), target, rtol=0, atol=2e-5 * abs(target).max())
 
 
-def test_sum_is_returned_and_differentiated():
-    x, pre_add, weight = values(0, (2, 4, 4, 8)), values(1, (2, 4, 4, 8)), values(2, 8)
+@pytest.mark.parametrize("bias", [None, 8, (2, 8)])
+@pytest.mark.parametrize("adds", [True, False])
+def test_sum_is_returned_and_differentiated(bias, adds):
+    """u is rounded where it is returned; dpre_bias is that of what was normalized."""
+    x, weight = values(0, (2, 4, 4, 8)), values(2, 8)
+    more = {"pre_add": values(1, (2, 4, 4, 8))} if adds else {}
+    more.update({} if bias is None else {"pre_bias": values(3, bias)})
+    if not more:
+        return
 
     def loss(function):
-        def value(x, pre_add, weight):
-            y, u = function(x, pre_add, weight)
+        def value(x, weight, more):
+            y, u = function(x, weight, more)
             return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(u))
         return value
-    ours = loss(lambda x, p, w: nfj.group_norm(x, 2, w, pre_add=p, return_sum=True))
-    plain = loss(lambda x, p, w: (nfj.group_norm(x + p, 2, w), x + p))
-    for got, want in zip(jax.grad(ours, (0, 1, 2))(x, pre_add, weight), jax.grad(plain, (0, 1, 2))(x, pre_add, weight)):
-        numpy.testing.assert_allclose(got, want, atol=1e-5)
+    def plain(x, weight, more):
+        u = x + more.get("pre_add", 0)
+        u = u if bias is None else u + more["pre_bias"].reshape(-1, 1, 1, 8)
+        return nfj.group_norm(u, 2, weight), u
+    ours = loss(lambda x, w, more: nfj.group_norm(x, 2, w, return_sum=True, **more))
+    got, want = (jax.tree.leaves(jax.grad(f, (0, 1, 2))(x, weight, more)) for f in (ours, loss(plain)))
+    for a, b in zip(got, want):
+        numpy.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("bias", [8, (4, 8)])
+def test_only_the_gradient_of_pre_bias(bias):
+    """It takes dx, which nobody else asks for; parameters of 16 bits."""
+    x, dy, pre_bias = values(0, (4, 3, 5, 8)), values(1, (4, 3, 5, 8)), values(2, bias, "bfloat16")
+    function = lambda b: jnp.vdot(nfj.batch_norm(x, training=True, pre_bias=b, activation="silu"), dy)  # noqa: E731
+    dx = jax.grad(lambda x: jnp.vdot(nfj.batch_norm(x, training=True, pre_bias=pre_bias, activation="silu"), dy))(x)
+    got = jax.jit(jax.grad(function))(pre_bias)
+    want = wide(dx).sum((1, 2) if pre_bias.ndim == 2 else (0, 1, 2))
+    assert got.dtype == jnp.bfloat16 and got.shape == pre_bias.shape
+    numpy.testing.assert_allclose(wide(got), want, atol=1e-6, rtol=2.0**-8)
 
 
 def test_six_axes_and_two():
@@ -233,6 +262,7 @@ def test_attributes_that_are_all_equal():
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_second_derivative(operator, x64):
     given = arguments(operator, "float64", "nhwc", "float64", additions=False)
+    given["pre_bias"] = values(10, CHANNELS if operator == "batch" else (SAMPLES, CHANNELS), "float64")
     constant = {name: value for name, value in given.items() if name.startswith("running")}
     leaves = {name: value for name, value in given.items() if name not in constant}
 
@@ -253,9 +283,10 @@ def test_second_derivative(operator, x64):
 
 @pytest.mark.parametrize("operator, mapped, calls", [
     ("group", "x", "folded"), ("group", "weight", "sequential"), ("instance", "x", "folded"), ("evaluate", "x", "folded"),
-    ("batch", "x", "sequential"), ("affine", "x", "folded"), ("group", "scale", "folded")])
+    ("batch", "x", "sequential"), ("affine", "x", "folded"), ("group", "scale", "folded"),
+    ("group", "pre_bias", "folded"), ("affine", "pre_bias", "sequential")])
 def test_vmap(operator, mapped, calls):
-    given = arguments(operator, "float32", "nhwc", additions=operator == "group")
+    given = arguments(operator, "float32", "nhwc", additions=operator == "group" or mapped == "pre_bias")
     batch = jnp.stack([given[mapped] * (1 + 0.5 * i) for i in range(3)])
 
     def function(value):
@@ -280,6 +311,9 @@ def test_vmap_of_gradients_and_gradients_of_vmap():
         numpy.testing.assert_allclose(each[1][i], want[1], atol=1e-5)
         numpy.testing.assert_allclose(whole[0][i], want[0], atol=1e-6)
     numpy.testing.assert_allclose(whole[1], each[1].sum(0), atol=1e-5)
+    of_bias = jax.grad(lambda bias, x: jnp.sum(jnp.sin(nfj.group_norm(x, 2, pre_bias=bias))))
+    mapped = jax.vmap(of_bias, (None, 0))(weight, x)
+    numpy.testing.assert_allclose(mapped, jnp.stack([of_bias(weight, each) for each in x]), atol=1e-5)
     nested = jax.vmap(jax.vmap(loss, (0, None)), (0, None))(x[None], weight)
     numpy.testing.assert_allclose(nested[0], jax.vmap(loss, (0, None))(x, weight), rtol=1e-6)
 
@@ -332,23 +366,26 @@ def test_sharded_batch_without_communication(operator, mesh):
     assert got.sharding.spec[0] == "data"
     numpy.testing.assert_array_equal(got, function(given))
 
-    gradient = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(function({**given, "x": x, "weight": w}))), (0, 1)))
-    compiled = gradient.lower(placed["x"], placed["weight"]).compile()
-    assert collectives(compiled) == {"all-reduce"}  # of dweight, and nothing else
-    for got, want in zip(compiled(placed["x"], placed["weight"]), gradient(given["x"], given["weight"])):
+    names = ("x", "weight", "pre_bias")
+    gradient = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(function({**given, **dict(zip(names, a))}))), (0, 1, 2)))
+    compiled = gradient.lower(*(placed[name] for name in names)).compile()
+    assert collectives(compiled) == {"all-reduce"}  # of dweight and dpre_bias, and nothing else
+    for got, want in zip(compiled(*(placed[name] for name in names)), gradient(*(given[name] for name in names))):
         numpy.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
 
 
-def test_sharded_batch_norm(mesh):
+@pytest.mark.parametrize("bias_shape", [8, (4, 8)])
+def test_sharded_batch_norm(mesh, bias_shape):
     x, weight, bias = values(0, (4, 6, 5, 8), scale=2, shift=3), values(1, 8), values(2, 8)
     placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+    pre_bias = values(3, bias_shape)
 
-    def function(x, weight, bias):
-        return nfj.batch_norm(x, jnp.zeros(8), jnp.ones(8), weight, bias, True, activation="silu")
-    for got, want in zip(jax.jit(function)(placed, weight, bias), function(x, weight, bias)):
+    def function(x, weight, bias, pre_bias):
+        return nfj.batch_norm(x, jnp.zeros(8), jnp.ones(8), weight, bias, True, activation="silu", pre_bias=pre_bias)
+    for got, want in zip(jax.jit(function)(placed, weight, bias, pre_bias), function(x, weight, bias, pre_bias)):
         numpy.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
-    gradient = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a)[0])), (0, 1, 2)))
-    for got, want in zip(gradient(placed, weight, bias), gradient(x, weight, bias)):
+    gradient = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a)[0] * (1 + x))), (0, 1, 2, 3)))
+    for got, want in zip(gradient(placed, weight, bias, pre_bias), gradient(x, weight, bias, pre_bias)):
         numpy.testing.assert_allclose(got, want, atol=2e-5, rtol=2e-5)
 
 
@@ -363,6 +400,15 @@ def test_shared_statistics_under_shard_map(mesh):
                                    out_specs=(rows, all_), check_vma=False))
     for got, want in zip(shared(x, weight), function(x, weight, None)):
         numpy.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
+
+    def gradients(x, weight, pre_bias, axis):
+        loss = lambda *a: jnp.sum(jnp.sin(nfj.batch_norm(  # noqa: E731
+            a[0], weight=a[1], pre_bias=a[2], training=True, axis_name=axis)) * a[0])
+        return jax.grad(loss, (1, 2))(x, weight, pre_bias)
+    shared = jax.jit(jax.shard_map(lambda *a: gradients(*a, "data"), mesh=mesh, in_specs=(rows, all_, all_),
+                                   out_specs=(all_, all_), check_vma=False))
+    for got, want in zip(shared(x, weight, weight), gradients(x, weight, weight, None)):
+        numpy.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-5)
 
 
 def test_sharded_channels_are_gathered(mesh):
@@ -382,7 +428,8 @@ def test_sharded_channels_are_gathered(mesh):
     (lambda x: nfj.group_norm(x, 2, scale=jnp.ones(8)), ValueError, "scale"),
     (lambda x: nfj.group_norm(x, 2, activation="tanh"), ValueError, "activation is 'tanh'"),
     (lambda x: nfj.group_norm(x, 2, layout="hwcn"), ValueError, "layout is 'hwcn'"),
-    (lambda x: nfj.group_norm(x, 2, return_sum=True), ValueError, "return_sum needs pre_add"),
+    (lambda x: nfj.group_norm(x, 2, return_sum=True), ValueError, "return_sum needs pre_add or pre_bias"),
+    (lambda x: nfj.group_norm(x, 2, pre_bias=jnp.ones(7)), ValueError, "pre_bias"),
     (lambda x: nfj.batch_norm(x), ValueError, "running_mean"),
     (lambda x: nfj.batch_norm(x[:1, :1, :1], training=True), ValueError, "more than 1 value per channel"),
     (lambda x: nfj.instance_norm(x[:, :1, :1], running_mean=jnp.ones(8), running_var=jnp.ones(8)), ValueError,

@@ -69,6 +69,9 @@ def calls(draw):
              for t in x]
     training = [draw(st.booleans()) for _ in x]
     added = {name: torch.randn(shape).to(dtype) for name in ("pre_add", "post_add") if draw(st.booleans())}
+    bias_shape = draw(st.sampled_from([None, shape[1:2], shape[:2]]))
+    if bias_shape is not None:
+        added["pre_bias"] = torch.randn(bias_shape).to(draw(st.sampled_from(list(NAMES))))
     return kind, stock, ours, groups, x, training, added
 
 
@@ -98,7 +101,8 @@ def test_numbers_of_random_layers(call):
             columns=x.shape[1] > 1 and not x.is_contiguous(), weight=array(ours.weight), bias=array(ours.bias),
             running_mean=array(ours.running_mean) if tracks else None,
             running_var=array(ours.running_var) if tracks else None, evaluate=evaluate, momentum=momentum or 0.0,
-            eps=stock.eps, on_cuda=ON_CUDA, pre_add=flat(added.get("pre_add")), post_add=flat(added.get("post_add")))
+            eps=stock.eps, on_cuda=ON_CUDA, pre_add=flat(added.get("pre_add")),
+            pre_bias=array(added.get("pre_bias")), post_add=flat(added.get("post_add")))
         if kind[0] == "B" and not evaluate and x.numel() == x.shape[1]:
             continue
         want = reference.forward(problem)
@@ -121,7 +125,7 @@ def test_numbers_of_random_layers(call):
 def test_gradients_are_the_functional_layers(call, return_sum):
     """A layer adds nothing to the functional form: the same bits, gradients included."""
     kind, stock, ours, groups, inputs, _, added = call
-    if return_sum and "pre_add" not in added:
+    if return_sum and not {"pre_add", "pre_bias"} & set(added):
         return
     x = inputs[0]
     ours.train()

@@ -40,23 +40,31 @@ def mapped(tensors, in_dims):
             for t, d in zip(tensors, in_dims)]
 
 
-def group_norm(x, weight, bias, scale, shift, pre_add, post_add):
-    return nft.group_norm(x, 2, weight, bias, activation="silu", scale=scale, shift=shift, pre_add=pre_add,
-                          post_add=post_add, return_sum=True)
+def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add):
+    return nft.group_norm(x, 2, weight, bias, activation="silu", scale=scale, shift=shift, pre_bias=pre_bias,
+                          pre_add=pre_add, post_add=post_add, return_sum=True)
 
 
-def evaluating(x, weight, bias, mean, var, pre_add, post_add):
-    return nft.batch_norm(x, mean, var.exp(), weight, bias, activation="relu", pre_add=pre_add, post_add=post_add)
+def evaluating(x, weight, bias, mean, var, pre_bias, pre_add, post_add):
+    return nft.batch_norm(x, mean, var.exp(), weight, bias, activation="relu", pre_bias=pre_bias, pre_add=pre_add,
+                          post_add=post_add)
 
+
+def biased(x, pre_bias):
+    """A bias of channels may differ from slice to slice: it joins as one of samples."""
+    return nft.group_norm(x, 2, activation="silu", pre_bias=pre_bias), nft.batch_norm(
+        x, *(torch.ones(C, dtype=x.dtype, device=x.device) for _ in range(2)), pre_bias=pre_bias)
 
 
 X, CHANNEL, SAMPLE = (N, C, 3, 2), (C,), (N, C)
 FUNCTIONS = {
-    "group_norm": (group_norm, (X, CHANNEL, CHANNEL, SAMPLE, SAMPLE, X, X)),
+    "group_norm": (group_norm, (X, CHANNEL, CHANNEL, SAMPLE, SAMPLE, SAMPLE, X, X)),
+    "pre_bias of channels": (biased, (X, CHANNEL)),
+    "pre_bias of samples": (biased, (X, SAMPLE)),
     "group_norm alone": (lambda x, weight, bias: nft.group_norm(x, 2, weight, bias), (X, CHANNEL, CHANNEL)),
     "group_norm without parameters": (lambda x: nft.group_norm(x, 2, activation="gelu"), (X,)),
     "instance_norm": (lambda x, weight, bias: nft.instance_norm(x, None, None, weight, bias), (X, CHANNEL, CHANNEL)),
-    "evaluating": (evaluating, (X, CHANNEL, CHANNEL, CHANNEL, CHANNEL, X, X)),
+    "evaluating": (evaluating, (X, CHANNEL, CHANNEL, CHANNEL, CHANNEL, SAMPLE, X, X)),
     "affine": (lambda *args: nft.channel_affine(*args[:3], activation="mish", post_add=args[3]),
                (X, CHANNEL, CHANNEL, X)),
     "affine of samples": (lambda *args: nft.channel_affine(*args[:3], activation="mish", post_add=args[3]),
@@ -83,7 +91,7 @@ def test_vmap(name, dims, looped):
     got, want = vmap(function, in_dims)(*args), sliced(function, in_dims, args)
     torch.testing.assert_close(got, want)
     of_channels = any(d is not None for d, shape in zip(in_dims[1:], shapes[1:]) if shape == CHANNEL)
-    joins = in_dims[0] is not None and ("affine" in name or not of_channels)
+    joins = in_dims[0] is not None and ("affine" in name or "pre_bias" in name or not of_channels)
     assert bool(looped) != joins, looped
 
     def loss(*args):

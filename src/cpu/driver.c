@@ -2,15 +2,16 @@
  *
  * driver.c - runs a problem on the CPU: schedules its pieces (plan.h) on threads.
  *
- * The work is a sequence of sets (what shares statistics, or one sample where nothing does). Each set has a reduce part
- * (moments; backward: sums), a join, and an apply part. Sets are cut into pieces and pieces into chunks by shape alone,
- * and everything is joined in one fixed order, so threads and instruction sets cannot change a bit.
+ * The work is a sequence of bundles: norm groups that are walked together, one or several; or one sample where nothing
+ * shares statistics. Each bundle has a reduce part (moments; backward: sums), a join, and an apply part. Bundles are
+ * cut into pieces and pieces into chunks by shape alone, and everything is joined in one fixed order, so threads and
+ * instruction sets cannot change a bit.
  *
- * A team of threads walks the sets in order, one step a set: apply piece p of set s, then reduce piece p of set s + 1,
- * whose values the apply part has prefetched, so that reads from memory overlap the stores.
- * Where sets are small each thread is a team of its own over a range of sets; where they are large all threads are one
- * team. A step waits for the set before it to be joined; that never deadlocks, whatever runs the threads, since pieces
- * are claimed in order and a claimed piece waits for nothing but steps already claimed. */
+ * A team of threads walks the bundles in order, one step a bundle: apply piece p of bundle b, then reduce piece p of
+ * bundle b + 1, whose values the apply part has prefetched, so that reads from memory overlap the stores. Where bundles
+ * are small each thread is a team of its own over a range of bundles; where they are large all threads are one team. A
+ * step waits for the bundle before it to be joined; that never deadlocks, whatever runs the threads, since pieces are
+ * claimed in order and a claimed piece waits for nothing but steps already claimed. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,49 +20,49 @@
 #include "cpu/plan.h"
 #include "cpu/threads.h"
 
-/* One thread walks sets [first, last). */
+/* One thread walks bundles [first, last). */
 static void walk_alone(const struct plan *plan, struct worker *w, int64_t first, int64_t last)
 {
     const bool forward = !plan->back_and_forth;
     struct team *team = &w->own;
-    for (int64_t set = first - 1; set < last; set++) {
-        const bool reduces = plan->reduce && set + 1 < last, applies = plan->apply && (plan->dependent || !plan->reduce) && set >= first;
-        struct set_state *now = &team->state[set & 1], *then = &team->state[(set + 1) & 1];
-        const int64_t next = reduces && plan->ahead ? set + 1 : -1;
-        /* two slots: with coefficients that never change, two sets fill both */
-        if (applies && !plan->reduce && !(plan->constant && set >= first + 2))
-            normfuse_prepare_set(plan, now, team->sums, set);
-        if (reduces && !(plan->constant && set + 1 >= first + 2))
-            normfuse_prepare_set(plan, then, team->sums, set + 1);
+    for (int64_t bundle = first - 1; bundle < last; bundle++) {
+        const bool reduces = plan->reduce && bundle + 1 < last, applies = plan->apply && (plan->dependent || !plan->reduce) && bundle >= first;
+        struct bundle_state *now = &team->state[bundle & 1], *then = &team->state[(bundle + 1) & 1];
+        const int64_t next = reduces && plan->ahead ? bundle + 1 : -1;
+        /* two states: with coefficients that never change, two bundles fill both */
+        if (applies && !plan->reduce && !(plan->constant && bundle >= first + 2))
+            normfuse_prepare_bundle(plan, now, team->sums, bundle);
+        if (reduces && !(plan->constant && bundle + 1 >= first + 2))
+            normfuse_prepare_bundle(plan, then, team->sums, bundle + 1);
         for (int64_t i = 0; i < plan->pieces; i++) {
-            const int64_t index = forward || (set & 1) ? i : plan->pieces - 1 - i;
+            const int64_t index = forward || (bundle & 1) ? i : plan->pieces - 1 - i;
             if (applies)
-                normfuse_apply_piece(plan, w, now, set, index, next);
+                normfuse_apply_piece(plan, w, now, bundle, index, next);
             if (reduces)
-                normfuse_reduce_piece(plan, w, then, set + 1, index);
+                normfuse_reduce_piece(plan, w, then, bundle + 1, index);
         }
         if (reduces)
-            normfuse_finish_set(plan, team, set + 1);
+            normfuse_finish_bundle(plan, team, bundle + 1);
     }
 }
 
-enum { STEP_SPINS = 100 }; /* pauses before a wait for a set yields */
+enum { STEP_SPINS = 100 }; /* pauses before a wait for a bundle yields */
 
-/* All threads walk all sets; this is thread t. */
+/* All threads walk all bundles; this is thread t. */
 static void walk_together(struct plan *plan, int32_t t)
 {
     struct worker *w = &plan->workers[t];
     struct team *team = &plan->shared;
     const int64_t pieces = plan->pieces;
     const int32_t threads = plan->threads;
-    for (int64_t set = -1; set < plan->sets; set++) {
-        const bool reduces = set + 1 < plan->sets, applies = plan->dependent && set >= 0;
+    for (int64_t bundle = -1; bundle < plan->bundles; bundle++) {
+        const bool reduces = bundle + 1 < plan->bundles, applies = plan->dependent && bundle >= 0;
         if (!reduces && !applies)
             break;
-        if (set >= 0)
-            normfuse_flag_wait(&plan->ready[set], STEP_SPINS);
-        struct set_state *now = &team->state[set & 1], *then = &team->state[(set + 1) & 1];
-        _Atomic int32_t *claims = plan->claims + (set + 1) * threads;
+        if (bundle >= 0)
+            normfuse_flag_wait(&plan->ready[bundle], STEP_SPINS);
+        struct bundle_state *now = &team->state[bundle & 1], *then = &team->state[(bundle + 1) & 1];
+        _Atomic int32_t *claims = plan->claims + (bundle + 1) * threads;
         for (int32_t j = 0; j < threads; j++) {
             /* its own range first, whose values are in its cache; then what slower threads have not begun */
             const int32_t owner = (t + j) % threads;
@@ -70,16 +71,16 @@ static void walk_together(struct plan *plan, int32_t t)
                 const int64_t claimed = atomic_fetch_add_explicit(&claims[owner], 1, memory_order_relaxed);
                 if (begin + claimed >= end)
                     break;
-                const int64_t index = !plan->back_and_forth || (set & 1) ? begin + claimed : end - 1 - claimed;
+                const int64_t index = !plan->back_and_forth || (bundle & 1) ? begin + claimed : end - 1 - claimed;
                 if (applies)
-                    normfuse_apply_piece(plan, w, now, set, index, reduces && plan->ahead ? set + 1 : -1);
+                    normfuse_apply_piece(plan, w, now, bundle, index, reduces && plan->ahead ? bundle + 1 : -1);
                 if (reduces) {
-                    normfuse_reduce_piece(plan, w, then, set + 1, index);
-                    if (atomic_fetch_add_explicit(&plan->finished[set + 1], 1, memory_order_acq_rel) == pieces - 1) {
-                        normfuse_finish_set(plan, team, set + 1);
-                        if (set + 2 < plan->sets && !(plan->constant && set >= 0))
-                            normfuse_prepare_set(plan, &team->state[set & 1], team->sums, set + 2);
-                        normfuse_flag_raise(&plan->ready[set + 1]);
+                    normfuse_reduce_piece(plan, w, then, bundle + 1, index);
+                    if (atomic_fetch_add_explicit(&plan->finished[bundle + 1], 1, memory_order_acq_rel) == pieces - 1) {
+                        normfuse_finish_bundle(plan, team, bundle + 1);
+                        if (bundle + 2 < plan->bundles && !(plan->constant && bundle >= 0))
+                            normfuse_prepare_bundle(plan, &team->state[bundle & 1], team->sums, bundle + 2);
+                        normfuse_flag_raise(&plan->ready[bundle + 1]);
                     }
                 }
             }
@@ -91,7 +92,7 @@ static void walk_together(struct plan *plan, int32_t t)
 static void walk_pieces(struct plan *plan, int32_t t)
 {
     struct worker *w = &plan->workers[t];
-    const int64_t all = plan->sets * plan->pieces;
+    const int64_t all = plan->bundles * plan->pieces;
     const int64_t grain = larger(1, smaller(all / (8 * plan->threads), 64));
     int64_t prepared = -1;
     for (;;) {
@@ -99,12 +100,12 @@ static void walk_pieces(struct plan *plan, int32_t t)
         if (from >= all)
             return;
         for (int64_t i = from; i < smaller(all, from + grain); i++) {
-            const int64_t set = i / plan->pieces;
-            if (prepared < 0 || (set != prepared && !plan->constant)) {
-                normfuse_prepare_set(plan, &w->own.state[0], w->own.sums, set);
-                prepared = set;
+            const int64_t bundle = i / plan->pieces;
+            if (prepared < 0 || (bundle != prepared && !plan->constant)) {
+                normfuse_prepare_bundle(plan, &w->own.state[0], w->own.sums, bundle);
+                prepared = bundle;
             }
-            normfuse_apply_piece(plan, w, &w->own.state[0], set, i % plan->pieces, -1);
+            normfuse_apply_piece(plan, w, &w->own.state[0], bundle, i % plan->pieces, -1);
         }
     }
 }
@@ -127,23 +128,24 @@ static void run_thread(void *context, int64_t t)
                 break;
             struct worker *w = &plan->workers[t];
             if (plan->batch) {
-                walk_alone(plan, w, task * plan->sets_per_task, smaller(plan->sets, (task + 1) * plan->sets_per_task));
+                walk_alone(plan, w, task * plan->bundles_per_task,
+                           smaller(plan->bundles, (task + 1) * plan->bundles_per_task));
                 continue;
             }
             const int64_t block = task / plan->group_ranges, range = task % plan->group_ranges;
             const int64_t first = block * plan->blocks_per_task * plan->block_samples;
             const int64_t last = smaller(p->n, first + plan->blocks_per_task * plan->block_samples);
-            const int64_t groups = plan->sample_sets;
+            const int64_t groups = plan->sample_bundles;
             if (plan->small_sets) {
-                normfuse_small_sets_walk(plan, w, first, last, range * plan->sets_per_task, smaller(groups, (range + 1) * plan->sets_per_task));
+                normfuse_small_sets_walk(plan, w, first, last, range * plan->bundles_per_task, smaller(groups, (range + 1) * plan->bundles_per_task));
                 continue;
             }
             if (plan->group_ranges == 1) {
                 walk_alone(plan, w, first * groups, last * groups);
             } else {
                 for (int64_t n = first; n < last; n++)
-                    walk_alone(plan, w, n * groups + range * plan->sets_per_task,
-                               n * groups + smaller(groups, (range + 1) * plan->sets_per_task));
+                    walk_alone(plan, w, n * groups + range * plan->bundles_per_task,
+                               n * groups + smaller(groups, (range + 1) * plan->bundles_per_task));
             }
         }
     }
@@ -166,7 +168,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     struct plan plan;
     if (normfuse_is_empty(p)) {
         normfuse_plan_say(&plan, p, 1);
-        normfuse_put_empty(&plan);
+        normfuse_store_empty(&plan);
         return NORMFUSE_OK;
     }
     normfuse_plan_make(&plan, p, exec);
@@ -191,26 +193,26 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     if (machine->verbose_dispatch)
         fprintf(stderr, "normfuse: %s -> cpu %s, %d %s%s%s%s\n", p->name, plan.table->isa, plan.threads,
                 plan.threads == 1 ? "thread" : "threads",
-                plan.small_sets ? ", many sets at a time" : plan.teams_of_one ? ", one set a thread" : plan.reduce ? ", threads share sets" : ", pieces",
+                plan.small_sets ? ", many norm groups at a time" : plan.teams_of_one ? ", one bundle a thread" : plan.reduce ? ", threads share bundles" : ", pieces",
                 plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 
     normfuse_read_parameters(&plan);
     if (plan.sums_samples)
         memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
     if (!plan.reduce && !plan.backward && !plan.none)
-        normfuse_put_given_statistics(&plan);
+        normfuse_store_given_statistics(&plan);
     if (plan.backward && !(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS))
-        normfuse_put_given_gradients(&plan);
+        normfuse_store_given_gradients(&plan);
 
-    if ((plan.reduce || plan.apply) && plan.sets > 0) {
+    if ((plan.reduce || plan.apply) && plan.bundles > 0) {
         if (!plan.teams_of_one && plan.reduce) {
-            for (int64_t i = 0; i < (plan.sets + 1) * plan.threads; i++)
+            for (int64_t i = 0; i < (plan.bundles + 1) * plan.threads; i++)
                 atomic_init(&plan.claims[i], 0);
-            for (int64_t i = 0; i <= plan.sets; i++) {
+            for (int64_t i = 0; i <= plan.bundles; i++) {
                 atomic_init(&plan.finished[i], 0);
                 atomic_init(&plan.ready[i], 0);
             }
-            normfuse_prepare_set(&plan, &plan.shared.state[0], plan.shared.sums, 0);
+            normfuse_prepare_bundle(&plan, &plan.shared.state[0], plan.shared.sums, 0);
         }
         atomic_init(&plan.next_task, 0);
         if (plan.threads == 1)

@@ -36,12 +36,12 @@
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
-BODY V FN(get)(const T *p, size_t n, V fill)
+BODY V FN(load_values)(const T *p, size_t n, V fill)
 {
     return n == W ? LOAD(p) : LOAD_PART(p, n, fill);
 }
 
-BODY void FN(put)(T *p, V v, size_t n)
+BODY void FN(store_values)(T *p, V v, size_t n)
 {
     if (n == W)
         STORE(p, v);
@@ -49,7 +49,7 @@ BODY void FN(put)(T *p, V v, size_t n)
         STORE_PART(p, v, n);
 }
 
-BODY void FN(put_sum)(R *p, V v, size_t n)
+BODY void FN(store_sum)(R *p, V v, size_t n)
 {
     if (n == W)
         STORE_R(p, v);
@@ -90,7 +90,7 @@ BODY void FN(moments_of_set)(const struct normfuse_pass *s, size_t j)
         }
         if (body < n) { /* missing lanes hold k: they add 0 */
             const size_t rest = n - body;
-            const V d0 = OP(sub)(FN(get)(x + body, rest < W ? rest : W, k), k);
+            const V d0 = OP(sub)(FN(load_values)(x + body, rest < W ? rest : W, k), k);
             sum0 = OP(add)(sum0, d0);
             square0 = OP(fma)(d0, d0, square0);
             if (rest > W) {
@@ -116,9 +116,9 @@ static void FN(moments_rows)(const struct normfuse_pass *arguments)
 BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n)
 {
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
-    const V k = FN(coefficient)(s->k, c, n), d = OP(sub)(FN(get)(ROW(const T *, x, r) + c, n, k), k);
-    FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), d), n);
-    FN(put_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
+    const V k = FN(coefficient)(s->k, c, n), d = OP(sub)(FN(load_values)(ROW(const T *, x, r) + c, n, k), k);
+    FN(store_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), d), n);
+    FN(store_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
 }
 
 /* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows. */
@@ -248,13 +248,13 @@ BODY struct FN(coefficients) FN(coefficients_of_row)(const struct normfuse_pass 
 BODY V FN(distance)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const bool columns)
 {
     const V k = columns ? FN(coefficient)(s->k, i, n) : of.k;
-    return OP(sub)(FN(get)(ROW(const T *, x, r) + i, n, k), k);
+    return OP(sub)(FN(load_values)(ROW(const T *, x, r) + i, n, k), k);
 }
 BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, struct FN(coefficients) of, const bool columns)
 {
     V added = d;
     if (s->post_add) {
-        added = FN(get)(ROW(const T *, post_add, r) + i, n, d);
+        added = FN(load_values)(ROW(const T *, post_add, r) + i, n, d);
         if (!s->a)
             return added;
     }
@@ -268,7 +268,7 @@ BODY void FN(write)(T *to, V v, size_t n, bool stream)
     if (stream)
         STREAM(to, v);
     else
-        FN(put)(to, v, n);
+        FN(store_values)(to, v, n);
 }
 
 BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
@@ -292,7 +292,7 @@ BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
     *d = FN(distance)(s, r, i, n, of, columns);
     if (form == STAGED)
         return FN(coefficient)(staged, 0, n);
-    const V g = FN(get)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
+    const V g = FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
     if (form == NORMFUSE_IDENTITY)
         return g;
     return OP(activation_gradient)(form, OP(set1)((R)s->act_param), g, FN(z)(s, r, i, n, *d, of, columns));
@@ -315,9 +315,9 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
     else
         v = OP(fma)(p, g, OP(fma)(of.q, d, of.rest));
     if (s->du)
-        v = OP(add)(v, FN(get)(ROW(const T *, du, r) + i, n, v));
+        v = OP(add)(v, FN(load_values)(ROW(const T *, du, r) + i, n, v));
     if (s->dpost_add)
-        FN(put)(ROW(T *, dpost_add, r) + i, g, n);
+        FN(store_values)(ROW(T *, dpost_add, r) + i, g, n);
     FN(write)(ROW(T *, y, r) + i, v, n, stream);
 }
 
@@ -340,7 +340,7 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t
         STORE_R(z, FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns));
         if (pass != AFFINE) {
             AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
-            STORE_R(g, FN(get)(ROW(const T *, dy, r) + i, n, OP(set1)(0)));
+            STORE_R(g, FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0)));
         }
     }
 }
@@ -585,18 +585,18 @@ static void FN(affine2_rows)(const struct normfuse_pass *s)
 BODY void FN(keep)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V p, V g)
 {
     if (s->kept)
-        FN(put_sum)(ROW(R *, kept, r) + i, g, n);
+        FN(store_sum)(ROW(R *, kept, r) + i, g, n);
     if (s->dpost_add)
-        FN(put)(ROW(T *, dpost_add, r) + i, g, n);
+        FN(store_values)(ROW(T *, dpost_add, r) + i, g, n);
     if (s->y) {
         T *dx = ROW(T *, y, r) + i;
         V v = OP(mul)(p, g);
         if (s->du)
-            v = OP(add)(v, FN(get)(ROW(const T *, du, r) + i, n, g));
+            v = OP(add)(v, FN(load_values)(ROW(const T *, du, r) + i, n, g));
         if (s->stream && n == W && (uintptr_t)dx % (W * sizeof(T)) == 0)
             STREAM(dx, v);
         else
-            FN(put)(dx, v, n);
+            FN(store_values)(dx, v, n);
     }
 }
 
@@ -658,8 +658,8 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
     V d;
     const V g = FN(gradient)(s, r, c, n, of, staged, true, form, &d);
-    FN(put_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
-    FN(put_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
+    FN(store_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
+    FN(store_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
     if (s->dpost_add || s->y || s->kept)
         FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : g, g);
 }
@@ -753,7 +753,9 @@ static void FN(add)(const struct normfuse_pass *s)
     for (size_t r = 0; r < s->rows; r++)
         for (size_t i = 0; i < s->n; i += W) {
             const size_t m = s->n - i < W ? s->n - i : W;
-            FN(put)(ROW(T *, y, r) + i, OP(add)(FN(get)(ROW(const T *, x, r) + i, m, zero), FN(get)(ROW(const T *, dy, r) + i, m, zero)), m);
+            FN(store_values)(ROW(T *, y, r) + i,
+                             OP(add)(FN(load_values)(ROW(const T *, x, r) + i, m, zero),
+                                     FN(load_values)(ROW(const T *, dy, r) + i, m, zero)), m);
         }
 }
 
@@ -766,7 +768,7 @@ static void FN(load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t 
     for (size_t i = 0, m; i < n; i += m) {
         m = n - i < W ? n - i : W;
         AHEAD(in + i, ahead);
-        const V v = FN(get)(in + i, m, OP(set1)(0));
+        const V v = FN(load_values)(in + i, m, OP(set1)(0));
         STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), v) : v);
     }
 }
@@ -784,7 +786,7 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
             continue;
         }
         m = end - i < W ? end - i : W;
-        FN(put)(out + i, LOAD_R(in + i), m);
+        FN(store_values)(out + i, LOAD_R(in + i), m);
     }
 }
 

@@ -170,18 +170,18 @@ static const struct team *team_of(const struct plan *plan, const struct worker *
     return plan->teams_of_one ? &w->own : &plan->shared;
 }
 
-/* Where a tile's first value is among those of its set that are held for the apply part, *stride from row to row: a set's
- * values, or rows, follow one another. */
-static int64_t place_in_set(const struct plan *plan, const struct tile *t, ptrdiff_t *stride)
+/* Where a tile's first value is among those of its bundle that are held for the apply part, *stride from row to row: a
+ * bundle's values, or rows, follow one another. */
+static int64_t place_in_bundle(const struct plan *plan, const struct tile *t, ptrdiff_t *stride)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t n = plan->batch ? t->n : 0, sample = plan->set_channels * plan->spread * p->s; /* values of one, whatever is adjacent */
+    const int64_t n = plan->batch ? t->n : 0, sample = plan->bundle_channels * plan->spread * p->s; /* values of one, whatever is adjacent */
     if (p->columns) {
         *stride = sample / p->s;
         return (n * p->s + t->s) * *stride;
     }
-    *stride = t->across_values || (plan->batch && !t->across) ? plan->set_channels * p->s : p->s;
-    return (n * plan->set_channels + t->c % plan->set_channels) * p->s + t->s;
+    *stride = t->across_values || (plan->batch && !t->across) ? plan->bundle_channels * p->s : p->s;
+    return (n * plan->bundle_channels + t->c % plan->bundle_channels) * p->s + t->s;
 }
 
 /* The tile of u: x, or x + pre_add, rounded; `first` is the part of the call that makes it. A call: inlined
@@ -194,7 +194,7 @@ static __attribute__((noinline)) const void *input_u(const struct plan *plan, st
     if (p->u.data && !first)
         return input(plan, &p->u, t, w->stage[0], stride);
     ptrdiff_t held_stride = 0;
-    char *const held = plan->held_u ? team_of(plan, w)->u + (size_t)place_in_set(plan, t, &held_stride) * plan->type_bytes : NULL;
+    char *const held = plan->held_u ? team_of(plan, w)->u + (size_t)place_in_bundle(plan, t, &held_stride) * plan->type_bytes : NULL;
     if (held && !first) {
         *stride = held_stride;
         return held;
@@ -220,28 +220,28 @@ static __attribute__((noinline)) const void *input_u(const struct plan *plan, st
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
-/* The tile at (segment, offset) of a set: under rows `rows` segments of `width` values, under columns `rows` rows. */
-static struct tile tile_at(const struct plan *plan, int64_t set, int64_t segment, int64_t offset, int64_t rows, int64_t width)
+/* The tile at (segment, offset) of a bundle: rows: `rows` segments of `width` values; columns: `rows` rows. */
+static struct tile tile_at(const struct plan *plan, int64_t bundle, int64_t segment, int64_t offset, int64_t rows, int64_t width)
 {
     struct tile t = {.rows = rows, .width = width};
     if (plan->p->columns) {
-        t.n = plan->batch ? segment + offset / larger(1, plan->length) : sample_of(plan, set);
-        t.c = first_channel(plan, set);
+        t.n = plan->batch ? segment + offset / larger(1, plan->length) : sample_of(plan, bundle);
+        t.c = first_channel(plan, bundle);
         t.s = plan->batch ? offset % larger(1, plan->length) : offset;
     } else if (plan->batch) {
         t.n = segment;
-        t.c = set * plan->bundle;
+        t.c = bundle * plan->bundle_groups;
         t.s = offset;
     } else {
-        t.n = sample_of(plan, set);
-        t.c = group_of(plan, set) * plan->group_channels + segment;
+        t.n = sample_of(plan, bundle);
+        t.c = group_of(plan, bundle) * plan->group_channels + segment;
         t.s = offset;
     }
     return t;
 }
 
-/* Bytes from what is read of a tile, rows `stride` apart, to the same tile of the next set in a tensor, which the apply
- * part prefetches while it stores; 0: none. */
+/* Bytes from what is read of a tile, rows `stride` apart, to the same tile of the next bundle in a tensor, which the
+ * apply part prefetches while it stores; 0: none. */
 static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next, const void *read,
                           ptrdiff_t stride)
 {
@@ -250,7 +250,7 @@ static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v
     const struct normfuse_problem *p = plan->p;
     struct tile to = *t;
     if (!plan->batch)
-        to.n = next / plan->sample_sets;
+        to.n = next / plan->sample_bundles;
     if (p->columns)
         to.c += first_channel(plan, next) - first_channel(plan, next - 1);
     else
@@ -319,13 +319,13 @@ static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 {
     if (!plan->staged)
         return otherwise;
-    return larger(plan->folded, STAGE_VALUES / larger(1, plan->set_channels * plan->spread) / plan->folded * plan->folded);
+    return larger(plan->folded, STAGE_VALUES / larger(1, plan->bundle_channels * plan->spread) / plan->folded * plan->folded);
 }
 
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
 
 /* k of the j-th of several sets; 0 where a mean is none. */
-static void set_shift(const struct plan *plan, struct worker *w, int64_t j, double k)
+static void store_shift(const struct plan *plan, struct worker *w, int64_t j, double k)
 {
     store_real(plan, w->shift, j, isfinite(k) ? k : 0);
 }
@@ -361,7 +361,7 @@ static __attribute__((noinline)) void chunk_of_rows(const struct plan *plan, str
         plan->pass->moments_rows(&s);
     }
     for (int64_t j = 0; j < count; j++)
-        set_shift(plan, w, j, first ? load_real(plan, w->sum, j) / sampled : last[j].mean);
+        store_shift(plan, w, j, first ? load_real(plan, w->sum, j) / sampled : last[j].mean);
     s.rows = (size_t)t->rows;
     s.n = (size_t)t->width;
     plan->pass->moments_rows(&s);
@@ -377,20 +377,20 @@ static int64_t chunk_width(int64_t length)
     return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
 }
 
-static __attribute__((noinline)) double pre_bias_of(const struct plan *plan, int64_t n, int64_t c)
+static __attribute__((noinline)) double bias_at(const struct plan *plan, int64_t n, int64_t c)
 {
-    return load_parameter(&plan->p->pre_bias, n, c, 0);
+    return pre_bias_of(plan, n, c);
 }
 
 /* The moments of x are those of x + pre_bias but for the mean. */
 static struct moments with_bias(const struct plan *plan, struct moments of_x, int64_t n, int64_t c)
 {
-    of_x.mean += pre_bias_of(plan, n, c);
+    of_x.mean += bias_at(plan, n, c);
     return of_x;
 }
 
 /* Of channels with a bias each: chunk by chunk of as many channels as there is room for. */
-static struct moments moments_of_channels(const struct plan *plan, struct worker *w, int64_t set, const struct piece *piece)
+static struct moments moments_of_channels(const struct plan *plan, struct worker *w, int64_t bundle, const struct piece *piece)
 {
     struct moments all = {0, 0, 0}, last[MAX_BUNDLED];
     const int64_t at_once = plan->all_direct ? MAX_BUNDLED : 1;
@@ -399,7 +399,7 @@ static struct moments moments_of_channels(const struct plan *plan, struct worker
         for (int64_t j = 0; j < count; j++)
             last[j].count = 0;
         for (int64_t at = 0; at < piece->length; at += width) {
-            const struct tile t = tile_at(plan, set, piece->segment + r, piece->start + at, 1, smaller(width, piece->length - at));
+            const struct tile t = tile_at(plan, bundle, piece->segment + r, piece->start + at, 1, smaller(width, piece->length - at));
             chunk_of_rows(plan, w, &t, count, 1, last);
             for (int64_t j = 0; j < count; j++)
                 all = join(all, with_bias(plan, last[j], t.n, t.c + j));
@@ -408,24 +408,25 @@ static struct moments moments_of_channels(const struct plan *plan, struct worker
     return all;
 }
 
-static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
+static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    const int64_t channels = bundled(plan, set), at_once = plan->add ? 1 : channels; /* a sum u is a tile of its own */
+    const int64_t channels = groups_in(plan, bundle);
+    const int64_t at_once = plan->add ? 1 : channels; /* a sum u is a tile of its own */
     struct moments all[MAX_BUNDLED], last[MAX_BUNDLED];
     for (int64_t j = 0; j < channels; j++)
         all[j] = last[j] = (struct moments){0, 0, 0};
     const bool biased = plan->p->pre_bias.data != NULL, by_channel = biased && plan->group_channels > 1;
     for (int64_t j = 0; by_channel && j < channels; j++) {
         const struct piece of_group = {piece.segment + j * plan->group_channels, piece.segments, piece.start, piece.length};
-        all[j] = moments_of_channels(plan, w, set, &of_group);
+        all[j] = moments_of_channels(plan, w, bundle, &of_group);
     }
     if (piece.length > 0 && !by_channel) {
         const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
         for (int64_t r = 0; r < piece.segments; r += rows)
             for (int64_t at = 0; at < piece.length; at += width)
                 for (int64_t j = 0; j < channels; j += at_once) {
-                    struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
+                    struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
                                             smaller(width, piece.length - at));
                     t.c += j * plan->group_channels;
                     chunk_of_rows(plan, w, &t, at_once, plan->group_channels, last + j);
@@ -440,12 +441,12 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
     }
 }
 
-/* Adds the moments of the rows [offset, offset + rows) of a set, column by column, onto w->sum and w->square. */
-static void sum_rows(const struct plan *plan, struct worker *w, int64_t set, int64_t segment, int64_t offset, int64_t rows, bool first)
+/* Adds the moments of the rows [offset, offset + rows) of a bundle, column by column, onto w->sum and w->square. */
+static void sum_rows(const struct plan *plan, struct worker *w, int64_t bundle, int64_t segment, int64_t offset, int64_t rows, bool first)
 {
-    const int64_t c = columns_of(plan, set), maximum = rows_of_tile(plan, rows);
+    const int64_t c = columns_of(plan, bundle), maximum = rows_of_tile(plan, rows);
     for (int64_t r = 0; r < rows; r += maximum) {
-        const struct tile t = tile_at(plan, set, segment, offset + r, smaller(maximum, rows - r), c);
+        const struct tile t = tile_at(plan, bundle, segment, offset + r, smaller(maximum, rows - r), c);
         struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
         s.x = input_u(plan, w, &t, first, &s.x_stride);
         run_tile(plan, plan->pass->moments_columns, &s);
@@ -477,7 +478,7 @@ static void fold(const struct plan *plan, const void *array, int64_t channels, d
 }
 
 /* The shifts for the next sums: the means, or 0 where there is none. */
-static void set_shifts(const struct plan *plan, struct worker *w, const double *means, int64_t channels)
+static void store_shifts(const struct plan *plan, struct worker *w, const double *means, int64_t channels)
 {
     for (int64_t to = 0; to < channels * plan->folded; to += channels) {
         if (plan->is_double) {
@@ -539,13 +540,13 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
         memcpy(mean, sum, (size_t)channels * 8);
         memcpy(m2, square, (size_t)channels * 8);
     }
-    set_shifts(plan, w, sum, channels);
+    store_shifts(plan, w, sum, channels);
 }
 
-static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
+static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
+    const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, bundle);
     double *partial = state->partials + index * 2 * plan->entries;
     const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->folded);
     memset(w->shift, 0, (size_t)plan->coefficients * plan->real_bytes);
@@ -557,24 +558,24 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
     /* u may take x's place, and rows are read twice: write all of u first */
     const bool writes_u = plan->add && plan->p->u.data;
     if (writes_u)
-        sum_rows(plan, w, set, piece.segment, piece.start, rows, true);
+        sum_rows(plan, w, bundle, piece.segment, piece.start, rows, true);
     clear_sums(plan, w);
-    sum_rows(plan, w, set, piece.segment, piece.start, sampled, !writes_u);
+    sum_rows(plan, w, bundle, piece.segment, piece.start, sampled, !writes_u);
     fold(plan, w->sum, channels, w->sum64);
     for (int64_t c = 0; c < channels; c++)
         w->sum64[c] /= (double)sampled;
-    set_shifts(plan, w, w->sum64, channels);
+    store_shifts(plan, w, w->sum64, channels);
     for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
         clear_sums(plan, w);
-        sum_rows(plan, w, set, piece.segment, piece.start + r, chunk, !writes_u);
-        const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, chunk, channels);
+        sum_rows(plan, w, bundle, piece.segment, piece.start + r, chunk, !writes_u);
+        const struct tile t = tile_at(plan, bundle, piece.segment, piece.start + r, chunk, channels);
         join_columns(plan, w, &t, (double)r, chunk);
     }
     if (plan->p->pre_bias.data) {
-        const struct tile t = tile_at(plan, set, piece.segment, piece.start, 0, 0);
+        const struct tile t = tile_at(plan, bundle, piece.segment, piece.start, 0, 0);
         for (int64_t c = 0; c < channels; c++)
-            w->mean[c] += pre_bias_of(plan, t.n, t.c + c / plan->spread);
+            w->mean[c] += bias_at(plan, t.n, t.c + c / plan->spread);
     }
     /* the columns of a group, or of a channel, have equal counts: their mean is the mean of means */
     const int64_t d = plan->batch ? plan->spread : plan->group_channels;
@@ -624,10 +625,10 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
 static void keep_tile(const struct plan *plan, const struct worker *w, const struct tile *t, struct normfuse_pass *s)
 {
     if (plan->kept_values)
-        s->kept = team_of(plan, w)->kept + (size_t)place_in_set(plan, t, &s->kept_stride) * plan->real_bytes;
+        s->kept = team_of(plan, w)->kept + (size_t)place_in_bundle(plan, t, &s->kept_stride) * plan->real_bytes;
 }
 
-static void sums_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i)
+static void sums_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i)
 {
     const struct coefficients *c = &state->c;
     const struct normfuse_problem *p = plan->p;
@@ -653,7 +654,7 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
         scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
 
-static void dx_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i,
+static void dx_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i,
                        int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
@@ -686,14 +687,14 @@ static void add_reals(const struct plan *plan, const void *from, double *restric
             to[i] += (double)((const float *)from)[i];
 }
 
-static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
+static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    const int64_t channels = bundled(plan, set), part = plan->parts > 1 ? index % plan->parts : 0;
+    const int64_t channels = groups_in(plan, bundle), part = plan->parts > 1 ? index % plan->parts : 0;
     /* sums are per channel, so a bundle of groups is one of more channels */
     const int64_t bundles = plan->batch ? channels : 1, segments = plan->batch ? piece.segments : channels * piece.segments;
     /* of a batch: the piece's channels; else the channels of a part */
-    const int64_t entries = plan->batch ? plan->entries : plan->set_channels;
+    const int64_t entries = plan->batch ? plan->entries : plan->bundle_channels;
     double *sums = state->partials + (plan->batch ? index : part) * 2 * entries + (plan->batch ? 0 : piece.segment), *products = sums + entries;
     memset(sums, 0, (size_t)(plan->batch ? entries : segments) * 8);
     memset(products, 0, (size_t)(plan->batch ? entries : segments) * 8);
@@ -703,7 +704,7 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
     for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width)
             for (int64_t j = 0; j < bundles; j++) {
-                struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
+                struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, smaller(rows, segments - r),
                                         smaller(width, piece.length - at));
                 t.c += j;
                 sums_of_tile(plan, w, state, &t, plan->batch ? j * plan->spread : piece.segment + r);
@@ -712,10 +713,10 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
             }
 }
 
-static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
+static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
-    const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, set);
+    const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, bundle);
     memset(w->mean, 0, (size_t)channels * 8);
     memset(w->m2, 0, (size_t)channels * 8);
     const int64_t maximum = rows_of_tile(plan, plan->chunk_rows);
@@ -723,7 +724,7 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
         clear_sums(plan, w);
         for (int64_t q = 0; q < chunk; q += maximum) {
-            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
+            const struct tile t = tile_at(plan, bundle, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
             sums_of_tile(plan, w, state, &t, 0);
         }
         plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->folded);
@@ -741,17 +742,17 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
     }
 }
 
-void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index)
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
 {
     if (plan->backward)
-        (plan->p->columns ? sums_of_piece_columns : sums_of_piece_rows)(plan, w, state, set, index);
+        (plan->p->columns ? sums_of_piece_columns : sums_of_piece_rows)(plan, w, state, bundle, index);
     else
-        (plan->p->columns ? moments_of_piece_columns : moments_of_piece_rows)(plan, w, state, set, index);
+        (plan->p->columns ? moments_of_piece_columns : moments_of_piece_rows)(plan, w, state, bundle, index);
 }
 
 /* ---- apply ------------------------------------------------------------------------------------------------------- */
 
-static void y_of_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i,
+static void y_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i,
                       int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
@@ -765,7 +766,7 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct se
     scatter(plan, &p->y, t, w->stage[4]);
 }
 
-static void apply_tile(const struct plan *plan, struct worker *w, const struct set_state *state, const struct tile *t, int64_t i,
+static void apply_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i,
                        int64_t next)
 {
     if (plan->backward)
@@ -774,13 +775,13 @@ static void apply_tile(const struct plan *plan, struct worker *w, const struct s
         y_of_tile(plan, w, state, t, i, next);
 }
 
-void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, int64_t index, int64_t next)
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct bundle_state *state, int64_t bundle, int64_t index, int64_t next)
 {
     const struct piece piece = piece_of(plan, index);
     if (plan->p->columns) {
         const int64_t rows = piece.segments * piece.length, maximum = plan->apply_staged ? rows_of_tile(plan, rows) : rows;
         for (int64_t r = 0; r < rows; r += maximum) {
-            const struct tile t = tile_at(plan, set, piece.segment, piece.start + r, smaller(maximum, rows - r), columns_of(plan, set));
+            const struct tile t = tile_at(plan, bundle, piece.segment, piece.start + r, smaller(maximum, rows - r), columns_of(plan, bundle));
             apply_tile(plan, w, state, &t, 0, next);
         }
         return;
@@ -788,25 +789,26 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
     if (piece.length == 0)
         return;
     if (plan->spread > 1) {
-        struct tile t = tile_at(plan, set, piece.segment, 0, piece.segments, bundled(plan, set) * plan->spread);
+        struct tile t = tile_at(plan, bundle, piece.segment, 0, piece.segments, groups_in(plan, bundle) * plan->spread);
         t.across_values = true;
         apply_tile(plan, w, state, &t, 0, next);
         return;
     }
-    if (plan->batch && plan->bundle > 1) { /* a bundle's rows are short: whole */
+    if (plan->batch && plan->bundle_groups > 1) { /* a bundle's rows are short: whole */
         for (int64_t r = 0; r < piece.segments; r++) {
-            struct tile t = tile_at(plan, set, piece.segment + r, piece.start, bundled(plan, set), piece.length);
+            struct tile t =
+                tile_at(plan, bundle, piece.segment + r, piece.start, groups_in(plan, bundle), piece.length);
             t.across = true;
             apply_tile(plan, w, state, &t, 0, next);
         }
         return;
     }
     const int64_t width = plan->apply_staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
-    const int64_t segments = bundled(plan, set) * piece.segments, rows = plan->apply_staged ? larger(1, STAGE_VALUES / width) : segments;
+    const int64_t segments = groups_in(plan, bundle) * piece.segments, rows = plan->apply_staged ? larger(1, STAGE_VALUES / width) : segments;
     for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width) {
-            const struct tile t = tile_at(plan, set, piece.segment + r, piece.start + at, smaller(rows, segments - r),
-                                          smaller(width, piece.length - at));
+            const struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at,
+                                          smaller(rows, segments - r), smaller(width, piece.length - at));
             apply_tile(plan, w, state, &t, plan->batch ? 0 : piece.segment + r, next);
         }
 }

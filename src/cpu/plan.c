@@ -60,17 +60,18 @@ static int64_t spreading(const struct normfuse_problem *p)
     return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
 }
 
-/* Channels of a set under columns, so few that its coefficients and sums stay in the cache: of those that are `spread` columns each. */
-static int64_t channels_of_set(int64_t c, int64_t spread, int64_t rows)
+/* Channels of a bundle under columns, so few that its coefficients and sums stay in the cache: of those that are `spread` columns each. */
+static int64_t channels_of_bundle(int64_t c, int64_t spread, int64_t rows)
 {
     /* few rows: or there was one piece for all threads */
-    const int64_t columns = c * spread < 2 * SET_COLUMNS && rows <= FEW_SET_ROWS ? FEW_SET_COLUMNS : SET_COLUMNS;
+    const bool few = c * spread < 2 * BUNDLE_COLUMNS && rows <= FEW_BUNDLE_ROWS;
+    const int64_t columns = few ? FEW_BUNDLE_COLUMNS : BUNDLE_COLUMNS;
     return c * spread < 2 * columns ? c : round_up(divide_up(columns, spread), 32);
 }
 /* The same where groups of d stay together. */
 static int64_t channels_of_groups(int64_t c, int64_t d)
 {
-    return c < 2 * SET_COLUMNS ? c : larger(1, SET_COLUMNS / d) * d;
+    return c < 2 * BUNDLE_COLUMNS ? c : larger(1, BUNDLE_COLUMNS / d) * d;
 }
 
 static int64_t rows_of_batch_piece(int64_t columns, size_t type_bytes)
@@ -99,14 +100,14 @@ int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
 
 static bool same_view(const struct normfuse_view *a, const struct normfuse_view *b) { return a->data == b->data; }
 
-/* Under rows: the adjacent channels of batch norm, or groups of one sample, that are taken as one set. */
-static int64_t bundle_of(const struct plan *plan)
+/* Under rows: the adjacent channels of batch norm, or groups of one sample, that are taken as one bundle. */
+static int64_t bundle_groups_of(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t values = larger(1, p->s * plan->group_channels);
     if (plan->none || plan->staged || (!plan->batch && (p->s == 0 || values > CHUNK_VALUES))) /* groups: of one chunk */
         return 1;
-    return larger(1, smaller(smaller(MAX_BUNDLED, plan->groups), BUNDLE_BYTES / (values * (int64_t)plan->type_bytes)));
+    return larger(1, smaller(smaller(MAX_BUNDLED, plan->groups), BUNDLED_BYTES / (values * (int64_t)plan->type_bytes)));
 }
 
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread)
@@ -143,20 +144,20 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
 }
 
-static int64_t values_of_set(const struct plan *plan)
+static int64_t values_of_bundle(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
-    return plan->set_channels * (p->columns ? plan->spread : 1) * p->s * (plan->batch ? p->n : 1);
+    return plan->bundle_channels * (p->columns ? plan->spread : 1) * p->s * (plan->batch ? p->n : 1);
 }
 
-/* Whether so many bytes for each value of a set stay in the caches from the reduce to the apply part, and all scratch
- * within 1/share of what a call may need. */
+/* Whether so many bytes for each value of a bundle stay in the caches from the reduce to the apply part, and all
+ * scratch within 1/share of what a call may need. */
 static bool may_hold(struct plan *plan, size_t bytes, int share)
 {
     const struct normfuse_machine *machine = normfuse_machine_known();
     const struct normfuse_problem *p = plan->p;
     const int64_t l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
-    const int64_t held = values_of_set(plan) * (int64_t)bytes * (plan->teams_of_one ? plan->threads : 1);
+    const int64_t held = values_of_bundle(plan) * (int64_t)bytes * (plan->teams_of_one ? plan->threads : 1);
     const double most = SCRATCH_BYTES + (double)(p->n * p->c * p->s * (p->columns ? plan->spread : 1)) * (double)plan->type_bytes / 16;
     const double left = most / share - (double)normfuse_plan_lay_out(plan, NULL) - 2 * COLOUR * plan->threads;
     return held <= larger(l2 * plan->threads, machine->llc_bytes / 2) && (double)held <= left;
@@ -183,8 +184,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->pass = plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->small = &plan->table->small_sets[p->type == NORMFUSE_F64];
-    plan->set_channels = plan->batch || plan->none ? channels_of_set(p->c, spread, plan->batch ? p->n * p->s : p->s) : channels_of_groups(p->c, plan->group_channels);
-    plan->folded = p->columns ? rows_folded(plan->set_channels * spread) : 1;
+    plan->bundle_channels = plan->batch || plan->none ? channels_of_bundle(p->c, spread, plan->batch ? p->n * p->s : p->s) : channels_of_groups(p->c, plan->group_channels);
+    plan->folded = p->columns ? rows_folded(plan->bundle_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
         plan->folded = smaller(plan->folded, power_of_two_below(larger(1, p->s)));
     const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
@@ -194,18 +195,18 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->all_direct = !plan->staged;
     plan->small_sets = normfuse_small_sets_plan(plan, views, sizeof views / sizeof *views);
     if (plan->small_sets) {
-        plan->sets = p->n * plan->groups;
-        plan->sample_sets = plan->groups;
-        plan->bundle = 1;
+        plan->bundles = p->n * plan->groups;
+        plan->sample_bundles = plan->groups;
+        plan->bundle_groups = 1;
     } else if (p->columns) {
-        const int64_t columns = plan->set_channels * spread;
-        plan->sample_sets = divide_up(p->c, plan->set_channels);
-        plan->sets = plan->batch ? plan->sample_sets : p->n * plan->sample_sets;
-        plan->constant = plan->constant && plan->sample_sets == 1;
+        const int64_t columns = plan->bundle_channels * spread;
+        plan->sample_bundles = divide_up(p->c, plan->bundle_channels);
+        plan->bundles = plan->batch ? plan->sample_bundles : p->n * plan->sample_bundles;
+        plan->constant = plan->constant && plan->sample_bundles == 1;
         plan->segments = plan->batch ? p->n : 1;
         plan->length = p->s;
-        /* not by the columns of a set, whose number depends on a batch's rows */
-        plan->chunk_rows = rows_of_chunk(smaller(p->c * spread, SET_COLUMNS), plan->folded);
+        /* not by the columns of a bundle, whose number depends on a batch's rows */
+        plan->chunk_rows = rows_of_chunk(smaller(p->c * spread, BUNDLE_COLUMNS), plan->folded);
         plan->coefficients = columns * plan->folded;
         int64_t rows = divide_up(COLUMN_PIECE_VALUES, larger(columns, 1));
         if (plan->batch)
@@ -213,22 +214,22 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         else if (16 * columns * (p->s / rows) > PARTIAL_BYTES)
             rows = larger(rows, PIECE_ROWS);
         cut(plan->segments, plan->length, rows, plan->folded * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
-        plan->bundle = 1;
-        plan->entries = plan->batch || plan->backward || plan->none ? plan->set_channels : plan->set_channels / plan->group_channels;
+        plan->bundle_groups = 1;
+        plan->entries = plan->batch || plan->backward || plan->none ? plan->bundle_channels : plan->bundle_channels / plan->group_channels;
         plan->partial_doubles = 2 * plan->entries * plan->pieces;
     } else {
         plan->segments = plan->batch ? p->n : plan->group_channels;
         plan->length = p->s;
-        plan->bundle = bundle_of(plan);
-        plan->entries = plan->bundle;
-        plan->set_channels = plan->bundle * plan->group_channels;
-        plan->sample_sets = plan->none ? 1 : divide_up(plan->groups, plan->bundle);
-        plan->sets = plan->batch ? plan->sample_sets : p->n * plan->sample_sets;
-        plan->coefficients = plan->set_channels;
+        plan->bundle_groups = bundle_groups_of(plan);
+        plan->entries = plan->bundle_groups;
+        plan->bundle_channels = plan->bundle_groups * plan->group_channels;
+        plan->sample_bundles = plan->none ? 1 : divide_up(plan->groups, plan->bundle_groups);
+        plan->bundles = plan->batch ? plan->sample_bundles : p->n * plan->sample_bundles;
+        plan->coefficients = plan->bundle_channels;
         plan->coefficient_step = plan->batch ? 0 : 1;
         cut(plan->segments, plan->length, PIECE_VALUES, 64, &plan->parts, &plan->part, &plan->segments_per_piece,
             &plan->pieces);
-        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->set_channels * plan->parts : 2 * plan->entries * plan->pieces;
+        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->bundle_channels * plan->parts : 2 * plan->entries * plan->pieces;
     }
     const bool own = p->weight.batch || p->bias.batch || p->dweight.batch || p->dbias.batch; /* each sample has its own gradients */
     plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !own && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
@@ -265,42 +266,42 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
 
-    const int64_t set_bytes = plan->sets ? bytes / plan->sets * (plan->backward ? 2 : 1) : 0;
-    /* each thread holds the set that it applies and the next one */
+    const int64_t bundle_bytes = plan->bundles ? bytes / plan->bundles * (plan->backward ? 2 : 1) : 0;
+    /* each thread holds the bundle that it applies and the next one */
     const int64_t share = larger(l2 / 2, machine->llc_bytes / (4 * plan->threads));
     if (plan->batch) {
-        plan->sets_per_task = p->columns ? 1 : larger(larger(1, BLOCK_VALUES / larger(1, p->n * p->s * plan->bundle)), plan->sets / TASKS_PER_THREAD / plan->threads);
+        plan->bundles_per_task = p->columns ? 1 : larger(larger(1, BLOCK_VALUES / larger(1, p->n * p->s * plan->bundle_groups)), plan->bundles / TASKS_PER_THREAD / plan->threads);
         plan->group_ranges = 1;
-        plan->tasks = divide_up(plan->sets, plan->sets_per_task);
+        plan->tasks = divide_up(plan->bundles, plan->bundles_per_task);
     } else {
         /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
-        const int64_t groups = plan->sample_sets;
+        const int64_t groups = plan->sample_bundles;
         if (plan->small_sets && !plan->sums_samples) {
             plan->block_samples = smaller(plan->block_samples, power_of_two_below(larger(1, p->n / (4 * plan->threads))));
             plan->blocks = divide_up(p->n, plan->block_samples);
         }
         const int64_t wanted = plan->small_sets && plan->threads == 1 ? 1 : divide_up(4 * plan->threads, larger(plan->blocks, 1));
         plan->group_ranges = larger(1, smaller(groups, wanted));
-        plan->sets_per_task = divide_up(groups, plan->group_ranges);
+        plan->bundles_per_task = divide_up(groups, plan->group_ranges);
         if (plan->small_sets) /* whole tiles */
-            plan->sets_per_task = smaller(groups, round_up(plan->sets_per_task, plan->small_at_once));
-        plan->group_ranges = divide_up(groups, plan->sets_per_task);
+            plan->bundles_per_task = smaller(groups, round_up(plan->bundles_per_task, plan->small_at_once));
+        plan->group_ranges = divide_up(groups, plan->bundles_per_task);
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
     const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6;
-    plan->back_and_forth = set_bytes > l2 * plan->threads;
-    /* threads that share a set of one piece would wait for one another */
+    plan->back_and_forth = bundle_bytes > l2 * plan->threads;
+    /* threads that share a bundle of one piece would wait for one another */
     const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
-    plan->teams_of_one = plan->threads == 1 || plan->small_sets || (set_bytes <= share && plan->tasks >= enough);
+    plan->teams_of_one = plan->threads == 1 || plan->small_sets || (bundle_bytes <= share && plan->tasks >= enough);
     if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
         plan->teams_of_one = false;
     }
     const bool in_two = plan->dependent && plan->reduce && !plan->small_sets;
     if (in_two && plan->backward && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y && may_hold(plan, plan->real_bytes, 1))
-        plan->kept_values = values_of_set(plan);
+        plan->kept_values = values_of_bundle(plan);
     if (in_two && plan->add && !p->u.data && may_hold(plan, plan->type_bytes, 2))
-        plan->held_u = values_of_set(plan);
+        plan->held_u = values_of_bundle(plan);
     plan->apply_staged = plan->staged && !(plan->held_u && plan->all_direct);
     /* prefetching helps where a thread computes for longer than it waits: docs/decisions/0004 */
     plan->ahead = (p->columns ? busy || plan->type_bytes == 2 : plan->batch || !plan->backward) && !plan->apply_staged;
@@ -334,9 +335,9 @@ static __attribute__((noinline)) bool is_copied(const struct plan *plan, const s
 static void lay_out_team(const struct plan *plan, struct team *team, struct arena *arena)
 {
     for (int i = 0; i < 2; i++) {
-        struct set_state *state = &team->state[i];
-        if (i >= plan->sets)
-            break; /* one set fills one state */
+        struct bundle_state *state = &team->state[i];
+        if (i >= plan->bundles)
+            break; /* one bundle fills one state */
         state->partials = take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
         void **arrays[] = {&state->c.k, &state->c.a, &state->c.b, &state->c.p, &state->c.q, &state->c.r};
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
@@ -344,7 +345,7 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
     }
     team->kept = take(arena, plan->kept_values, plan->real_bytes);
     team->u = take(arena, plan->held_u, plan->type_bytes);
-    team->sums = take(arena, 2 * plan->set_channels, 8);
+    team->sums = take(arena, 2 * plan->bundle_channels, 8);
 }
 
 static void lay_out_small_worker(const struct plan *plan, struct small_worker *w, struct arena *arena)
@@ -376,7 +377,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
 {
     struct arena arena = {base, 0, false};
     const struct normfuse_problem *p = plan->p;
-    const int64_t columns = p->columns ? plan->set_channels * plan->spread : 0, width = columns * plan->folded;
+    const int64_t columns = p->columns ? plan->bundle_channels * plan->spread : 0, width = columns * plan->folded;
     plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
     plan->bias = take(&arena, p->bias.batch ? 0 : p->c, 8);
     plan->sample_sums = take(&arena, plan->sums_samples ? plan->blocks * p->c * 2 : 0, 8);
@@ -392,7 +393,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
             lay_out_team(plan, &worker->own, &arena);
         const int64_t sums = p->columns ? width : CHUNK_VALUES;
         if (plan->reduce) {
-            const int64_t at_once = p->pre_bias.data ? MAX_BUNDLED : plan->bundle;
+            const int64_t at_once = p->pre_bias.data ? MAX_BUNDLED : plan->bundle_groups;
             worker->shift = take(&arena, p->columns ? width : at_once, plan->real_bytes);
             worker->sum = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
             worker->square = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
@@ -402,7 +403,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
             worker->square64 = take(&arena, columns, 8);
         }
         /* bundles go through a copy of u where that is not written out */
-        const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle > 1 ? plan->set_channels * p->s : 0);
+        const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle_groups > 1 ? plan->bundle_channels * p->s : 0);
         const bool copied[] = {plan->add || is_copied(plan, &p->x) || is_copied(plan, &p->u),
                                is_copied(plan, &p->dy),
                                is_copied(plan, &p->post_add),
@@ -415,9 +416,9 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
     if (!plan->teams_of_one) {
         if (plan->reduce)
             lay_out_team(plan, &plan->shared, &arena);
-        plan->claims = take(&arena, plan->reduce ? (plan->sets + 1) * plan->threads : 0, 4);
-        plan->finished = take(&arena, plan->reduce ? plan->sets + 1 : 0, 4);
-        plan->ready = take(&arena, plan->reduce ? plan->sets + 1 : 0, 4);
+        plan->claims = take(&arena, plan->reduce ? (plan->bundles + 1) * plan->threads : 0, 4);
+        plan->finished = take(&arena, plan->reduce ? plan->bundles + 1 : 0, 4);
+        plan->ready = take(&arena, plan->reduce ? plan->bundles + 1 : 0, 4);
     }
     return arena.overflows || arena.used > SIZE_MAX - ALIGNMENT ? SIZE_MAX : arena.used + ALIGNMENT;
 }

@@ -4,8 +4,8 @@
  *
  *   plan.c        makes the plan: shape first, machine second
  *   pieces.c      the reduce and the apply part of a piece: tiles, passes, chunks and their joins
- *   sets.c        what a set needs before and gives after: coefficients, statistics, gradients of parameters
- *   small_sets.c  sets of few values, many at a time
+ *   bundles.c     what a bundle needs before and gives after: coefficients, statistics, gradients of parameters
+ *   small_sets.c  norm groups of few values, many at a time
  *   driver.c      schedules pieces on threads */
 #ifndef NORMFUSE_CPU_PLAN_H
 #define NORMFUSE_CPU_PLAN_H
@@ -35,19 +35,19 @@ enum {
     STAGE_VALUES = 4096,      /* tiles that go through a copy */
     MAX_FOLDED_COLUMNS = 2048, /* while sums and coefficients stay in the L1 cache */
     FOLDED_COLUMNS = 128,     /* columns that several rows of few channels are folded into */
-    BUNDLE_BYTES = 32768,     /* of one sample that a bundle should have */
+    BUNDLED_BYTES = 32768,    /* of one sample that a bundle of small norm groups should have */
     MAX_BUNDLED = 16,
     SPREAD_WIDTH = 64,        /* values of a row that are columns where sets are channels, or nothing; */
     SPREAD_MOMENTS = 16,      /* where these have moments */
     SPREAD_ROW = 4096,        /* values of adjacent rows that are applied as one */
     SPREAD_SAMPLES = 4,       /* of a batch, at least, and one for each SPREAD_SHARE values of a row: */
     SPREAD_SHARE = 12,        /* with fewer, repeating coefficients takes longer than it gains */
-    SET_COLUMNS = 2048,       /* that channels, or groups, are taken as one set, where there are twice as many, */
-    FEW_SET_COLUMNS = 512,    /* or channels of */
-    FEW_SET_ROWS = 256,       /* so few rows */
+    BUNDLE_COLUMNS = 2048,    /* that channels, or groups, are taken as one bundle, where there are twice as many, */
+    FEW_BUNDLE_COLUMNS = 512, /* or channels of */
+    FEW_BUNDLE_ROWS = 256,    /* so few rows */
     SHORT_ROW_BYTES = 1024,
     BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
-    TASKS_PER_THREAD = 8,     /* ranges of sets: long enough to pipeline, short enough to balance */
+    TASKS_PER_THREAD = 8,     /* ranges of bundles: long enough to pipeline, short enough to balance */
     SMALL_SET_VALUES = 8192,  /* most values of a set that is taken with others, */
     SMALL_SET_CHANNEL_VALUES = 16384, /* of [N, C], */
     SMALL_SET_TILE = 2048,    /* values that are in the L1 cache at once where sets are smaller */
@@ -70,18 +70,18 @@ struct coefficients {
     void *k, *a, *b, *p, *q, *r; /* compute type */
 };
 
-struct set_state {
+struct bundle_state {
     double *partials;
     struct coefficients c;
 };
 
-/* A part of the threads that works on the same sets. */
+/* A part of the threads that works on the same bundles. */
 struct team {
-    struct set_state state[2]; /* set s uses state s & 1 */
-    char *kept;          /* compute type: dy' of the set that is reduced, until it is applied, where plan->kept_values. One for two sets: a piece
-                            is applied before the next set's same piece is reduced */
+    struct bundle_state state[2]; /* bundle b uses state b & 1 */
+    char *kept;          /* compute type: dy' of the bundle that is reduced, until it is applied, where plan->kept_values. One for two
+                            bundles: a piece is applied before the next bundle's same piece is reduced */
     char *u;             /* likewise u, in x's type, where plan->held_u */
-    double *sums;        /* backward, while a set is joined: per channel the sum of dy', then that of dy'*(u - mean) */
+    double *sums;        /* backward, at the join of a bundle: per channel the sum of dy', then of dy'*(u - mean) */
 };
 
 /* What one thread needs for small sets: per value of a tile; of a row; of a set. Of the compute type where void. */
@@ -108,7 +108,7 @@ struct worker {
 
 struct tile {
     int64_t n, c, s;    /* where it starts */
-    bool across_values; /* under rows: a row is all values of a set's channels in one sample */
+    bool across_values; /* under rows: a row is all values of a bundle's channels in one sample */
     bool across;        /* batch norm under rows: rows are the channels of one sample, not one channel's samples */
     int64_t rows, width; /* rows: channels, or positions; width: positions, or channels */
 };
@@ -123,7 +123,7 @@ struct plan {
     bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
     bool batch, none, is_double;             /* sets are channels; there are no sets; compute type is double */
     bool add;                                /* u = x + pre_add; pre_bias is a part of the mean */
-    bool constant;                           /* every set has the same coefficients */
+    bool constant;                           /* every bundle has the same coefficients */
     bool updates_running;
     bool sums_samples; /* into sample_sums */
     bool stream;
@@ -131,18 +131,18 @@ struct plan {
     bool staged;     /* tiles are small: some go through a copy, */
     bool apply_staged; /* in the apply part, too */
     bool small_sets; /* many sets are taken at a time (small_sets.c): none of what follows up to block_samples is used but
-                        sets, groups, group_channels and sample_sets */
+                        bundles, groups, group_channels and sample_bundles */
     size_t type_bytes, real_bytes;
 
-    int64_t sets, groups, group_channels;
-    int64_t segments, length;  /* of a set: rows and their values, or samples and theirs */
+    int64_t bundles, groups, group_channels;
+    int64_t segments, length;  /* of a bundle: rows and their values, or samples and theirs */
     int64_t parts, part, segments_per_piece, pieces;
     int64_t folded;            /* rows taken as one */
-    int64_t bundle;            /* under rows: adjacent channels of batch norm, or groups of one chunk each, that are one set here: memory
+    int64_t bundle_groups;     /* under rows: adjacent channels of batch norm, or groups of one chunk each, that are one bundle: memory
                                   is walked in long stretches, and small ones share the calls of passes */
-    int64_t set_channels;      /* most channels of a set, of one sample */
-    int64_t sample_sets;       /* sets that one sample has, where sets are not channels */
-    int64_t entries;           /* statistics of a set */
+    int64_t bundle_channels;   /* most channels of a bundle, of one sample */
+    int64_t sample_bundles;    /* bundles that one sample has; where `batch`: all */
+    int64_t entries;           /* statistics of a bundle */
     int64_t spread;            /* under columns: short rows of channels that share nothing with others; a sample is a row, and each value of a
                                   channel a column, whose sums and coefficients are the channel's. Under rows, that share cache lines: so
                                   is it applied (61x1031x13x13 bf16: 6.6 copy floors to 1.95). 1: not */
@@ -156,23 +156,23 @@ struct plan {
     int64_t small_at_once;             /* sets of one sample, and */
     int64_t small_samples;             /* samples, that are taken at once */
     int64_t set_values;
-    int64_t kept_values; /* of a set whose dy' the backward's sums leave for dx, where an activation costs more than that; 0: none */
-    int64_t held_u;      /* of a set whose u, a sum that is not written out, the reduce part leaves for the apply part; 0: none */
+    int64_t kept_values; /* of a bundle whose dy' the backward's sums leave for dx, where an activation costs more than that; 0: none */
+    int64_t held_u;      /* of a bundle whose u, a sum that is not written out, the reduce part leaves for the apply part; 0: none */
 
     /* memory */
     double *weight, *bias;     /* [C] in double */
     double *sample_sums;       /* [blocks][C][2]: weight gradients, or the running statistics of instance norm */
     struct worker *workers;
     struct team shared;
-    _Atomic int32_t *claims;   /* shared team: [sets + 1][threads] next piece of each thread's range */
-    _Atomic int32_t *finished; /* [sets + 1] pieces done */
-    _Atomic int32_t *ready;    /* [sets + 1] joined */
+    _Atomic int32_t *claims;   /* shared team: [bundles + 1][threads] next piece of each thread's range */
+    _Atomic int32_t *finished; /* [bundles + 1] pieces done */
+    _Atomic int32_t *ready;    /* [bundles + 1] joined */
     _Atomic int64_t next_task;
     int32_t threads;
     bool teams_of_one;
-    bool ahead; /* the apply part prefetches the next set's values */
-    bool back_and_forth; /* a set outgrows the cache: every step walks it the other way, from what was read last */
-    int64_t tasks, sets_per_task, group_ranges, blocks_per_task;
+    bool ahead; /* the apply part prefetches the next bundle's values */
+    bool back_and_forth; /* a bundle outgrows the cache: every step walks it the other way, from what was read last */
+    int64_t tasks, bundles_per_task, group_ranges, blocks_per_task;
 };
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -242,7 +242,14 @@ static inline double bias_of(const struct plan *plan, int64_t n, int64_t c)
     return plan->p->bias.batch || !plan->bias ? load_parameter(&plan->p->bias, n, c, 0) : plan->bias[c];
 }
 
-/* ---- sets and pieces --------------------------------------------------------------------------------------------- */
+/* In the compute type. */
+static inline double pre_bias_of(const struct plan *plan, int64_t n, int64_t c)
+{
+    const double bias = load_parameter(&plan->p->pre_bias, n, c, 0);
+    return plan->is_double ? bias : (double)(float)bias;
+}
+
+/* ---- bundles and pieces ------------------------------------------------------------------------------------------ */
 
 struct moments {
     double count, mean, m2;
@@ -270,35 +277,38 @@ static inline struct piece piece_of(const struct plan *plan, int64_t index)
     return (struct piece){segment, smaller(plan->segments_per_piece, plan->segments - segment), 0, plan->length};
 }
 
-static inline int64_t sample_of(const struct plan *plan, int64_t set)
+static inline int64_t sample_of(const struct plan *plan, int64_t bundle)
 {
-    return plan->batch ? 0 : set / plan->sample_sets;
+    return plan->batch ? 0 : bundle / plan->sample_bundles;
 }
 
-/* The first channel of batch norm, or group, of a set. */
-static inline int64_t group_of(const struct plan *plan, int64_t set)
+/* The first channel of batch norm, or group, of a bundle. */
+static inline int64_t group_of(const struct plan *plan, int64_t bundle)
 {
     if (plan->p->columns || plan->none)
         return 0;
-    return (plan->batch ? set : set % plan->sample_sets) * plan->bundle;
+    return (plan->batch ? bundle : bundle % plan->sample_bundles) * plan->bundle_groups;
 }
 
-/* Channels of batch norm, or groups, that a set under rows holds. */
-static inline int64_t bundled(const struct plan *plan, int64_t set)
+/* Channels of batch norm, or groups, that a bundle under rows holds. */
+static inline int64_t groups_in(const struct plan *plan, int64_t bundle)
 {
-    return plan->bundle == 1 ? 1 : smaller(plan->bundle, plan->groups - group_of(plan, set));
+    return plan->bundle_groups == 1 ? 1 : smaller(plan->bundle_groups, plan->groups - group_of(plan, bundle));
 }
 
-/* Channels of a set under columns, the first of them, and columns. */
-static inline int64_t first_channel(const struct plan *plan, int64_t set)
+/* Channels of a bundle under columns, the first of them, and columns. */
+static inline int64_t first_channel(const struct plan *plan, int64_t bundle)
 {
-    return (plan->batch ? set : set % plan->sample_sets) * plan->set_channels;
+    return (plan->batch ? bundle : bundle % plan->sample_bundles) * plan->bundle_channels;
 }
-static inline int64_t channels_of(const struct plan *plan, int64_t set)
+static inline int64_t channels_of(const struct plan *plan, int64_t bundle)
 {
-    return smaller(plan->set_channels, plan->p->c - first_channel(plan, set));
+    return smaller(plan->bundle_channels, plan->p->c - first_channel(plan, bundle));
 }
-static inline int64_t columns_of(const struct plan *plan, int64_t set) { return channels_of(plan, set) * plan->spread; }
+static inline int64_t columns_of(const struct plan *plan, int64_t bundle)
+{
+    return channels_of(plan, bundle) * plan->spread;
+}
 
 /* Repeats the columns' entries for rows that are taken as one. */
 static inline void repeat_folded(const struct plan *plan, void *array, int64_t columns)
@@ -319,9 +329,9 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base);
 /* pieces.c */
 /* n elements of `bytes` bytes; strides in elements. */
 void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes);
-/* next: the set whose same piece is reduced afterwards, or -1. */
-void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct set_state *state, int64_t set, int64_t index);
-void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct set_state *state, int64_t set, int64_t index, int64_t next);
+/* next: the bundle whose same piece is reduced afterwards, or -1. */
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index);
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct bundle_state *state, int64_t bundle, int64_t index, int64_t next);
 
 /* small_sets.c */
 /* Whether a problem's sets are taken many at a time, and then how; the plan says what is to be done. views: all `count` of the problem. */
@@ -329,21 +339,21 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
 /* Small sets [first, last) of samples [begin, end), which are whole blocks. */
 void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t begin, int64_t end, int64_t first, int64_t last);
 
-/* sets.c */
+/* bundles.c */
 /* Weight and bias per channel, in double: once, before the threads. */
 void normfuse_read_parameters(const struct plan *plan);
-/* Fills what a set's reduce or apply part needs and is known before its reduce part: k, a, b where the statistics are
- * given, and p of dx. Where the sums are given too (sharded backward), all of it. */
-void normfuse_prepare_set(const struct plan *plan, struct set_state *state, double *sums, int64_t set);
-/* Joins the partial sums of a set: what the caller wants of them, and the coefficients of its apply part. */
-void normfuse_finish_set(const struct plan *plan, struct team *team, int64_t set);
-/* After all sets: the sums over samples, in order. */
+/* Fills what a bundle's reduce or apply part needs and is known before its reduce part: k, a, b where the statistics
+ * are given, and p of dx. Where the sums are given too (sharded backward), all of it. */
+void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state, double *sums, int64_t bundle);
+/* Joins the partial sums of a bundle: what the caller wants of them, and the coefficients of its apply part. */
+void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t bundle);
+/* After all bundles: the sums over samples, in order. */
 void normfuse_finish_samples(const struct plan *plan);
 /* What the apply part of a sharded forward writes beside y: once, before the threads. */
-void normfuse_put_given_statistics(const struct plan *plan);
+void normfuse_store_given_statistics(const struct plan *plan);
 /* The parameter gradients of a sharded backward: from the given sums. */
-void normfuse_put_given_gradients(const struct plan *plan);
+void normfuse_store_given_gradients(const struct plan *plan);
 /* All that an empty problem writes; the plan says what is to be done and has no memory. */
-void normfuse_put_empty(const struct plan *plan);
+void normfuse_store_empty(const struct plan *plan);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * small_sets.c - group norms whose sets have few values: many sets at a time, in the L1 cache, read once and written once
  * (kernels.h says what is computed there). What a set costs is then a few dozen instructions, not the calls, joins and
- * coefficients per channel of pieces.c and sets.c (docs/decisions/0014). */
+ * coefficients per channel of pieces.c and bundles.c (docs/decisions/0014). */
 #include "cpu/plan.h"
 
 /* `sets` groups from `first` on, of samples [n, n + samples). */
@@ -125,7 +125,7 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
         if (!plan->is_double)
             base = about_means ? w->mean[set]
                                : (double)(float)((double)((float *)w->u)[n * plan->small_rows * row + j * width] +
-                                                 load_parameter(bias, t->n + n, c + j * plan->group_channels, 0));
+                                                 pre_bias_of(plan, t->n + n, c + j * plan->group_channels));
         w->bases[set] = isfinite(base) ? base : 0;
     }
     for (int64_t from = 0, count; from < row; from += count) {
@@ -133,7 +133,7 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
         count = smaller(AT_ONCE, (j + 1) * width - from);
         for (int64_t n = 0; n < t->samples; n++) {
             for (int64_t i = 0; i < count && (n == 0 || bias->batch); i++)
-                biases[i] = load_parameter(bias, t->n + n, c + (from + i) / plan->small_repeat, 0);
+                biases[i] = pre_bias_of(plan, t->n + n, c + (from + i) / plan->small_repeat);
             const double base = w->bases[n * t->sets + j];
             for (int64_t r = n * plan->small_rows; r < (n + 1) * plan->small_rows; r++) {
                 if (plan->is_double) {

@@ -503,13 +503,16 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
         mean = statistics->mean;
         of.slope *= (R)statistics->rstd;
     }
+    double left = 0.0;
     if (p.pre_bias.data)
-        mean -= receive<double>(added, p.pre_bias.type);
-    /* Where statistics are to come, of.mean is less pre_bias alone, as it is. */
-    if (forward_sums)
+        mean = add_exactly(mean, -(double)receive<R>(added, p.pre_bias.type), left);
+    /* Where statistics are to come, the mean is less pre_bias alone, as it is. */
+    if (forward_sums) {
         of.mean = (R)mean;
-    else
-        split_mean<T>(mean, of.mean, of.rest);
+        return of;
+    }
+    split_mean<T>(mean, of.mean, of.rest);
+    of.rest += (R)left;
     of.offset -= of.rest * of.slope;
     return of;
 }

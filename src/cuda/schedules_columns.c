@@ -280,8 +280,10 @@ static double estimate(const struct shape *shape, const struct step *step)
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1. */
-        time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster) * (waves < 2.0 ? 1.0 : 0.18 * waves);
+        /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1; batch norm 1x768x546, of 16 14.2, tiles 7.1.
+         */
+        time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster + (step->cluster > 8 ? 4.0 : 0.0)) *
+                (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->sets, g->block_groups);
         const double groups = (double)g->width * shape->elements / g->row_values;

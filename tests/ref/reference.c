@@ -110,8 +110,10 @@ double reference_round(double value, normfuse_type type)
 
 double reference_add(double x, double pre_bias, double pre_add, bool rounds, normfuse_type type)
 {
-    if (type == NORMFUSE_F64 || !rounds)
+    if (type == NORMFUSE_F64)
         return x + pre_bias + pre_add;
+    if (!rounds)
+        return x + (double)(float)pre_bias;
     return reference_round((double)((float)x + (float)pre_bias + (float)pre_add), type);
 }
 

@@ -26,7 +26,7 @@ void reference_store(void *element, normfuse_type type, double value);
 /* What a value becomes when it is stored and loaded. */
 double reference_round(double value, normfuse_type type);
 /* u = (x + pre_bias) + pre_add: sums in the arithmetic of the type (float for 16 and 32 bits), rounded to the type at
- * the end. Adding 0 changes nothing. */
+ * the end. Adding 0 changes nothing. rounds false: x + pre_bias, the latter in that arithmetic, as it is. */
 double reference_add(double x, double pre_bias, double pre_add, bool rounds, normfuse_type type);
 
 /* count values at element stride `stride` from `data`, to and from dense doubles. */

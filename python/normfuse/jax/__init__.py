@@ -37,8 +37,8 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
          axis_name: Any = None) -> Any:
     if layout not in _LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {', '.join(_LAYOUTS)}")
-    if return_sum and arrays.get("pre_add") is None:
-        raise ValueError("return_sum needs pre_add")
+    if return_sum and arrays.get("pre_add") is None and arrays.get("pre_bias") is None:
+        raise ValueError("return_sum needs pre_add or pre_bias")
     channels_last = _LAYOUTS[layout]
     given = {name: jax.numpy.asarray(value) for name, value in arrays.items() if value is not None}
     x = given["x"]
@@ -72,10 +72,11 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
 
 def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: Optional[Array] = None,
                eps: float = 1e-5, *, activation: Optional[str] = None, act_param: Optional[float] = None,
-               pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
-               scale: Optional[Array] = None, shift: Optional[Array] = None, layout: str = "nhwc") -> Any:
-    """act((norm(x + pre_add) * weight + bias) * (1 + scale) + shift + post_add), normalized over the channels of each
-    group and all positions of one sample.
+               pre_bias: Optional[Array] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
+               post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
+               layout: str = "nhwc") -> Any:
+    """act((norm(x + pre_bias + pre_add) * weight + bias) * (1 + scale) + shift + post_add), normalized over the channels
+    of each group and all positions of one sample.
 
     x                   [N, ..., C] (layout="nchw": [N, C, ...])
     num_groups          divides C
@@ -83,20 +84,22 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     eps                 is added to the biased variance
     activation          None, relu, leaky_relu, silu, gelu, gelu_tanh, hardswish, elu, mish, relu6; act_param: the slope
                         of leaky_relu (0.01), the alpha of elu (1)
-    pre_add, post_add   like x. return_sum: also return x + pre_add
+    pre_bias            [C] or [N, C]: the bias of the convolution before, an embedding
+    pre_add, post_add   like x. return_sum: also return x + pre_bias + pre_add
     scale, shift        [N, C]; None: 0
 
     Returns y, or (y, u) with return_sum. Raises ValueError and TypeError while tracing; see the module."""
-    arrays = dict(x=x, weight=weight, bias=bias, pre_add=pre_add, post_add=post_add, scale=scale, shift=shift)
+    arrays = dict(x=x, weight=weight, bias=bias, pre_bias=pre_bias, pre_add=pre_add, post_add=post_add, scale=scale,
+                  shift=shift)
     return _run("group_norm", arrays, layout, activation, act_param, return_sum, num_groups, eps)
 
 
 def instance_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array] = None, eps: float = 1e-5, *,
                   running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                   use_input_stats: bool = True, momentum: float = 0.1, activation: Optional[str] = None,
-                  act_param: Optional[float] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
-                  post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
-                  layout: str = "nhwc") -> Any:
+                  act_param: Optional[float] = None, pre_bias: Optional[Array] = None,
+                  pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
+                  scale: Optional[Array] = None, shift: Optional[Array] = None, layout: str = "nhwc") -> Any:
     """group_norm with a group for each channel.
 
     running_mean, running_var   [C]; with use_input_stats their updates are returned behind y (and u):
@@ -104,8 +107,8 @@ def instance_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array
                         unbiased variances; without, they are what x is normalized with
 
     The other arguments are group_norm's."""
-    arrays = dict(x=x, weight=weight, bias=bias, pre_add=pre_add, post_add=post_add, scale=scale, shift=shift,
-                  running_mean=running_mean, running_var=running_var)
+    arrays = dict(x=x, weight=weight, bias=bias, pre_bias=pre_bias, pre_add=pre_add, post_add=post_add, scale=scale,
+                  shift=shift, running_mean=running_mean, running_var=running_var)
     return _run("instance_norm", arrays, layout, activation, act_param, return_sum, 0, eps, momentum,
                 not use_input_stats)
 
@@ -113,9 +116,11 @@ def instance_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array
 def batch_norm(x: Array, running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                weight: Optional[Array] = None, bias: Optional[Array] = None, training: bool = False,
                momentum: float = 0.1, eps: float = 1e-5, *, activation: Optional[str] = None,
-               act_param: Optional[float] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
-               post_add: Optional[Array] = None, axis_name: Any = None, layout: str = "nhwc") -> Any:
-    """act(norm(x + pre_add) * weight + bias + post_add), normalized over all samples and positions of one channel.
+               act_param: Optional[float] = None, pre_bias: Optional[Array] = None, pre_add: Optional[Array] = None,
+               return_sum: bool = False, post_add: Optional[Array] = None, axis_name: Any = None,
+               layout: str = "nhwc") -> Any:
+    """act(norm(x + pre_bias + pre_add) * weight + bias + post_add), normalized over all samples and positions of one
+    channel.
 
     training            normalize with the statistics of x, and return the updates of running_mean and running_var, if
                         given, behind y (and u): (1 - momentum) * running + momentum * new, of the unbiased variance.
@@ -124,20 +129,20 @@ def batch_norm(x: Array, running_mean: Optional[Array] = None, running_var: Opti
                         with a sharded batch nothing is needed
 
     The other arguments are group_norm's."""
-    arrays = dict(x=x, weight=weight, bias=bias, pre_add=pre_add, post_add=post_add, running_mean=running_mean,
-                  running_var=running_var)
+    arrays = dict(x=x, weight=weight, bias=bias, pre_bias=pre_bias, pre_add=pre_add, post_add=post_add,
+                  running_mean=running_mean, running_var=running_var)
     return _run("batch_norm", arrays, layout, activation, act_param, return_sum, 0, eps, momentum, not training,
                 axis_name if training else None)
 
 
 def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,
                    activation: Optional[str] = None, act_param: Optional[float] = None,
-                   pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
-                   layout: str = "nhwc") -> Any:
-    """act(scale * (x + pre_add) + bias + post_add): no statistics.
+                   pre_bias: Optional[Array] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
+                   post_add: Optional[Array] = None, layout: str = "nhwc") -> Any:
+    """act(scale * (x + pre_bias + pre_add) + bias + post_add): no statistics.
 
     scale, bias         [C] for all samples or [N, C] for each, both alike; None: 1 and 0
 
     The other arguments are group_norm's."""
-    arrays = dict(x=x, weight=scale, bias=bias, pre_add=pre_add, post_add=post_add)
+    arrays = dict(x=x, weight=scale, bias=bias, pre_bias=pre_bias, pre_add=pre_add, post_add=post_add)
     return _run("affine", arrays, layout, activation, act_param, return_sum)

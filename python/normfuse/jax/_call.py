@@ -28,7 +28,7 @@ OPERATIONS = ("group_norm_forward", "group_norm_backward", "batch_norm_forward",
               "batch_norm_backward_apply", "stats_merge", "sums_merge")
 SLOTS = _library.TENSOR_FIELDS
 BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
-PARAMETER_OF = {"dweight": "weight", "dbias": "bias", "dscale": "scale", "dshift": "shift"}
+PARAMETER_OF = {"dweight": "weight", "dbias": "bias", "dscale": "scale", "dshift": "shift", "dpre_bias": "pre_bias"}
 # float64 whatever jax_enable_x64 is: uint32 with a last axis of 2.
 WIDE = {"mean", "stats", "sums"}
 TARGET = "normfuse"
@@ -47,7 +47,7 @@ class Call(NamedTuple):
     activation: int = 0
     act_param: float = 0.0
     set_values: int = 0                 # values a channel has over all devices; 0: those of x
-    has_wide_gradients: bool = False    # dweight and dbias in float32 at least, to be summed over devices
+    has_wide_gradients: bool = False    # of parameters: in float32 at least, to be summed over devices
 
     @property
     def operator(self) -> str:
@@ -224,24 +224,31 @@ def _axes(call: Call, name: str, rank: int) -> Tuple[str, ...]:
 
 def synchronized(call: Call, arrays: Dict[str, Any], axes: Any) -> Dict[str, Any]:
     """A batch norm in training over the samples of all devices along these mesh axes: each computes the statistics of
-    its part, and three (backward: two) numbers a channel are gathered."""
+    its part, and three (backward: two) numbers a channel are gathered. dpre_bias [C] is that of all devices, too."""
     devices = jax.lax.psum(1, axes)
     first, merge, second = (("batch_norm_backward_sums", "sums_merge", "batch_norm_backward_apply") if call.is_backward
                             else ("batch_norm_stats", "stats_merge", "batch_norm_apply"))
     part = "sums" if call.is_backward else "stats"
     early = {"dpost_add"} if call.is_backward else {"u"}
-    needed = set(call.inputs) - {"du"} if call.is_backward else {"x", "pre_add"} & set(call.inputs)
+    needed = set(call.inputs) - {"du"} if call.is_backward else {"x", "pre_add", "pre_bias"} & set(call.inputs)
     one = call._replace(operation=first, inputs=ordered(needed), outputs=ordered({part} | early & set(call.outputs)))
     outputs = run(one, arrays)
     gathered = jax.lax.all_gather(outputs.pop(part), axes)
     join = Call(merge, (part,), (part,), False)
     rest = dict(arrays, **run(join, {part: gathered}))
-    late = ordered(set(call.outputs) - early)
+    late, taken = ordered(set(call.outputs) - early), set(call.inputs) | {part}
+    if "u" in outputs:  # which has what was added, and is rounded
+        rest["x"], taken = outputs["u"], taken - {"pre_add", "pre_bias"}
     x = arrays["x"]
     values = x.size // max(x.shape[-1 if call.channels_last else 1], 1) * devices
-    two = call._replace(operation=second, inputs=ordered(set(call.inputs) | {part}), outputs=late,
-                        set_values=values if call.is_backward else 0, has_wide_gradients=False)
-    outputs.update(run(two, rest))
+    two = call._replace(operation=second, inputs=ordered(taken), outputs=late,
+                        set_values=values if call.is_backward else 0, has_wide_gradients="dpre_bias" in late)
+    outputs.update(run(two, {name: rest[name] for name in two.inputs}))
+    if "dpre_bias" in late:  # the other parameters' are of the merged sums
+        if arrays["pre_bias"].ndim == 1:
+            outputs["dpre_bias"] = jax.lax.psum(outputs["dpre_bias"], axes)
+        outputs.update((name, outputs[name].astype(arrays[PARAMETER_OF[name]].dtype)) for name in late
+                       if name in PARAMETER_OF)
     return outputs
 
 
@@ -333,7 +340,7 @@ def _are_samples(call: Call, axes: Sequence[Tuple[str, ...]], is_mapped: Sequenc
     if call.operation not in OPERATIONS[:6] or (call.operator == "batch_norm" and not call.evaluates):
         return False
     sums = [name for name in call.outputs if name.startswith("running") or (
-        name in ("dweight", "dbias") and "n" not in axes[call.inputs.index(PARAMETER_OF[name])])]
+        name in ("dweight", "dbias", "dpre_bias") and "n" not in axes[call.inputs.index(PARAMETER_OF[name])])]
     return not sums and all("n" in labels for labels, mapped in zip(axes, is_mapped) if mapped)
 
 

@@ -74,13 +74,14 @@ def _apply_forward(settings: Settings, given: Any) -> Any:
     saved = {name: made[name] for name in ("mean", "rstd") if name in made}
     kept = {name: value for name, value in arrays.items()
             if not name.startswith("running") or not _trains(settings)}
-    if settings.return_sum:
+    if settings.return_sum:  # what was normalized is u, rounded, and pre_bias is the shape of its gradient alone
         kept["x"] = made["u"]
-        kept.pop("pre_add")
+        kept.pop("pre_add", None)
+    bias_of_u = kept.pop("pre_bias", None) if settings.return_sum else None
     # Keys of dicts are static.
     wanted = {name: () for name, primal in given.items() if primal.perturbed and not name.startswith("running")}
     made = {name: made[name] for name in made if name not in saved}
-    return made, (kept, saved, wanted, dict.fromkeys(arrays, ()))
+    return made, (kept, saved, wanted, dict.fromkeys(arrays, ()), bias_of_u)
 
 
 def _save_forward(settings: Settings, given: Any) -> Any:
@@ -88,20 +89,33 @@ def _save_forward(settings: Settings, given: Any) -> Any:
     return {**made, **residuals[1]}, residuals
 
 
+def _bias_gradient(settings: Settings, dx: Any, pre_bias: Any) -> Any:
+    """The sum of dx, of what the library was given u for."""
+    channel = dx.ndim - 1 if settings.channels_last else 1
+    shared = tuple(a for a in range(dx.ndim) if a != channel and (a > 0 or pre_bias.ndim == 1))
+    gradient = jnp.sum(dx.astype(jnp.promote_types(dx.dtype, jnp.float32)), shared)
+    if settings.axis_name is not None and pre_bias.ndim == 1:
+        gradient = jax.lax.psum(gradient, settings.axis_name)
+    return _sum_over(gradient, pre_bias).astype(pre_bias.dtype)
+
+
 def _apply_backward(settings: Settings, residuals: Any, cotangents: Arrays) -> Any:
-    kept, saved, wanted, names = residuals
+    kept, saved, wanted, names, bias_of_u = residuals
     given = {"d" + name: cotangents[name] for name in ("y", "u")
              if name in cotangents and not isinstance(cotangents[name], SymbolicZero)}
     if "dy" not in given:
         given["dy"] = jnp.zeros(kept["x"].shape, kept["x"].dtype)
-    outputs = {"d" + name for name in wanted if name not in ("x", "pre_add")}
-    if "x" in wanted or "pre_add" in wanted:
+    of_dx = {"x", "pre_add"} if bias_of_u is None else {"x", "pre_add", "pre_bias"}
+    outputs = {"d" + name for name in wanted if name not in of_dx}
+    if {"x", "pre_add", "pre_bias"} & set(wanted):
         outputs.add("dx")
     else:
         given.pop("du", None)
     made = backward(settings, ordered(outputs), kept, saved, given) if outputs else {}
     if "dx" in made:
         made["dpre_add"] = made["dx"]
+        if bias_of_u is not None and "pre_bias" in wanted:
+            made["dpre_bias"] = _bias_gradient(settings, made["dx"], bias_of_u)
     return ({name: made["d" + name] if name in wanted else None for name in names},)
 
 
@@ -163,10 +177,8 @@ _DEFAULT = {"leaky_relu": 0.01, "elu": 1.0}
 def formula(settings: Settings, arrays: Arrays) -> Arrays:
     """y and u in jax.numpy: what the library computes, for derivatives that it has not."""
     x = arrays["x"]
-    u = x + arrays["pre_add"].astype(x.dtype) if "pre_add" in arrays else x
     wide = jnp.promote_types(x.dtype, jnp.float32)
     channel = x.ndim - 1 if settings.channels_last else 1
-    z = u.astype(wide)
 
     def spread(parameter: Any) -> Any:
         shape = [1] * x.ndim
@@ -175,6 +187,15 @@ def formula(settings: Settings, arrays: Arrays) -> Arrays:
             shape[0] = x.shape[0]
         return parameter.astype(wide).reshape(shape)
 
+    u = x.astype(wide)
+    if "pre_bias" in arrays:
+        u = u + spread(arrays["pre_bias"])
+    if "pre_add" in arrays:
+        u = u + arrays["pre_add"].astype(wide)
+    # pre_bias alone is a part of the mean, and nothing is rounded.
+    if settings.return_sum or "pre_add" in arrays:
+        u = u.astype(x.dtype).astype(wide)
+    z = u
     if settings.operator != "affine":
         if not _trains(settings):
             mean, variance = spread(arrays["running_mean"]), spread(arrays["running_var"])
@@ -207,5 +228,5 @@ def formula(settings: Settings, arrays: Arrays) -> Arrays:
     parameter = settings.act_param if settings.flags & _library.HAS_ACT_PARAM else _DEFAULT.get(name, 0.0)
     made = {"y": _ACTIVATIONS[name](z, parameter).astype(x.dtype)}
     if settings.return_sum:
-        made["u"] = u
+        made["u"] = u.astype(x.dtype)
     return made

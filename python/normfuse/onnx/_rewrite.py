@@ -5,7 +5,8 @@ A group norm is a GroupNormalization, or as before version 18 of ONNX
 
     Reshape [0, G, -1], InstanceNormalization with scale 1 and bias 0, Reshape to the shape of x, Mul, Add
 
-with an activation behind it: one node, or Sigmoid and Mul for SiLU. Graphs are read through onnx's protobuf classes and
+with an activation behind it: one node, or Sigmoid and Mul for SiLU. An Add of what differs along N and C alone in front
+of a group norm becomes its skip. Graphs are read through onnx's protobuf classes and
 written as bytes: fields of the model that are not replaced are copied, whatever they hold.
 """
 from __future__ import annotations
@@ -401,6 +402,38 @@ _MATCHES = {"InstanceNormalization": _match_instance_norm, "GroupNormalization":
             "BatchNormalization": _match_batch_norm}
 
 
+# ---- additions ------------------------------------------------------------------------------------------------------
+
+def _is_bias(shape: Optional[Sequence[Any]], of: Sequence[Any]) -> bool:
+    """Whether what has that shape differs along N and C alone, and may be added to what has the other one."""
+    if shape is None or len(shape) not in (len(of), max(len(of) - 1, 3)):
+        return False
+    samples, *rest = shape if len(shape) == len(of) else (1, *shape)
+    return (samples == 1 or samples is not None and samples == of[0]) and rest == [of[1], *[1] * (len(of) - 2)]
+
+
+def _add_bias(graph: Graph, match: Match) -> None:
+    """The Add of an embedding or a bias in front of a group norm, where nothing else uses the sum."""
+    total = match.inputs[0]
+    add = graph.producer(total)
+    users, known = graph.users(total), [graph.shape(name) for name in match.inputs[1:]]
+    # A Reshape behind the norm may get its sizes of the sum.
+    others = [i for i in users if i not in match.nodes and not (
+        _is(graph.nodes[i], "Shape") and graph.only_user(graph.nodes[i].output[0]) in match.nodes)]
+    if match.operator != "GroupNorm" or not _is(add, "Add") or not users or others:
+        return
+    for x, bias in (tuple(add.input), tuple(add.input)[::-1]):
+        shape = graph.shape(x)
+        if shape is None or len(shape) < 3 or not isinstance(shape[1], int) or not _is_bias(graph.shape(bias), shape):
+            continue
+        if _is(graph.producer(x), "Conv") and _is_constant(graph, bias):
+            return  # ONNX Runtime folds it into the Conv
+        if all(sizes is not None and shape[1] in sizes for sizes in known):  # and not by group
+            match.operator, match.inputs = "SkipGroupNorm", [x, *match.inputs[1:], bias]
+            match.nodes.append(graph.producers[total])
+        return
+
+
 # ---- activations ----------------------------------------------------------------------------------------------------
 
 def _one_node(graph: Graph, node: Any) -> Optional[Tuple[str, Optional[float]]]:
@@ -463,6 +496,7 @@ def _replace(graph: Graph, plan: Plan, index: int) -> None:
         plan.changes.append(Change(name, norm.op_type, None, 0, str(reason)))
         return
     _add_activation(graph, match)
+    _add_bias(graph, match)
     node = onnx.helper.make_node(match.operator, match.inputs, [match.output], name=norm.name, domain=DOMAIN,
                                  **match.attributes)
     plan.replaced[max(match.nodes)] = node

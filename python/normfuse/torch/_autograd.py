@@ -3,8 +3,9 @@
 
 The first derivative is a backward operator. Where that must be differentiated itself (``create_graph=True``), a
 composite formula of torch's own operators takes its place, as torch's own norms do it. Saved for the backward are the
-normalized tensor (x, or the sum that was written), mean and rstd, and the parameters; with post_add and an activation
-also what the derivative of the activation is made of: y, where that is enough, or post_add.
+normalized tensor (x, or the sum that was written; of x with pre_bias alone x: it is a part of the mean), mean and
+rstd, and the parameters; with post_add and an activation also what the derivative of the activation is made of: y,
+where that is enough, or post_add.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _decompositions, _operators
-from ._decompositions import activate, wide
-from ._operators import (FROM_Y, WANT_BIAS, WANT_POST_ADD, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X, ops, straight,
-                         unpack_saved)
+from ._decompositions import activate, added, wide
+from ._operators import (FROM_U, FROM_Y, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT,
+                         WANT_X, ops, straight, unpack_saved, writes_u)
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
@@ -74,12 +75,21 @@ def _composite_z(u, weight, bias, scale, shift, post_add, moments):
     return z, normalized, statistics, (w, b, one_and_scale)
 
 
-def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param, moments, from_y=0):
-    """dx, dweight, dbias, dscale, dshift, dpost_add out of differentiable operations. from_y: post_add is y."""
-    shape = u.shape
+def pre_bias_gradient(dx, pre_bias):
+    """The sum of dx over what shares the bias."""
+    axes = (*range(2 - pre_bias.dim()), *range(2, dx.dim()))
+    return (wide(dx).sum(axes) if axes else dx).to(pre_bias.dtype)
+
+
+def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, activation, act_param, moments, bits=0):
+    """dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias out of differentiable operations. bits: FROM_Y, FROM_U,
+    and WANT_PRE_BIAS."""
+    shape, dtype = u.shape, u.dtype
+    if not bits & FROM_U:
+        u = added(u, pre_bias, None, False)
     z, normalized, (average, _, rstd), (w, b, one_and_scale) = _composite_z(
-        u, weight, bias, scale, shift, None if from_y else post_add, moments)
-    if from_y:
+        u, weight, bias, scale, shift, None if bits & FROM_Y else post_add, moments)
+    if bits & FROM_Y:
         z = wide(post_add.detach()).reshape(z.shape)  # the derivative is constant but for kinks
     dz = _activation_backward(wide(dy).reshape(z.shape), z, activation, act_param)
     toward = dz * (w * one_and_scale)
@@ -96,17 +106,20 @@ def _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_
         value = value.sum(0) if parameter.dim() == 1 else value
         return value.expand(*value.shape[:-2], shape[1], 1).reshape(parameter.shape).to(parameter.dtype)
 
-    return (dx.to(u.dtype), gradient(one_and_scale * sums_of_products, weight), gradient(one_and_scale * sums, bias),
+    dx = dx.to(dtype)
+    return (dx, gradient(one_and_scale * sums_of_products, weight), gradient(one_and_scale * sums, bias),
             gradient(w * sums_of_products + b * sums, scale), gradient(sums, shift),
-            None if post_add is None else dz.reshape(shape).to(u.dtype))
+            None if post_add is None else dz.reshape(shape).to(dtype),
+            pre_bias_gradient(dx, pre_bias) if bits & WANT_PRE_BIAS else None)
 
 
-def _composite_forward(x, weight, bias, scale, shift, pre_add, post_add, activation, act_param, moments):
+def _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, activation, act_param, return_sum,
+                       moments):
     """y and u (or None) out of differentiable operations, for forward-mode derivatives."""
-    u = x if pre_add is None else x + pre_add
+    u = added(x, pre_bias, pre_add, return_sum)
     z, _, _, _ = _composite_z(u, weight, bias, scale, shift, post_add, moments)
     y = activate(z, activation, act_param).reshape(x.shape).to(x.dtype)
-    return y, None if pre_add is None else u
+    return y, u if writes_u(pre_bias, pre_add, return_sum) else None
 
 
 def _group_average(groups):
@@ -138,23 +151,23 @@ def _moments_of(average, eps):
     return moments
 
 
-def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, post_add, groups, eps, activation,
-                          act_param, wanted):
-    return _composite(dy, du, u, weight, bias, scale, shift, post_add, activation, act_param,
-                      _moments_of(_group_average(groups), eps), wanted & FROM_Y)
+def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, groups, eps,
+                          activation, act_param, wanted):
+    return _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, activation, act_param,
+                      _moments_of(_group_average(groups), eps), wanted)
 
 
-def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, post_add, eps, activation, act_param, wanted):
-    gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param,
-                           _moments_of(_batch_average, eps), wanted & FROM_Y)
-    return (*gradients[:3], gradients[5])
+def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, pre_bias, post_add, eps, activation, act_param, wanted):
+    gradients = _composite(dy, du, u, weight, bias, None, None, pre_bias, post_add, activation, act_param,
+                           _moments_of(_batch_average, eps), wanted)
+    return (*gradients[:3], *gradients[5:])
 
 
-def _composite_batch_norm_evaluate(dy, du, u, running_mean, running_var, weight, bias, post_add, eps, activation,
-                                   act_param, wanted):
-    gradients = _composite(dy, du, u, weight, bias, None, None, post_add, activation, act_param,
-                           _given_moments(running_mean, running_var, eps), wanted & FROM_Y)
-    return (*gradients[:3], gradients[5])
+def _composite_batch_norm_evaluate(dy, du, u, running_mean, running_var, weight, bias, pre_bias, post_add, eps,
+                                   activation, act_param, wanted):
+    gradients = _composite(dy, du, u, weight, bias, None, None, pre_bias, post_add, activation, act_param,
+                           _given_moments(running_mean, running_var, eps), wanted)
+    return (*gradients[:3], *gradients[5:])
 
 
 def _no_moments(x):
@@ -162,39 +175,41 @@ def _no_moments(x):
 
 
 def _composite_channel_affine(dy, x, scale, bias, post_add, activation, act_param, wanted):
-    gradients = _composite(dy, None, x, scale, bias, None, None, post_add, activation, act_param, _no_moments,
-                           wanted & FROM_Y)
+    gradients = _composite(dy, None, x, scale, bias, None, None, None, post_add, activation, act_param, _no_moments,
+                           wanted)
     return (*gradients[:3], gradients[5])
 
 
 # Forward-mode derivatives: y and u of each forward operator.
 
 
-def _forward_group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
-    return _composite_forward(x, weight, bias, scale, shift, pre_add, post_add, activation, act_param,
-                              _moments_of(_group_average(groups), eps))
+def _forward_group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
+                        return_sum):
+    return _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, activation, act_param,
+                              return_sum, _moments_of(_group_average(groups), eps))
 
 
-def _forward_instance_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
-                           act_param):
-    return _composite_forward(x, weight, bias, None, None, pre_add, post_add, activation, act_param,
-                              _moments_of(_group_average(x.shape[1]), eps))
+def _forward_instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
+                           activation, act_param, return_sum):
+    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, activation, act_param,
+                              return_sum, _moments_of(_group_average(x.shape[1]), eps))
 
 
-def _forward_batch_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
-                        act_param):
-    return _composite_forward(x, weight, bias, None, None, pre_add, post_add, activation, act_param,
-                              _moments_of(_batch_average, eps))
+def _forward_batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
+                        activation, act_param, return_sum):
+    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, activation, act_param,
+                              return_sum, _moments_of(_batch_average, eps))
 
 
-def _forward_batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation,
-                                 act_param):
-    return _composite_forward(x, weight, bias, None, None, pre_add, post_add, activation, act_param,
-                              _given_moments(running_mean, running_var, eps))
+def _forward_batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps,
+                                 activation, act_param, return_sum):
+    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, activation, act_param,
+                              return_sum, _given_moments(running_mean, running_var, eps))
 
 
 def _forward_channel_affine(x, scale, bias, post_add, activation, act_param):
-    return _composite_forward(x, scale, bias, None, None, None, post_add, activation, act_param, _no_moments)[:1]
+    return _composite_forward(x, scale, bias, None, None, None, None, post_add, activation, act_param, False,
+                              _no_moments)[:1]
 
 
 # ---- first derivatives ------------------------------------------------------------------------------------------------
@@ -218,96 +233,116 @@ def saved_for_activation(post_add, y, activation, act_param):
     return post_add, 0
 
 
+def _save(ctx, x, u, statistics, parameters, pre_bias, pre_add, post_add, y, return_sum):
+    """What every norm's backward has: the normalized tensor, and ctx.bits for what the saved tensors are."""
+    has_u = writes_u(pre_bias, pre_add, return_sum)
+    post_add, from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
+    ctx.bits = from_y | (FROM_U if has_u else 0)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(u if has_u else x, *statistics, *parameters, pre_bias, post_add)
+    return () if has_u else (u,)  # no derivative
+
+
+def _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs):
+    return (WANT_X if x_needs or pre_add_needs or pre_bias_needs else 0) | (WANT_WEIGHT if weight_needs else 0) | \
+        (WANT_BIAS if bias_needs else 0) | (WANT_PRE_BIAS if pre_bias_needs else 0)
+
+
+def _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs):
+    """The gradients of x, pre_bias and pre_add where y has none."""
+    of_bias = du is not None and pre_bias_needs
+    return (du, pre_bias_gradient(du, ctx.saved_tensors[-2]) if of_bias else None, du if pre_add_needs else None)
+
+
 class _GroupNormBackward:
     """Also of instance norm with running statistics, whose groups are channels."""
 
     @staticmethod
     def save(ctx, inputs, outputs):
-        x, weight, bias, scale, shift, pre_add, post_add, ctx.groups, ctx.eps, ctx.activation, ctx.act_param = inputs
+        (x, weight, bias, scale, shift, pre_bias, pre_add, post_add, ctx.groups, ctx.eps, ctx.activation, ctx.act_param,
+         return_sum) = inputs
         y, u, mean, rstd = outputs
-        ctx.set_materialize_grads(False)
-        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
-        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias, scale, shift, post_add)
-        ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
+        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, scale, shift), pre_bias, pre_add, post_add, y, return_sum)
+        ctx.mark_non_differentiable(*fixed, mean, rstd)
 
     @staticmethod
     def backward(ctx, dy, du=None, dmean=None, drstd=None):
-        x_needs, weight_needs, bias_needs, scale_needs, shift_needs, pre_add_needs, post_add_needs = \
-            ctx.needs_input_grad[:7]
+        (x_needs, weight_needs, bias_needs, scale_needs, shift_needs, pre_bias_needs, pre_add_needs,
+         post_add_needs) = ctx.needs_input_grad[:8]
         if dy is None:
-            return du, None, None, None, None, du, None, None, None, None, None
-        wanted = (WANT_X if x_needs or pre_add_needs else 0) | (WANT_WEIGHT if weight_needs else 0) | \
-            (WANT_BIAS if bias_needs else 0) | (WANT_SCALE if scale_needs else 0) | (WANT_SHIFT if shift_needs else 0)
+            dx, dpre_bias, dpre_add = _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs)
+            return dx, None, None, None, None, dpre_bias, dpre_add, None, None, None, None, None, None
+        wanted = _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs) | \
+            (WANT_SCALE if scale_needs else 0) | (WANT_SHIFT if shift_needs else 0)
         activation = ctx.activation
         if post_add_needs and activation:
             wanted |= WANT_POST_ADD
-        dx, dweight, dbias, dscale, dshift, dpost_add = _call(
+        dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias = _call(
             ops.group_norm_backward.default, dy, du, *ctx.saved_tensors, ctx.groups, ctx.eps, activation,
-            ctx.act_param, wanted | ctx.from_y) if wanted else (None,) * 6
+            ctx.act_param, wanted | ctx.bits) if wanted else (None,) * 7
         return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
-                dscale if scale_needs else None, dshift if shift_needs else None, dx if pre_add_needs else None,
-                (dpost_add if activation else dy) if post_add_needs else None, None, None, None, None)
+                dscale if scale_needs else None, dshift if shift_needs else None,
+                dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
+                (dpost_add if activation else dy) if post_add_needs else None, None, None, None, None, None)
 
 
 class _InstanceNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        x, weight, bias, _, _, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param = inputs
+        (x, weight, bias, _, _, pre_bias, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param,
+         return_sum) = inputs
         y, u, mean, rstd = outputs
         ctx.groups = x.shape[1]
-        ctx.set_materialize_grads(False)
-        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
-        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias, None, None, post_add)
-        ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
+        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, None, None), pre_bias, pre_add, post_add, y, return_sum)
+        ctx.mark_non_differentiable(*fixed, mean, rstd)
 
     backward = _GroupNormBackward.backward
 
 
 def _batch_norm_gradients(ctx, op, dy, du):
-    """In the order of batch_norm's seven tensors."""
-    x_needs, weight_needs, bias_needs, _, _, pre_add_needs, post_add_needs = ctx.needs_input_grad[:7]
+    """In the order of batch_norm's eight tensors."""
+    x_needs, weight_needs, bias_needs, _, _, pre_bias_needs, pre_add_needs, post_add_needs = ctx.needs_input_grad[:8]
     if dy is None:
-        return du, None, None, None, None, du, None
-    wanted = (WANT_X if x_needs or pre_add_needs else 0) | (WANT_WEIGHT if weight_needs else 0) | \
-        (WANT_BIAS if bias_needs else 0)
+        dx, dpre_bias, dpre_add = _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs)
+        return dx, None, None, None, None, dpre_bias, dpre_add, None
+    wanted = _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs)
     activation = ctx.activation
     if post_add_needs and activation:
         wanted |= WANT_POST_ADD
-    dx, dweight, dbias, dpost_add = _call(op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param,
-                                          wanted | ctx.from_y) if wanted else (None,) * 4
+    dx, dweight, dbias, dpost_add, dpre_bias = _call(op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param,
+                                                     wanted | ctx.bits) if wanted else (None,) * 5
     return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None, None,
-            dx if pre_add_needs else None, (dpost_add if activation else dy) if post_add_needs else None)
+            dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
+            (dpost_add if activation else dy) if post_add_needs else None)
 
 
 class _BatchNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        x, weight, bias, _, _, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param = inputs
+        (x, weight, bias, _, _, pre_bias, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param,
+         return_sum) = inputs
         y, u, mean, rstd = outputs
-        ctx.set_materialize_grads(False)
-        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
-        ctx.save_for_backward(x if pre_add is None else u, mean, rstd, weight, bias, post_add)
-        ctx.mark_non_differentiable(*((u, mean, rstd) if pre_add is None else (mean, rstd)))
+        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias), pre_bias, pre_add, post_add, y, return_sum)
+        ctx.mark_non_differentiable(*fixed, mean, rstd)
 
     @staticmethod
     def backward(ctx, dy, du=None, dmean=None, drstd=None):
-        return (*_batch_norm_gradients(ctx, ops.batch_norm_backward.default, dy, du), None, None, None, None)
+        return (*_batch_norm_gradients(ctx, ops.batch_norm_backward.default, dy, du), *(None,) * 5)
 
 
 class _BatchNormEvaluateBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        x, weight, bias, running_mean, running_var, pre_add, post_add, ctx.eps, ctx.activation, ctx.act_param = inputs
+        (x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, ctx.eps, ctx.activation,
+         ctx.act_param, return_sum) = inputs
         y, u = outputs
-        ctx.set_materialize_grads(False)
-        post_add, ctx.from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
-        ctx.save_for_backward(x if pre_add is None else u, running_mean, running_var, weight, bias, post_add)
-        if pre_add is None:
-            ctx.mark_non_differentiable(u)
+        fixed = _save(ctx, x, u, (running_mean, running_var), (weight, bias), pre_bias, pre_add, post_add, y,
+                      return_sum)
+        ctx.mark_non_differentiable(*fixed)
 
     @staticmethod
     def backward(ctx, dy, du=None):
-        return (*_batch_norm_gradients(ctx, ops.batch_norm_evaluate_backward.default, dy, du), None, None, None)
+        return (*_batch_norm_gradients(ctx, ops.batch_norm_evaluate_backward.default, dy, du), *(None,) * 4)
 
 
 class _ChannelAffineBackward:
@@ -398,7 +433,7 @@ def _register_inference(name: str, differentiable: str) -> None:
 
     def kernel(*args):
         if _requires_grad(args) or _has_tangent(args):
-            return other(*args)[0]
+            return other(*args, False)[0]
         with _below_autograd():
             return op(*args)
 
@@ -471,8 +506,9 @@ class lean_group_norm(torch.autograd.Function):
         if _is_grad_enabled() or forward_ad._current_level >= 0:
             x, saved, weight, bias = ctx.saved_tensors
             mean, rstd = (values.view(-1, groups) for values in unpack_saved(saved, x))
-            dx, dweight, dbias, _, _, _ = ops.group_norm_backward.default(
-                dy, None, x, mean, rstd, weight, bias, None, None, None, groups, eps, activation, act_param, wanted)
+            dx, dweight, dbias, *_ = ops.group_norm_backward.default(
+                dy, None, x, mean, rstd, weight, bias, None, None, None, None, groups, eps, activation, act_param,
+                wanted)
             return _only(wanted, dx, dweight, dbias)
         gradients = _lean_group_norm_backward(dy, *ctx.saved_tensors, groups, activation, act_param, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
@@ -496,8 +532,8 @@ class lean_batch_norm(torch.autograd.Function):
         if _is_grad_enabled() or forward_ad._current_level >= 0:
             x, saved, weight, bias = ctx.saved_tensors
             mean, rstd = unpack_saved(saved, x)
-            dx, dweight, dbias, _ = ops.batch_norm_backward.default(dy, None, x, mean, rstd, weight, bias, None, eps,
-                                                                    activation, act_param, wanted)
+            dx, dweight, dbias, *_ = ops.batch_norm_backward.default(dy, None, x, mean, rstd, weight, bias, None, None,
+                                                                     eps, activation, act_param, wanted)
             return _only(wanted, dx, dweight, dbias)
         gradients = _lean_batch_norm_backward(dy, *ctx.saved_tensors, activation, act_param, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
@@ -518,8 +554,8 @@ class lean_batch_norm_evaluate(torch.autograd.Function):
         wanted = _WANTED[ctx.needs_input_grad]
         if _is_grad_enabled() or forward_ad._current_level >= 0:
             x, mean, var, weight, bias = ctx.saved_tensors
-            dx, dweight, dbias, _ = ops.batch_norm_evaluate_backward.default(dy, None, x, mean, var, weight, bias, None,
-                                                                             *ctx.numbers, wanted)
+            dx, dweight, dbias, *_ = ops.batch_norm_evaluate_backward.default(
+                dy, None, x, mean, var, weight, bias, None, None, *ctx.numbers, wanted)
             return _only(wanted, dx, dweight, dbias)
         gradients = _lean_batch_norm_evaluate_backward(dy, *ctx.saved_tensors, *ctx.numbers, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)

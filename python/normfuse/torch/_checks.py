@@ -67,13 +67,20 @@ def like_input(input: Tensor, **others: Optional[Tensor]) -> None:
             raise RuntimeError(f"Expected {name} to have the dtype of input, but got {other.dtype} and {input.dtype}")
 
 
+def bias_before(input: Tensor, pre_bias: Optional[Tensor]) -> None:
+    # Shapes of one length: to compare others makes torch.export take N and C for unequal.
+    if pre_bias is not None and pre_bias.shape != (input.shape[1:2] if pre_bias.dim() == 1 else input.shape[:2]):
+        raise RuntimeError(f"Expected pre_bias to be of shape [C] or [N, C], but got {list(pre_bias.shape)} and input "
+                           f"of shape {list(input.shape)}")
+
+
 def elements(channels: int, **parameters: Optional[Tensor]) -> None:
     for name, parameter in parameters.items():
         if parameter is not None and (parameter.numel() != channels or parameter.dim() != 1):
             raise RuntimeError(f"{name} should contain {channels} elements not {parameter.numel()}")
 
 
-def group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups) -> None:
+def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups) -> None:
     dimensions(x)
     if isinstance(groups, float):
         raise TypeError("group_norm(): argument 'num_groups' (position 2) must be int, not float")
@@ -91,15 +98,18 @@ def group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups) -> None
         if parameter is not None and parameter.shape != size[:2]:
             raise RuntimeError(f"Expected {name} to be of shape [N, C] = {list(size[:2])}, but got "
                                f"{list(parameter.shape)}")
+    bias_before(x, pre_bias)
     like_input(x, pre_add=pre_add, post_add=post_add)
-    dtype("group_norm", input=x, weight=weight, bias=bias, scale=scale, shift=shift)
+    dtype("group_norm", input=x, weight=weight, bias=bias, scale=scale, shift=shift, pre_bias=pre_bias)
 
 
-def batch_norm(name, x, weight, bias, running_mean, running_var, pre_add, post_add) -> None:
+def batch_norm(name, x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add) -> None:
     dimensions(x)
     elements(x.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    bias_before(x, pre_bias)
     like_input(x, pre_add=pre_add, post_add=post_add)
-    dtype(name, input=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    dtype(name, input=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var,
+          pre_bias=pre_bias)
 
 
 def channel_affine(x, scale, bias, post_add) -> None:

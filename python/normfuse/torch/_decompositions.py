@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import _operators
-from ._operators import ops
+from ._operators import ops, writes_u
 
 # ---- formulas -------------------------------------------------------------------------------------------------------
 
@@ -74,19 +74,19 @@ def _of_batch(x: Tensor) -> Tensor:
     return x.mean((0, *range(2, x.dim())), keepdim=True)
 
 
-def _finish(u, normalized, weight, bias, scale, shift, post_add, activation, act_param):
+def _finish(x, normalized, weight, bias, scale, shift, post_add, activation, act_param):
     z = normalized
     if weight is not None:
-        z = z * _shaped(weight, u)
+        z = z * _shaped(weight, x)
     if bias is not None:
-        z = z + _shaped(bias, u)
+        z = z + _shaped(bias, x)
     if scale is not None:
-        z = z * (1.0 + _shaped(scale, u))
+        z = z * (1.0 + _shaped(scale, x))
     if shift is not None:
-        z = z + _shaped(shift, u)
+        z = z + _shaped(shift, x)
     if post_add is not None:
         z = z + wide(post_add)
-    return activate(z, activation, act_param).to(u.dtype)
+    return activate(z, activation, act_param).to(x.dtype)
 
 
 def _normalize(u, average, eps):
@@ -101,9 +101,19 @@ def _normalize(u, average, eps):
     return values * rstd, near.double() + rest.double(), variance, rstd
 
 
-def _sum(x: Tensor, pre_add: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+def added(x: Tensor, pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool) -> Tensor:
+    """u: rounded once to x's dtype where it is a tensor, and wide where pre_bias is a part of the mean."""
+    if pre_bias is None:
+        return x if pre_add is None else x + pre_add
+    u = wide(x) + _shaped(pre_bias, x)
+    u = u if pre_add is None else u + wide(pre_add)
+    return u.to(x.dtype) if writes_u(pre_bias, pre_add, return_sum) else u
+
+
+def _sum(x: Tensor, pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool) -> tuple[Tensor, Tensor]:
     """The tensor that is normalized, and the operator's output of it."""
-    return (x, x.new_empty(0)) if pre_add is None else (x + pre_add,) * 2
+    u = added(x, pre_bias, pre_add, return_sum)
+    return u, u if writes_u(pre_bias, pre_add, return_sum) else x.new_empty(0)
 
 
 def _update(running_mean: Tensor, mean: Tensor, running_var: Tensor, variance: Tensor, count: int,
@@ -112,45 +122,49 @@ def _update(running_mean: Tensor, mean: Tensor, running_var: Tensor, variance: T
         running.copy_(running.double() * (1.0 - momentum) + new * momentum)
 
 
-def _of_samples(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
+def _of_samples(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
+                return_sum):
     """Group norm's outputs and the variance, with statistics that are [N, C]."""
-    u, written = _sum(x, pre_add)
+    u, written = _sum(x, pre_bias, pre_add, return_sum)
     normalized, *statistics = _normalize(u, _of_groups(groups), eps)
-    y = _finish(u, normalized, weight, bias, scale, shift, post_add, activation, act_param)
+    y = _finish(x, normalized, weight, bias, scale, shift, post_add, activation, act_param)
     mean, variance, rstd = (t.flatten(1) for t in statistics)
     return y, written, mean, variance, rstd
 
 
-def _group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
-    y, written, mean, _, rstd = _of_samples(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation,
-                                            act_param)
+def _group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
+                return_sum=False):
+    y, written, mean, _, rstd = _of_samples(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps,
+                                            activation, act_param, return_sum)
     each = x.shape[1] // groups
     return y, written, mean[:, ::each], rstd[:, ::each]
 
 
-def _instance_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
-                   act_param):
-    y, written, mean, variance, rstd = _of_samples(x, weight, bias, None, None, pre_add, post_add, x.shape[1], eps,
-                                                   activation, act_param)
+def _instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps, activation,
+                   act_param, return_sum):
+    y, written, mean, variance, rstd = _of_samples(x, weight, bias, None, None, pre_bias, pre_add, post_add,
+                                                   x.shape[1], eps, activation, act_param, return_sum)
     if running_mean is not None:
         _update(running_mean, mean.mean(0), running_var, variance.mean(0), x.numel() // (x.shape[0] * x.shape[1]),
                 momentum)
     return y, written, mean, rstd
 
 
-def _batch_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation, act_param):
-    u, written = _sum(x, pre_add)
+def _batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps, activation,
+                act_param, return_sum):
+    u, written = _sum(x, pre_bias, pre_add, return_sum)
     normalized, mean, variance, rstd = _normalize(u, _of_batch, eps)
-    y = _finish(u, normalized, weight, bias, None, None, post_add, activation, act_param)
+    y = _finish(x, normalized, weight, bias, None, None, post_add, activation, act_param)
     if running_mean is not None:
         _update(running_mean, mean.flatten(), running_var, variance.flatten(), x.numel() // x.shape[1], momentum)
     return y, written, mean.flatten(), rstd.flatten()
 
 
-def _batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation, act_param):
-    u, written = _sum(x, pre_add)
+def _batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps, activation,
+                         act_param, return_sum=False):
+    u, written = _sum(x, pre_bias, pre_add, return_sum)
     normalized = (wide(u) - _shaped(running_mean, u)) * (_shaped(running_var, u) + eps).rsqrt()
-    return _finish(u, normalized, weight, bias, None, None, post_add, activation, act_param), written
+    return _finish(x, normalized, weight, bias, None, None, post_add, activation, act_param), written
 
 
 def _channel_affine(x, scale, bias, post_add, activation, act_param):

@@ -7,8 +7,8 @@ interface where it has what they need ("shim"), and otherwise call the same libr
 tells which, and why. ``NORMFUSE_TORCH_BINDING`` = ``ctypes`` asks for the second.
 
 Shapes: x, dy, post_add, ... are [N, C, spatial...] with any number of spatial axes; weight, bias [C]; scale, shift
-[N, C]; mean, rstd [N, groups] or [C]. Saved means are f64: f32 would lose digits of the gradients where the mean is
-large beside the standard deviation.
+[N, C]; pre_bias [C] or [N, C]; mean, rstd [N, groups] or [C]. Saved means are f64: f32 would lose digits of the
+gradients where the mean is large beside the standard deviation.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from . import _checks, _native
 # The bits of `wanted` that the backward operators take.
 WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4, 8, 16, 32
 FROM_Y = 64  # and one that says what their post_add is: the forward's y, of which the activation's derivative is made
+WANT_PRE_BIAS = 128  # with WANT_X
+FROM_U = 256  # pre_bias is in u already; without it u is x + pre_bias
 
 ACTIVATIONS = {
     None: 0, "identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
@@ -35,38 +37,43 @@ DEFAULT_ACT_PARAM = {2: 0.01, 7: 1.0}
 _ACT = "int activation, float act_param"
 _NORM = "Tensor x, Tensor? weight, Tensor? bias"
 _ADAPTIVE = "Tensor? scale, Tensor? shift"
-_ADDS = "Tensor? pre_add, Tensor? post_add"
+_ADDS = "Tensor? pre_bias, Tensor? pre_add, Tensor? post_add"
 _RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
 _GIVEN_NORM, _GIVEN_RUNNING = "Tensor x, Tensor weight, Tensor bias", "Tensor(a!) running_mean, Tensor(b!) running_var"
 _SAVED = "Tensor mean, Tensor rstd"
+_BACK = "Tensor? pre_bias, Tensor? post_add"
 
 SCHEMAS = {
     "group_norm":
-        f"({_NORM}, {_ADAPTIVE}, {_ADDS}, int groups, float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"({_NORM}, {_ADAPTIVE}, {_ADDS}, int groups, float eps, {_ACT}, bool return_sum) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
     "group_norm_inference": f"({_NORM}, {_ADAPTIVE}, {_ADDS}, int groups, float eps, {_ACT}) -> Tensor",
     "group_norm_backward":
-        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, "
-        f"int groups, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, {_BACK}, "
+        f"int groups, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "instance_norm":
-        f"({_NORM}, {_RUNNING}, {_ADDS}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"({_NORM}, {_RUNNING}, {_ADDS}, float momentum, float eps, {_ACT}, bool return_sum) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
     "batch_norm":
-        f"({_NORM}, {_RUNNING}, {_ADDS}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"({_NORM}, {_RUNNING}, {_ADDS}, float momentum, float eps, {_ACT}, bool return_sum) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_backward":
-        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, Tensor? post_add, float eps, "
-        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_BACK}, float eps, "
+        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_evaluate":
-        f"({_NORM}, Tensor running_mean, Tensor running_var, {_ADDS}, float eps, {_ACT}) -> (Tensor, Tensor)",
+        f"({_NORM}, Tensor running_mean, Tensor running_var, {_ADDS}, float eps, {_ACT}, bool return_sum) "
+        "-> (Tensor, Tensor)",
     "batch_norm_inference":
         f"({_NORM}, Tensor running_mean, Tensor running_var, {_ADDS}, float eps, {_ACT}) -> Tensor",
     "batch_norm_evaluate_backward":
         "(Tensor dy, Tensor? du, Tensor u, Tensor running_mean, Tensor running_var, Tensor? weight, Tensor? bias, "
-        f"Tensor? post_add, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"{_BACK}, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "channel_affine": f"(Tensor x, Tensor? scale, Tensor? bias, Tensor? post_add, {_ACT}) -> Tensor",
     "channel_affine_backward":
         f"(Tensor dy, Tensor x, Tensor? scale, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor, Tensor)",
     # Statistics that are spread over workers: see normfuse.h, "sharded statistics".
-    "group_norm_stats": "(Tensor x, Tensor? pre_add, int groups) -> (Tensor, Tensor)",
+    "group_norm_stats": "(Tensor x, Tensor? pre_bias, Tensor? pre_add, int groups) -> (Tensor, Tensor)",
     "group_norm_apply":
         f"(Tensor u, Tensor stats, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
         f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
@@ -75,9 +82,9 @@ SCHEMAS = {
         f"{_ACT}, int wanted) -> (Tensor, Tensor)",
     "group_norm_backward_apply":
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, {_ADAPTIVE}, "
-        f"Tensor? post_add, int groups, int set_values, {_ACT}, int wanted) "
-        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "batch_norm_stats": "(Tensor x, Tensor? pre_add) -> (Tensor, Tensor)",
+        f"{_BACK}, int groups, int set_values, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "batch_norm_stats": "(Tensor x, Tensor? pre_bias, Tensor? pre_add) -> (Tensor, Tensor)",
     "batch_norm_apply":
         f"(Tensor u, Tensor stats, Tensor? weight, Tensor? bias, {_RUNNING}, Tensor? post_add, float momentum, "
         f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
@@ -85,8 +92,8 @@ SCHEMAS = {
         f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
         "-> (Tensor, Tensor)",
     "batch_norm_backward_apply":
-        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, Tensor? post_add, "
-        f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, {_BACK}, "
+        f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
     # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. saved: mean
     # and rstd, see unpack_saved. One value that is all of a call's group or channel is refused here.
@@ -210,47 +217,56 @@ def _big(x: Tensor, condition) -> Tensor:
     return like(x) if condition else _none(x)
 
 
+def writes_u(pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool) -> bool:
+    """Whether u is an output. pre_bias alone is a part of the mean, of which the backward makes it again."""
+    return pre_add is not None or (pre_bias is not None and return_sum)
+
+
 class _Outputs:
     """What each operator gives, for the fake kernels and the ctypes kernels alike."""
 
     @staticmethod
-    def group_norm(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
-        return (like(x), _big(x, pre_add is not None), *_saved(x, x.shape[0], groups))
+    def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
+                   return_sum):
+        return (like(x), _big(x, writes_u(pre_bias, pre_add, return_sum)), *_saved(x, x.shape[0], groups))
 
     @staticmethod
-    def group_norm_inference(x, weight, bias, scale, shift, pre_add, post_add, groups, eps, activation, act_param):
+    def group_norm_inference(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation,
+                             act_param):
         return like(x)
 
     @staticmethod
-    def group_norm_backward(dy, du, u, mean, rstd, weight, bias, scale, shift, post_add, groups, eps, activation,
-                            act_param, wanted):
+    def group_norm_backward(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, groups, eps,
+                            activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
                 _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
-                _big(u, post_add is not None and wanted & WANT_POST_ADD))
+                _big(u, post_add is not None and wanted & WANT_POST_ADD), _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
 
     @staticmethod
-    def instance_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
-                      act_param):
-        return (like(x), _big(x, pre_add is not None), *_saved(x, x.shape[0], x.shape[1]))
+    def instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
+                      activation, act_param, return_sum):
+        return (like(x), _big(x, writes_u(pre_bias, pre_add, return_sum)), *_saved(x, x.shape[0], x.shape[1]))
 
     @staticmethod
-    def batch_norm(x, weight, bias, running_mean, running_var, pre_add, post_add, momentum, eps, activation,
-                   act_param):
-        return (like(x), _big(x, pre_add is not None), *_saved(x, x.shape[1]))
+    def batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps, activation,
+                   act_param, return_sum):
+        return (like(x), _big(x, writes_u(pre_bias, pre_add, return_sum)), *_saved(x, x.shape[1]))
 
     @staticmethod
-    def batch_norm_backward(dy, du, u, mean, rstd, weight, bias, post_add, eps, activation, act_param, wanted):
+    def batch_norm_backward(dy, du, u, mean, rstd, weight, bias, pre_bias, post_add, eps, activation, act_param,
+                            wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
-                _big(u, post_add is not None and wanted & WANT_POST_ADD))
+                _big(u, post_add is not None and wanted & WANT_POST_ADD), _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
 
     batch_norm_evaluate_backward = batch_norm_backward
 
     @staticmethod
-    def batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation, act_param):
-        return like(x), _big(x, pre_add is not None)
+    def batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps, activation,
+                            act_param, return_sum):
+        return like(x), _big(x, writes_u(pre_bias, pre_add, return_sum))
 
     @staticmethod
-    def batch_norm_inference(x, weight, bias, running_mean, running_var, pre_add, post_add, eps, activation,
+    def batch_norm_inference(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps, activation,
                              act_param):
         return like(x)
 
@@ -264,8 +280,8 @@ class _Outputs:
                 _big(x, post_add is not None and wanted & WANT_POST_ADD))
 
     @staticmethod
-    def group_norm_stats(x, pre_add, groups):
-        return _f64(x, x.shape[0], groups, 3), _big(x, pre_add is not None)
+    def group_norm_stats(x, pre_bias, pre_add, groups):
+        return _f64(x, x.shape[0], groups, 3), _big(x, writes_u(pre_bias, pre_add, True))
 
     @staticmethod
     def group_norm_apply(u, stats, weight, bias, scale, shift, post_add, groups, eps, activation, act_param):
@@ -277,14 +293,15 @@ class _Outputs:
         return _f64(u, u.shape[0], u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
 
     @staticmethod
-    def group_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, scale, shift, post_add, groups,
+    def group_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, scale, shift, pre_bias, post_add, groups,
                                   set_values, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
-                _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift))
+                _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
+                _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
 
     @staticmethod
-    def batch_norm_stats(x, pre_add):
-        return _f64(x, x.shape[1], 3), _big(x, pre_add is not None)
+    def batch_norm_stats(x, pre_bias, pre_add):
+        return _f64(x, x.shape[1], 3), _big(x, writes_u(pre_bias, pre_add, True))
 
     @staticmethod
     def batch_norm_apply(u, stats, weight, bias, running_mean, running_var, post_add, momentum, eps, activation,
@@ -296,9 +313,10 @@ class _Outputs:
         return _f64(u, u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
 
     @staticmethod
-    def batch_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, post_add, set_values, activation,
-                                  act_param, wanted):
-        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
+    def batch_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, pre_bias, post_add, set_values,
+                                  activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
+                _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
 
     @staticmethod
     def stats_merge(stats):
@@ -344,19 +362,19 @@ class _Outputs:
 _OUTPUT_NAMES = {
     "group_norm": ("y", "u", "mean", "rstd"),
     "group_norm_inference": ("y",),
-    "group_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add"),
+    "group_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias"),
     "instance_norm": ("y", "u", "mean", "rstd"),
     "batch_norm": ("y", "u", "mean", "rstd"),
-    "batch_norm_backward": ("dx", "dweight", "dbias", "dpost_add"),
+    "batch_norm_backward": ("dx", "dweight", "dbias", "dpost_add", "dpre_bias"),
     "batch_norm_evaluate": ("y", "u"),
     "batch_norm_inference": ("y",),
-    "batch_norm_evaluate_backward": ("dx", "dweight", "dbias", "dpost_add"),
+    "batch_norm_evaluate_backward": ("dx", "dweight", "dbias", "dpost_add", "dpre_bias"),
     "channel_affine": ("y",),
     "channel_affine_backward": ("dx", "dweight", "dbias", "dpost_add"),
     "group_norm_stats": ("stats", "u"),
     "group_norm_apply": ("y", "mean", "rstd"),
     "group_norm_backward_sums": ("sums", "dpost_add"),
-    "group_norm_backward_apply": ("dx", "dweight", "dbias", "dscale", "dshift"),
+    "group_norm_backward_apply": ("dx", "dweight", "dbias", "dscale", "dshift", "dpre_bias"),
     "batch_norm_stats": ("stats", "u"),
     "batch_norm_apply": ("y", "mean", "rstd"),
     "batch_norm_backward_sums": ("sums", "dpost_add"),
@@ -368,10 +386,10 @@ _OUTPUT_NAMES = {
     "lean_batch_norm_inference": ("y",),
     "lean_batch_norm_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm_evaluate_backward": ("dx", "dweight", "dbias"),
-    "batch_norm_backward_apply": ("dx", "dweight", "dbias"),
+    "batch_norm_backward_apply": ("dx", "dweight", "dbias", "dpre_bias"),
 }
 # The outputs that are not written where the other inputs do not ask for them; all others always are.
-_OPTIONAL_OUTPUTS = {"u", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add"}
+_OPTIONAL_OUTPUTS = {"u", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias"}
 
 # Operator -> the library's operator, the direction whose scratch memory it takes, its function, the options' flags.
 _FUNCTIONS = {
@@ -396,7 +414,7 @@ _FUNCTIONS = {
     "batch_norm_backward_apply": ("batch_norm", "backward", "backward_apply", 0),
 }
 _BIG_INPUTS = {"x", "pre_add", "post_add", "dy", "du"}
-# Of x and what has its shape the library asks whether x alone is given; u is x with pre_add already added.
+# Of x and what has its shape the library asks whether x alone is given; u is x with what was added before.
 _RENAMED = {"u": "x"}
 
 
@@ -422,6 +440,8 @@ def _ctypes_kernel(name: str):
                 numbers[argument] = value
         if numbers.get("wanted", 0) & FROM_Y:
             tensors["y"] = tensors.pop("post_add")
+        if numbers.get("wanted", 0) & FROM_U:
+            tensors.pop("pre_bias", None)
         x = tensors["x"]
         if "groups" in numbers:
             _checks.groups_divide(x.shape[1], numbers["groups"])  # before outputs are made of their number
@@ -458,18 +478,18 @@ def _with_checks(name: str):
     if name in ("lean_group_norm", "lean_group_norm_inference"):
         def check(x, weight, bias, groups, *numbers):
             _checks.values_per_group(x, groups)
-            _checks.group_norm(x, weight, bias, None, None, None, None, groups)
+            _checks.group_norm(x, weight, bias, None, None, None, None, None, groups)
     elif name in ("group_norm", "group_norm_inference"):
         def check(*args):
-            _checks.group_norm(*args[:8])
+            _checks.group_norm(*args[:9])
     elif name in ("lean_batch_norm", "lean_batch_norm_forward_only", "lean_batch_norm_inference"):
         def check(*args):
             if name != "lean_batch_norm_inference":
                 _checks.values_per_channel(args[0].shape)
-            _checks.batch_norm("batch_norm", *args[:5], None, None)
+            _checks.batch_norm("batch_norm", *args[:5], None, None, None)
     elif lean in ("instance_norm", "batch_norm", "batch_norm_evaluate", "batch_norm_inference"):
         def check(*args):
-            _checks.batch_norm(lean, *args[:7])
+            _checks.batch_norm(lean, *args[:8])
     elif name == "channel_affine":
         def check(*args):
             _checks.channel_affine(*args[:4])

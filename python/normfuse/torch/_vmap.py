@@ -61,6 +61,10 @@ class _Samples:
             return parameter.expand(*shape, parameter.shape[-1]).flatten(0, 1)
         return self.join(parameter, dim)
 
+    def bias_before(self, pre_bias: Optional[Tensor], dim: Optional[int]) -> Optional[Tensor]:
+        """[C] where all share it, or else [B * N, C]."""
+        return pre_bias if pre_bias is None or dim is None and pre_bias.dim() == 1 else self.of_samples(pre_bias, dim)
+
     def split(self, joined: Tensor) -> Tensor:
         shape = (self.size, self.samples) if self.axis == 0 else (self.samples, self.size)
         return joined.unflatten(0, shape)
@@ -79,9 +83,11 @@ def _group_norm(op):
         if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None:
             return _slices(op, info.batch_size, in_dims, args)
         samples = _Samples(info.batch_size, args[0], in_dims[0])
-        joined = [samples.join(arg, dim) for arg, dim in zip(args[:7], in_dims)]
-        joined[1:3] = args[1:3]
-        return samples.results(op(*joined, *args[7:]))
+        x, weight, bias, scale, shift, pre_bias, pre_add, post_add, *rest = args
+        scale, shift, pre_add, post_add = (samples.join(arg, dim) for arg, dim in (
+            (scale, in_dims[3]), (shift, in_dims[4]), (pre_add, in_dims[6]), (post_add, in_dims[7])))
+        return samples.results(op(samples.join(x, in_dims[0]), weight, bias, scale, shift,
+                                  samples.bias_before(pre_bias, in_dims[5]), pre_add, post_add, *rest))
 
     return rule
 
@@ -104,8 +110,9 @@ def _evaluating_batch_norm(op):
         if in_dims[0] is None or any(dim is not None for dim in in_dims[1:5]):
             return _slices(op, info.batch_size, in_dims, args)
         samples = _Samples(info.batch_size, args[0], in_dims[0])
-        return samples.results(op(samples.join(args[0], in_dims[0]), *args[1:5], samples.join(args[5], in_dims[5]),
-                                  samples.join(args[6], in_dims[6]), *args[7:]))
+        return samples.results(op(samples.join(args[0], in_dims[0]), *args[1:5],
+                                  samples.bias_before(args[5], in_dims[5]), samples.join(args[6], in_dims[6]),
+                                  samples.join(args[7], in_dims[7]), *args[8:]))
 
     return rule
 

@@ -2,7 +2,7 @@
 """Functional normalization layers: drop-ins for those of ``torch.nn.functional``, with an activation and additions
 fused in.
 
-    u = input [+ pre_add]
+    u = input [+ pre_bias] [+ pre_add]
     z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]
     y = activation(z)
 
@@ -104,12 +104,12 @@ def _under_autocast(input: Tensor) -> Tensor:
     return input
 
 
-def _additions(input: Tensor, pre_add: Optional[Tensor], return_sum: bool,
+def _additions(input: Tensor, pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool,
                post_add: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """In input's dtype: under autocast an addition may arrive in f32 where input is 16 bits wide, or the other way
     round."""
-    if return_sum and pre_add is None:
-        raise ValueError("return_sum needs pre_add")
+    if return_sum and pre_add is None and pre_bias is None:
+        raise ValueError("return_sum needs pre_add or pre_bias")
     if pre_add is not None and pre_add.dtype != input.dtype:
         pre_add = pre_add.to(input.dtype)
     if post_add is not None and post_add.dtype != input.dtype:
@@ -155,7 +155,7 @@ def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, 
     """The operator that saves what a backward needs, where there is to be one, or the one that does not. A trace of
     torch.jit has the second, whose derivatives are the first's, with gradients or without."""
     if return_sum or _needs_gradient(args) and (_is_compiling() or not _is_tracing()):
-        outputs = _run(name, args)
+        outputs = _run(name, (*args, return_sum))
         return (outputs[0], outputs[1]) if return_sum else outputs[0]
     return _run(inference, args)
 
@@ -180,6 +180,7 @@ def group_norm(
     *,
     activation: Optional[str] = None,
     act_param: Optional[float] = None,
+    pre_bias: Optional[Tensor] = None,
     pre_add: Optional[Tensor] = None,
     return_sum: bool = False,
     post_add: Optional[Tensor] = None,
@@ -196,8 +197,10 @@ def group_norm(
         activation: applied to the result: None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu",
             "mish" or "relu6".
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0); of no other activation.
-        pre_add: input's shape; added to input before the statistics are taken.
-        return_sum: also return ``input + pre_add``, in input's dtype. Needs pre_add.
+        pre_bias: [C] or [N, C] (or [N, C, 1, ...]); added to input before the statistics are taken: the bias of the
+            convolution before, an embedding. Its gradient is the sum of input's.
+        pre_add: input's shape; likewise.
+        return_sum: also return ``input + pre_bias + pre_add``, in input's dtype. Needs one of them.
         post_add: input's shape; added before the activation.
         scale, shift: [N, C] (or [N, C, 1, ...]): ``* (1 + scale) + shift`` after weight and bias (AdaGN).
 
@@ -208,18 +211,19 @@ def group_norm(
         RuntimeError: shapes do not fit, or C is not divisible by num_groups.
         ValueError: a group has a single value; activation is not known, or act_param means nothing to it.
     """
-    if has_torch_function_variadic(input, weight, bias, pre_add, post_add, scale, shift):
+    if has_torch_function_variadic(input, weight, bias, pre_bias, pre_add, post_add, scale, shift):
         return handle_torch_function(
-            group_norm, (input, weight, bias, pre_add, post_add, scale, shift), input, num_groups, weight=weight,
-            bias=bias, eps=eps, activation=activation, act_param=act_param, pre_add=pre_add, return_sum=return_sum,
-            post_add=post_add, scale=scale, shift=shift)
+            group_norm, (input, weight, bias, pre_bias, pre_add, post_add, scale, shift), input, num_groups,
+            weight=weight, bias=bias, eps=eps, activation=activation, act_param=act_param, pre_bias=pre_bias,
+            pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale, shift=shift)
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
             parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        if pre_add is None and post_add is None and scale is None and shift is None and not return_sum and not (
+        if pre_add is None and post_add is None and scale is None and shift is None and pre_bias is None and \
+                not return_sum and not (
                 _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
                 forward_ad._current_level >= 0 or _is_tracing()):  # as _is_plain_eager()
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
@@ -227,14 +231,15 @@ def group_norm(
                 return _apply_lean_group_norm(input, weight, bias, (num_groups, eps, number, parameter))
             return _lean_group_norm_inference(input, weight, bias, num_groups, eps, number, parameter)
         _checks.values_per_group(input, num_groups)
-        pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
-        scale, shift = _per_sample(scale), _per_sample(shift)
+        pre_add, post_add = _additions(input, pre_bias, pre_add, return_sum, post_add)
+        scale, shift, pre_bias = _per_sample(scale), _per_sample(shift), _per_sample(pre_bias)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
-                             (input, weight, bias, scale, shift, pre_add, post_add, num_groups, eps, number, parameter))
+                             (input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups, eps, number,
+                              parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         _checks.values_per_group(input, num_groups)
         _check_activation(activation)
-        _checks.group_norm(input, weight, bias, scale, shift, pre_add, post_add, num_groups)
+        _checks.group_norm(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups)
         raise
 
 
@@ -250,6 +255,7 @@ def batch_norm(
     *,
     activation: Optional[str] = None,
     act_param: Optional[float] = None,
+    pre_bias: Optional[Tensor] = None,
     pre_add: Optional[Tensor] = None,
     return_sum: bool = False,
     post_add: Optional[Tensor] = None,
@@ -264,7 +270,7 @@ def batch_norm(
         training: take the statistics of input.
         momentum: running = (1 - momentum) * running + momentum * new.
         eps: added to the variance; above 0 when training.
-        activation, act_param, pre_add, return_sum, post_add: as of :func:`group_norm`.
+        activation, act_param, pre_bias, pre_add, return_sum, post_add: as of :func:`group_norm`.
 
     Returns:
         A tensor of input's shape, dtype and layout; with return_sum a pair of it and the sum.
@@ -274,11 +280,12 @@ def batch_norm(
             act_param means nothing to it.
         RuntimeError: shapes do not fit; no running statistics in evaluation.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_add, post_add):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add):
         return handle_torch_function(
-            batch_norm, (input, running_mean, running_var, weight, bias, pre_add, post_add), input, running_mean,
-            running_var, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps,
-            activation=activation, act_param=act_param, pre_add=pre_add, return_sum=return_sum, post_add=post_add)
+            batch_norm, (input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add), input,
+            running_mean, running_var, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps,
+            activation=activation, act_param=act_param, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+            post_add=post_add)
     if input.dim() < 2:
         return _of_no_channels(input, running_mean, running_var)
     if training:
@@ -298,8 +305,8 @@ def batch_norm(
             parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        if pre_add is None and post_add is None and not return_sum and weight is not None and bias is not None and \
-                running_mean is not None and not (
+        if pre_add is None and post_add is None and pre_bias is None and not return_sum and weight is not None and \
+                bias is not None and running_mean is not None and not (
                     _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
                     forward_ad._current_level >= 0 or _is_tracing()):  # as _is_plain_eager()
             needs_gradient = _is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad)
@@ -313,20 +320,21 @@ def batch_norm(
                 return _apply_lean_batch_norm_evaluate(
                     input, weight, bias, (running_mean, running_var, eps, number, parameter))
             return _lean_batch_norm_inference(input, weight, bias, running_mean, running_var, eps, number, parameter)
-        pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
+        pre_add, post_add = _additions(input, pre_bias, pre_add, return_sum, post_add)
+        pre_bias = _per_sample(pre_bias)
         if training:
             _checks.values_per_channel(input.shape)
-            outputs = _run("batch_norm", (input, weight, bias, running_mean, running_var, pre_add, post_add, momentum,
-                                          eps, number, parameter))
+            outputs = _run("batch_norm", (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add,
+                                          momentum, eps, number, parameter, return_sum))
             return (outputs[0], outputs[1]) if return_sum else outputs[0]
         return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
-                             (input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
-                              parameter))
+                             (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps,
+                              number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         if training:
             _checks.values_per_channel(input.shape)
         _check_activation(activation)
-        _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
+        _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
         raise
 
 
@@ -351,6 +359,7 @@ def instance_norm(
     *,
     activation: Optional[str] = None,
     act_param: Optional[float] = None,
+    pre_bias: Optional[Tensor] = None,
     pre_add: Optional[Tensor] = None,
     return_sum: bool = False,
     post_add: Optional[Tensor] = None,
@@ -365,7 +374,7 @@ def instance_norm(
         use_input_stats: take the statistics of each sample's channels.
         momentum: running = (1 - momentum) * running + momentum * new.
         eps: added to the variance.
-        activation, act_param, pre_add, return_sum, post_add: as of :func:`group_norm`.
+        activation, act_param, pre_bias, pre_add, return_sum, post_add: as of :func:`group_norm`.
 
     Returns:
         A tensor of input's shape, dtype and layout; with return_sum a pair of it and the sum.
@@ -374,12 +383,12 @@ def instance_norm(
         ValueError: a channel of a sample has a single value; activation is not known, or act_param means nothing to it.
         RuntimeError: shapes do not fit; no running statistics where they are needed.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_add, post_add):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add):
         return handle_torch_function(
-            instance_norm, (input, running_mean, running_var, weight, bias, pre_add, post_add), input,
+            instance_norm, (input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add), input,
             running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
             use_input_stats=use_input_stats, momentum=momentum, eps=eps, activation=activation, act_param=act_param,
-            pre_add=pre_add, return_sum=return_sum, post_add=post_add)
+            pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add)
     if use_input_stats and _checks.product(input.shape[2:]) == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {input.shape}")
     if (running_mean is None) != (running_var is None):
@@ -393,27 +402,29 @@ def instance_norm(
             parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        pre_add, post_add = _additions(input, pre_add, return_sum, post_add)
+        pre_add, post_add = _additions(input, pre_bias, pre_add, return_sum, post_add)
+        pre_bias = _per_sample(pre_bias)
         if not use_input_stats:
             return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
-                                 (input, weight, bias, running_mean, running_var, pre_add, post_add, eps, number,
-                                  parameter))
+                                 (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps,
+                                  number, parameter))
         if running_mean is not None:
-            outputs = _run("instance_norm", (input, weight, bias, running_mean, running_var, pre_add, post_add,
-                                             momentum, eps, number, parameter))
+            outputs = _run("instance_norm", (input, weight, bias, running_mean, running_var, pre_bias, pre_add,
+                                             post_add, momentum, eps, number, parameter, return_sum))
             return (outputs[0], outputs[1]) if return_sum else outputs[0]
         channels = input.shape[1]
         if channels == 0:
             return (input.clone(), input.clone()) if return_sum else input.clone()
-        if pre_add is None and post_add is None and _is_plain_eager():
+        if pre_bias is None and pre_add is None and post_add is None and _is_plain_eager():
             if _needs_gradient((input, weight, bias)):
                 return _apply_lean_group_norm(input, weight, bias, (channels, eps, number, parameter))
             return _lean_group_norm_inference(input, weight, bias, channels, eps, number, parameter)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
-                             (input, weight, bias, None, None, pre_add, post_add, channels, eps, number, parameter))
+                             (input, weight, bias, None, None, pre_bias, pre_add, post_add, channels, eps, number,
+                              parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         _check_activation(activation)
-        _checks.batch_norm("instance_norm", input, weight, bias, running_mean, running_var, pre_add, post_add)
+        _checks.batch_norm("instance_norm", input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
         raise
 
 
@@ -450,7 +461,7 @@ def channel_affine(
             parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        _, post_add = _additions(input, None, False, post_add)
+        _, post_add = _additions(input, None, None, False, post_add)
         return _run("channel_affine", (input, scale, bias, post_add, number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         _check_activation(activation)

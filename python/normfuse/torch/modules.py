@@ -7,14 +7,15 @@ activation that the layer applies to its own output; `repr` shows them where the
 
 A layer is called as its stock class is, and takes the tensors that can be fused into the call as further keywords:
 
-    u = input [+ pre_add]
+    u = input [+ pre_bias] [+ pre_add]
     z = normalized(u) * weight + bias [* (1 + scale) + shift] [+ post_add]
     y = activation(z)
 
     input                      [N, C, spatial...]; f64, f32, f16 or bf16, whatever the parameters' dtype
+    pre_bias                   [C], [N, C] or [N, C, 1, ...]
     pre_add, post_add          input's shape; converted to input's dtype
     scale, shift               [N, C] or [N, C, 1, ...]                            (GroupNorm)
-    return_sum=True            gives (y, u); needs pre_add
+    return_sum=True            gives (y, u); needs pre_bias or pre_add
     activation, act_param      those of this call, where the layer has none of its own
 
 The output has input's shape, dtype and memory layout. What stock rejects is rejected with stock's message: the checks
@@ -125,13 +126,13 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
         process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
             hold together. It is cut along axis `sharded_dim` (2 or more, or negative) in rank order. Strips may differ
             in size and be empty; the other sizes are equal. Every process gets the same mean and rstd, to the bit, and
-            the output of its strip. Gradients of weight, bias, scale and shift are this strip's: sum them over the
-            processes. sharded_dim=None (the default): the input is whole, and process_group must be None.
+            the output of its strip. Gradients of weight, bias, scale, shift and pre_bias are this strip's: sum
+            them over the processes. sharded_dim=None (the default): the input is whole, and process_group must be None.
 
     Call:
-        layer(input, *, pre_add=None, return_sum=False, post_add=None, scale=None, shift=None, activation=None,
-        act_param=None) with input [N, C, spatial...] of any number of spatial axes; the others and what is returned as
-        of normfuse.torch.group_norm.
+        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, scale=None, shift=None,
+        activation=None, act_param=None) with input [N, C, spatial...] of any number of spatial axes; the others and
+        what is returned as of normfuse.torch.group_norm.
 
     Raises:
         ValueError: num_groups does not divide num_channels; a group of the input has one value; activation or act_param
@@ -155,12 +156,12 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
             self.sharded_dim = sharded_dim
             self.process_group = process_group
 
-    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
-                post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None, shift: Optional[Tensor] = None,
-                activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
+    def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
+                return_sum: bool = False, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
+                shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
-            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
-                        shift=shift, activation=activation, act_param=act_param)
+            return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                        post_add=post_add, scale=scale, shift=shift, activation=activation, act_param=act_param)
         if activation is None and act_param is None:
             activation, act_param = self.activation, self.act_param
         else:
@@ -174,11 +175,11 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
             from . import distributed
             return distributed.group_norm(input, self.num_groups, weight, bias, self.eps, sharded_dim=self.sharded_dim,
                                           process_group=self.process_group, activation=activation, act_param=act_param,
-                                          pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale,
-                                          shift=shift)
+                                          pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                                          post_add=post_add, scale=scale, shift=shift)
         return functional.group_norm(input, self.num_groups, weight, bias, self.eps, activation=activation,
-                                     act_param=act_param, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
-                                     scale=scale, shift=shift)
+                                     act_param=act_param, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                                     post_add=post_add, scale=scale, shift=shift)
 
     def _activation_repr(self) -> str:
         return super()._activation_repr() + ("" if self.sharded_dim is None else f", sharded_dim={self.sharded_dim}")
@@ -193,12 +194,12 @@ class _BatchNorm(_Activated):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **stock)
         self._set_activation(activation, act_param)
 
-    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
-                post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+    def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
+                return_sum: bool = False, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
-            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
-                        act_param=act_param)
+            return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                        post_add=post_add, activation=activation, act_param=act_param)
         self._check_input_dim(input)
         momentum, training = self.momentum, self.training
         if activation is None and act_param is None:
@@ -225,7 +226,8 @@ class _BatchNorm(_Activated):
         return functional.batch_norm(input, running_mean, running_var, weight, bias,
                                      training or (running_mean is None and running_var is None),
                                      0.0 if momentum is None else momentum, self.eps, activation=activation,
-                                     act_param=act_param, pre_add=pre_add, return_sum=return_sum, post_add=post_add)
+                                     act_param=act_param, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                                     post_add=post_add)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -237,9 +239,9 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
 
     Call:
-        layer(input, *, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None) with input
-        [N, C] or [N, C, L]; the others and what is returned as of normfuse.torch.batch_norm. Training takes the
-        statistics of the batch and updates the running ones, but inside a backward pass (see normfuse.torch.modules).
+        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None)
+        with input [N, C] or [N, C, L]; the others and what is returned as of normfuse.torch.batch_norm. Training takes
+        the statistics of the batch and updates the running ones, but inside a backward pass (see normfuse.torch.modules).
 
     Raises:
         ValueError: the input has another number of axes, or one value a channel while training; activation or act_param
@@ -283,17 +285,17 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
     _check_non_zero_input_channels = torch.nn.SyncBatchNorm._check_non_zero_input_channels
 
-    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
-                post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+    def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
+                return_sum: bool = False, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
-            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
-                        act_param=act_param)
+            return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                        post_add=post_add, activation=activation, act_param=act_param)
         from . import distributed
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
         if not (self.training and distributed.spans_processes(self.process_group)):
-            return super().forward(input, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
+            return super().forward(input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
                                    activation=activation, act_param=act_param)
         running_mean = running_var = batches = None
         momentum = self.momentum
@@ -308,8 +310,8 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
         activation, act_param = self._of_this_call(activation, act_param)
         return distributed.batch_norm(input, running_mean, running_var, self.weight, self.bias,
                                       0.0 if momentum is None else momentum, self.eps,
-                                      batches_tracked=batches, process_group=self.process_group, pre_add=pre_add,
-                                      return_sum=return_sum, post_add=post_add, activation=activation,
+                                      batches_tracked=batches, process_group=self.process_group, pre_bias=pre_bias,
+                                      pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
                                       act_param=act_param)
 
     @classmethod
@@ -349,12 +351,12 @@ class _InstanceNorm(_Activated):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **stock)
         self._set_activation(activation, act_param)
 
-    def forward(self, input: Tensor, *, pre_add: Optional[Tensor] = None, return_sum: bool = False,
-                post_add: Optional[Tensor] = None, activation: Optional[str] = None,
+    def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
+                return_sum: bool = False, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
-            return leaf(self, input, pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
-                        act_param=act_param)
+            return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                        post_add=post_add, activation=activation, act_param=act_param)
         self._check_input_dim(input)
         unbatched = input.dim() == self._get_no_batch_dim()
         self._check_channels(input, 0 if unbatched else 1)
@@ -364,7 +366,7 @@ class _InstanceNorm(_Activated):
         output = functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias,
                                           self.training or not self.track_running_stats,
                                           0.0 if self.momentum is None or _recomputes() else self.momentum, self.eps,
-                                          pre_add=pre_add,
+                                          pre_bias=pre_bias, pre_add=pre_add,
                                           return_sum=return_sum, post_add=post_add, activation=activation,
                                           act_param=act_param)
         if not unbatched:
@@ -390,8 +392,8 @@ class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
 
     Call:
-        layer(input, *, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None) with input
-        [N, C, L] or [C, L]; the others and what is returned as of normfuse.torch.instance_norm.
+        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None)
+        with input [N, C, L] or [C, L]; the others and what is returned as of normfuse.torch.instance_norm.
 
     Raises:
         ValueError: the input has another number of axes, one value a channel, or, with affine, other channels;

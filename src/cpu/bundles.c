@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * sets.c - what belongs to a set: its coefficients before the apply part, and what its sums give the caller. */
+ * bundles.c - what belongs to a bundle: its coefficients before the apply part, and what its sums give the caller. */
 #include "cpu/plan.h"
 
 #include <math.h>
@@ -34,9 +34,9 @@ void normfuse_read_parameters(const struct plan *plan)
         to_double(&p->bias, plan->bias, p->c, 0);
 }
 
-/* ---- per set: coefficients before, results after ----------------------------------------------------------------- */
+/* ---- per bundle: coefficients before, results after -------------------------------------------------------------- */
 
-/* One set under rows, one channel or group under columns: which statistics it has. */
+/* Of a norm group. */
 struct statistics {
     double mean, rstd;
 };
@@ -59,7 +59,7 @@ static struct statistics running(const struct plan *plan, int64_t c)
  * than the mean. A difference of doubles is exact with what it leaves out (Knuth). Calls: inlined they are 2 KB. */
 static __attribute__((noinline)) double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, double *rest)
 {
-    const double bias = load_parameter(&plan->p->pre_bias, n, c, 0), of_x = mean - bias, part = of_x - mean;
+    const double bias = pre_bias_of(plan, n, c), of_x = mean - bias, part = of_x - mean;
     const double k = plan->is_double ? of_x : (double)(float)of_x;
     *rest = (k - of_x) - ((mean - (of_x - part)) - (bias + part));
     return k;
@@ -146,37 +146,37 @@ static struct statistics given_statistics(const struct plan *plan, int64_t n, in
     return plan->backward ? saved(plan, plan->batch ? 0 : n, g) : from_moments(plan, given_stats(plan, n, g));
 }
 
-static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t set);
+static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t bundle);
 
-/* What a set holds: channels [first, first + count), in groups of d that share statistics, the first of them g. */
+/* What a bundle holds: channels [first, first + count), in groups of d that share statistics, the first of them g. */
 struct extent {
     int64_t n, first, count, d, groups, g;
 };
 
-static struct extent extent_of(const struct plan *plan, int64_t set)
+static struct extent extent_of(const struct plan *plan, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t d = plan->batch || plan->none ? 1 : plan->group_channels;
-    struct extent e = {.n = sample_of(plan, set), .d = d};
+    struct extent e = {.n = sample_of(plan, bundle), .d = d};
     if (p->columns) {
-        e.first = first_channel(plan, set);
-        e.count = channels_of(plan, set);
+        e.first = first_channel(plan, bundle);
+        e.count = channels_of(plan, bundle);
         e.g = e.first / d;
     } else {
-        e.g = plan->none ? 0 : group_of(plan, set);
+        e.g = plan->none ? 0 : group_of(plan, bundle);
         e.first = e.g * d;
-        e.count = plan->none ? p->c : bundled(plan, set) * d;
+        e.count = plan->none ? p->c : groups_in(plan, bundle) * d;
     }
     e.groups = e.count / larger(1, d);
     return e;
 }
 
-void normfuse_prepare_set(const struct plan *plan, struct set_state *state, double *sums, int64_t set)
+void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state, double *sums, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
     if (!plan->backward && plan->reduce)
         return;
-    const struct extent e = extent_of(plan, set);
+    const struct extent e = extent_of(plan, bundle);
     for (int64_t j = 0; j < e.groups; j++)
         store_forward(plan, &state->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
     if (plan->backward)
@@ -191,7 +191,7 @@ void normfuse_prepare_set(const struct plan *plan, struct set_state *state, doub
             sums[i] = given[2 * i];
             sums[e.count + i] = given[2 * i + 1];
         }
-        backward_coefficients(plan, &state->c, sums, set);
+        backward_coefficients(plan, &state->c, sums, bundle);
     }
 }
 
@@ -206,11 +206,11 @@ static void fill_real(const struct plan *plan, void *array, int64_t i, int64_t c
             ((float *)array)[j] = (float)v;
 }
 
-/* q, r of dx = p*dy' + q*(x - k) + r from the sums of the set's channels. */
-static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t set)
+/* q, r of dx = p*dy' + q*(x - k) + r from the sums of the bundle's channels. */
+static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
-    const struct extent e = extent_of(plan, set);
+    const struct extent e = extent_of(plan, bundle);
     const double m = (double)plan->set_values;
     const bool plain = !p->scale.data && !p->weight.batch;
     for (int64_t j = 0; j < e.groups; j++) {
@@ -252,7 +252,7 @@ static void update_running(const struct normfuse_problem *p, int64_t c, double m
     store_parameter(&p->running_var, 0, c, (1 - momentum) * load_parameter(&p->running_var, 0, c, 1) + momentum * unbiased);
 }
 
-/* Writes what a set's (or group's) moments give to the caller. Sample sums: instance norm's running statistics. */
+/* Writes what a norm group's moments give to the caller. Sample sums: instance norm's running statistics. */
 static void store_statistics(const struct plan *plan, int64_t n, int64_t g, struct moments m, struct statistics st, bool writes_stats)
 {
     const struct normfuse_problem *p = plan->p;
@@ -277,9 +277,9 @@ static void store_statistics(const struct plan *plan, int64_t n, int64_t g, stru
     }
 }
 
-/* Joins the moments of a set's pieces, in order, onto mean and m2, which have `before` values each; gives how many they
- * have then. */
-static double join_pieces(const struct plan *plan, const struct set_state *state, int64_t entries, double before, double *restrict mean,
+/* Joins the moments of a bundle's pieces, in order, onto mean and m2, which have `before` values each; gives how many
+ * they have then. */
+static double join_pieces(const struct plan *plan, const struct bundle_state *state, int64_t entries, double before, double *restrict mean,
                           double *restrict m2)
 {
     const double values = (double)(!plan->p->columns ? 1 : plan->batch ? plan->spread : plan->group_channels);
@@ -305,10 +305,10 @@ static double join_pieces(const struct plan *plan, const struct set_state *state
     return before;
 }
 
-static void finish_forward(const struct plan *plan, struct team *team, struct set_state *state, int64_t set)
+static void finish_forward(const struct plan *plan, struct team *team, struct bundle_state *state, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
-    const struct extent e = extent_of(plan, set);
+    const struct extent e = extent_of(plan, bundle);
     const bool writes_stats = p->stats && !(p->phases & NORMFUSE_PHASE_APPLY);
     double *mean = team->sums, *m2 = team->sums + e.groups, count = 0;
     memset(mean, 0, (size_t)(2 * e.groups) * 8);
@@ -333,10 +333,10 @@ static void finish_forward(const struct plan *plan, struct team *team, struct se
             repeat_entries(plan, arrays[j], e.count);
 }
 
-static void finish_backward(const struct plan *plan, struct team *team, struct set_state *state, int64_t set)
+static void finish_backward(const struct plan *plan, struct team *team, struct bundle_state *state, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
-    const struct extent e = extent_of(plan, set);
+    const struct extent e = extent_of(plan, bundle);
     double *all = team->sums, *centred = team->sums + e.count;
     const bool writes_sums = p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
     double *given = writes_sums ? p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first) : NULL;
@@ -370,7 +370,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         }
     } else {
         for (int64_t part = 0; part < plan->parts; part++) {
-            const double *restrict first = state->partials + 2 * part * plan->set_channels, *restrict second = first + plan->set_channels;
+            const double *restrict first = state->partials + 2 * part * plan->bundle_channels, *restrict second = first + plan->bundle_channels;
             for (int64_t i = 0; i < e.count; i++) {
                 all[i] += first[i];
                 centred[i] += second[i];
@@ -424,16 +424,16 @@ static void finish_backward(const struct plan *plan, struct team *team, struct s
         }
     }
     if (plan->dependent)
-        backward_coefficients(plan, &state->c, team->sums, set);
+        backward_coefficients(plan, &state->c, team->sums, bundle);
 }
 
-void normfuse_finish_set(const struct plan *plan, struct team *team, int64_t set)
+void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t bundle)
 {
-    struct set_state *state = &team->state[set & 1];
+    struct bundle_state *state = &team->state[bundle & 1];
     if (plan->backward)
-        finish_backward(plan, team, state, set);
+        finish_backward(plan, team, state, bundle);
     else
-        finish_forward(plan, team, state, set);
+        finish_forward(plan, team, state, bundle);
 }
 
 void normfuse_finish_samples(const struct plan *plan)
@@ -461,7 +461,7 @@ void normfuse_finish_samples(const struct plan *plan)
     }
 }
 
-void normfuse_put_given_statistics(const struct plan *plan)
+void normfuse_store_given_statistics(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     for (int64_t n = 0; n < (plan->batch ? 1 : p->n); n++)
@@ -471,7 +471,7 @@ void normfuse_put_given_statistics(const struct plan *plan)
         }
 }
 
-void normfuse_put_given_gradients(const struct plan *plan)
+void normfuse_store_given_gradients(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     for (int64_t c = 0; c < p->c; c++) {
@@ -496,7 +496,7 @@ void normfuse_put_given_gradients(const struct plan *plan)
 /* ---- problems without elements ------------------------------------------------------------------------------------- */
 
 /* Statistics over nothing, or those that were merged from other shards. */
-static void put_empty_statistics(const struct plan *plan)
+static void store_empty_statistics(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const bool given = !(p->phases & NORMFUSE_PHASE_STATISTICS);
@@ -520,7 +520,7 @@ static void put_empty_statistics(const struct plan *plan)
     }
 }
 
-static void put_zeros(const struct plan *plan, const struct normfuse_parameter *q, bool per_sample)
+static void store_zeros(const struct plan *plan, const struct normfuse_parameter *q, bool per_sample)
 {
     if (!q->data)
         return;
@@ -529,7 +529,7 @@ static void put_zeros(const struct plan *plan, const struct normfuse_parameter *
             store_parameter(q, n, c, 0);
 }
 
-void normfuse_put_empty(const struct plan *plan)
+void normfuse_store_empty(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const size_t samples = plan->batch ? 1 : (size_t)p->n;
@@ -538,19 +538,19 @@ void normfuse_put_empty(const struct plan *plan)
             if (!p->accumulate)
                 memset(p->stats, 0, samples * (size_t)plan->groups * 3 * sizeof *p->stats);
         } else if (!plan->none) {
-            put_empty_statistics(plan);
+            store_empty_statistics(plan);
         }
     } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS)) {
-        normfuse_put_given_gradients(plan);
+        normfuse_store_given_gradients(plan);
     } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY)) {
         if (!p->accumulate)
             memset(p->sums, 0, samples * (size_t)p->c * 2 * sizeof *p->sums);
     } else {
         if (!p->accumulate) {
-            put_zeros(plan, &p->dweight, p->dweight.batch != 0);
-            put_zeros(plan, &p->dbias, p->dbias.batch != 0);
+            store_zeros(plan, &p->dweight, p->dweight.batch != 0);
+            store_zeros(plan, &p->dbias, p->dbias.batch != 0);
         }
-        put_zeros(plan, &p->dscale, true);
-        put_zeros(plan, &p->dshift, true);
+        store_zeros(plan, &p->dscale, true);
+        store_zeros(plan, &p->dshift, true);
     }
 }
