@@ -488,8 +488,8 @@ template <int V> __device__ __forceinline__ void halve(float (&first)[V], float 
     }
 }
 
-/* What a thread found in a subvector: adjacent channels of its vector that are of one group, as many as any vector and any
- * group have in common. The mean is squares' and less `first`, one of the thread's values. */
+/* What a thread found in a subvector: adjacent channels of its vector that are of one group, as many as any vector and
+ * any group have in common. The mean is squares' and less `first`, one of the thread's values. */
 template <typename R> struct alignas(16) subvector_sums {
     R first, mean, squares, count;
 };

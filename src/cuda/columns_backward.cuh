@@ -79,7 +79,7 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
             const float offset_here =
                 parameter<float>(p.bias, n, c, 0.0f) * scale + parameter<float>(p.shift, n, c, 0.0f);
             float mean_here;
-            split_mean<T>(mean - parameter<double>(p.pre_bias, n, c, 0.0), mean_here, rest);
+            split_mean<T>(mean - (double)parameter<float>(p.pre_bias, n, c, 0.0f), mean_here, rest);
             in_all_rows(first_place(i, of.later, of.here), of.here, of.channels, [&](int at) {
                 of.of_channels.means[at] = mean_here;
                 of.of_channels.slopes[at] = slope_here;

@@ -9,8 +9,8 @@
 #include "columns.cuh"
 
 /* Of a block's channels: how many there are, and what shared memory has of them, in this order behind the vectors: sums
- * of subvectors (where pipelines are, once these are done with); statistics of groups; of each channel what channel_values
- * says; means of groups; of each block of a cluster the pair of a group. */
+ * of subvectors (where pipelines are, once these are done with); statistics of groups; of each channel what
+ * channel_values says; means of groups; of each block of a cluster the pair of a group. */
 struct column_memory {
     int n, step, rows, part_rows, at_once, group_bits, subvector_bits;
     int channels, first_channel, here, groups, groups_here;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
                 slope_here = scaled_by_running(p, c, slope_here);
             }
             float mean_here;
-            split_mean<T>(mean - parameter<double>(p.pre_bias, of.n, c, 0.0), mean_here, rest);
+            split_mean<T>(mean - (double)parameter<float>(p.pre_bias, of.n, c, 0.0f), mean_here, rest);
             in_all_rows(first_place(i, later, of.here), of.here, of.channels, [&](int at) {
                 of.of_channels.means[at] = mean_here;
                 of.of_channels.slopes[at] = slope_here;
@@ -457,8 +457,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         int width = g.width;
         column_memory of(g, place, width);
-        of.lay_out(a, place, width, max_bits - of.subvector_bits, dynamic + shared * threads, holds ? 0 : K * threads * 16,
-                   sums);
+        of.lay_out(a, place, width, max_bits - of.subvector_bits, dynamic + shared * threads,
+                   holds ? 0 : K * threads * 16, sums);
 
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
             open_only_mailbox(mailbox, of.groups_here * g.parts * (int)sizeof(float2));

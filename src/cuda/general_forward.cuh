@@ -74,8 +74,8 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
  * means, or to memory, where a later kernel joins them. */
 template <typename T, int V, bool columns>
 __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
-                                          int sets_here, const subvector_sums<compute<T>> *subvectors, cluster_mailbox &mailbox,
-                                          double *of_blocks, group_statistics<compute<T>> *of_sets, double *means)
+                                          int sets_here, const subvector_sums<compute<T>> *subvectors,
+                                          cluster_mailbox &mailbox, double *of_blocks, group_statistics<compute<T>> *of_sets, double *means)
 {
     using R = compute<T>;
     const normfuse_problem &p = a.problem;
@@ -297,8 +297,8 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 #pragma unroll
             for (int i = 0; i < W; i++)
                 if (i < subvectors_a_unit)
-                    subvectors[(tile.unit * subvectors_a_unit + i) * lanes + tile.lane] = {shift[i], mean[i], squares[i],
-                                                                                   (R)(numbers[i] << subvector_bits)};
+                    subvectors[(tile.unit * subvectors_a_unit + i) * lanes + tile.lane] = {
+                        shift[i], mean[i], squares[i], (R)(numbers[i] << subvector_bits)};
         }
         __syncthreads();
 

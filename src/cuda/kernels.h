@@ -139,9 +139,9 @@ struct normfuse_cuda_geometry {
     int32_t row_values;           /* of one group in what is walked as a row */
     int32_t group;                /* channels whose sums are joined in the block: those of a group, or 1 */
     int32_t group_bits;           /* 2^bits threads join the channels of a group, */
-    int32_t subvector_bits;   /* forward: from subvectors of 2^bits adjacent channels, as many as vectors and groups have in
-                             common; */
-    int32_t channel_bits; /* backward: so many join what threads found of a channel */
+    int32_t subvector_bits; /* forward: from subvectors of 2^bits adjacent channels, as many as vectors and groups have
+                               in common; */
+    int32_t channel_bits;   /* backward: so many join what threads found of a channel */
     /* backward */
     int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
     int32_t sums_by_channel; /* sums are of all samples */
@@ -163,7 +163,7 @@ struct normfuse_cuda_geometry {
     int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */
     struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
     struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once, by_row_step;
-    struct normfuse_cuda_divisor by_subvectors;       /* columns: subvectors of a group, */
+    struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group, */
     struct normfuse_cuda_divisor by_set_channels; /* and channels of a set: of a group, or 1 */
 };
 

@@ -168,7 +168,7 @@ static inline int32_t lane_bits_of(int64_t count, int64_t threads)
     return bits;
 }
 
-/* How a block of `threads` joins sums of so many groups and channels; `in_subvectors`: a vector's subvectors of groups are
+/* How a block of `threads` joins sums of so many groups and channels; `in_subvectors`: the channels of a subvector are
  * joined first. */
 static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t groups,
                              int64_t channels, int64_t threads, bool in_subvectors)

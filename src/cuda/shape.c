@@ -61,8 +61,8 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
 }
 
 /* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
- * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds subvectors of several,
- * and single channels where rows begin inside of vectors. */
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds subvectors of
+ * several, and single channels where rows begin inside of vectors. */
 int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
 {
     const bool forward = shape->direction == FORWARD;
@@ -70,9 +70,9 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
         return INT64_MAX;
     const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
     const int64_t subvectors = !forward ? 1
-                           : shape->unaligned_samples
-                               ? group
-                               : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
+                               : shape->unaligned_samples
+                                   ? group
+                                   : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
     return in_lane / shape->folded * 32 / subvectors;
 }
 
