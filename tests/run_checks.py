@@ -502,6 +502,7 @@ def check_all():
                                       BUILD / "release/libnormfuse.so", BUILD / "release/libnormfuse.a"])
     test_program("check_abi.py", [sys.executable, ROOT / "tests/check_abi.py", BUILD / "release/libnormfuse.so"])
     test_program("planted bugs apply", [sys.executable, ROOT / "tests/mutants/run.py", "--verify"])
+    test_program("check_functions.py", [sys.executable, ROOT / "tests/check_functions.py"])
     header_alone()
     cxx()
     examples()

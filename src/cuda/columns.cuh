@@ -445,8 +445,7 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
 
 /* What a thread found of x becomes what it would have found of x with pre_bias: its first values move, the rounding of
  * that goes to the means, which are less these. */
-template <typename R, int V>
-__device__ __forceinline__ void add_bias(const R (&bias)[V], R (&first)[V], R (&mean)[V])
+template <typename R, int V> __device__ __forceinline__ void add_bias(const R (&bias)[V], R (&first)[V], R (&mean)[V])
 {
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -465,6 +464,29 @@ __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, in
 }
 
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */
+
+/* Sums of distances from `about`, and of their squares. */
+template <int V, typename About>
+__device__ __forceinline__ void add_squares(const float (&value)[V], const About &about, float (&sum)[V],
+                                            float (&square)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const float distance = value[i] - about[i];
+        sum[i] += distance;
+        square[i] += distance * distance;
+    }
+}
+
+/* Where the activation takes half of z, its coefficients are halved, and so are the sums of twice dy'. */
+template <int V> __device__ __forceinline__ void halve(float (&first)[V], float (&second)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        first[i] *= 0.5f;
+        second[i] *= 0.5f;
+    }
+}
 
 /* What a thread found in a subvector: adjacent channels of its vector that are of one group, as many as any vector and
  * any group have in common. The mean is squares' and less `first`, one of the thread's values. */

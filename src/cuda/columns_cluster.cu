@@ -12,13 +12,11 @@
 /* Of the sums of its group, how many a lane reads once. */
 constexpr int held_entries = 8;
 
-struct cluster_place {
+struct cluster_place : thread_place {
     int rank, part, n, first_channel; /* of the block */
     int rows;                         /* of the part */
-    int beside, column;               /* the thread's first row and its vector in the block */
     int left;                  /* rows of the part from the thread's first on; not above 0: the thread has none */
     unsigned at;               /* bytes from the sample's beginning to the thread's first vector */
-    int groups[2], split;      /* of the block: that of the thread's first `split` channels, and of the others */
     int lane, group, of_group; /* the lane's group and its number among that group's lanes */
     bool has_group;
 
@@ -32,8 +30,7 @@ struct cluster_place {
         first_channel = (cluster - samples * (int)a.by_blocks_wide.divisor) * a.width * V;
         const int first_row = part * a.part_rows;
         rows = min(a.part_rows, a.rows - first_row);
-        beside = divide((int)threadIdx.x, a.by_width);
-        column = (int)threadIdx.x - beside * a.width;
+        find_column(a);
         left = beside < a.at_once ? rows - beside : 0;
         at =
             (unsigned)(first_row + beside) * a.row_bytes + (unsigned)(first_channel + column * V) * (unsigned)sizeof(T);
@@ -43,34 +40,85 @@ struct cluster_place {
     {
         int own = column;
         compiler_barrier(own);
-        groups[0] = divide(own * V, a.by_group);
-        split = min(V, (groups[0] + 1) * a.group - own * V);
-        groups[1] = min(groups[0] + 1, a.groups - 1);
+        thread_place::find_groups<V>(a, own);
         lane = (int)threadIdx.x % 32;
         group = lane >> a.lane_bits;
         of_group = lane - (group << a.lane_bits);
         has_group = group < a.groups;
     }
     /* What the lanes of the thread's two groups know. */
-    __device__ __forceinline__ void broadcast(const normfuse_cuda_columns &a, float value, float (&of)[2]) const
+    __device__ __forceinline__ side_values broadcast(const normfuse_cuda_columns &a, float value) const
     {
-        of[0] = __shfl_sync(full_mask, value, groups[0] << a.lane_bits);
-        of[1] = __shfl_sync(full_mask, value, groups[1] << a.lane_bits);
-    }
-    /* In shared memory each group has the sums of its vectors beside one another. A vector of two groups has a place in
-     * both, so every group begins one vector further on than its first. */
-    __device__ __forceinline__ int entry(const normfuse_cuda_columns &a, int side) const
-    {
-        return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
+        return {{__shfl_sync(full_mask, value, groups[0] << a.lane_bits),
+                 __shfl_sync(full_mask, value, groups[1] << a.lane_bits)},
+                split};
     }
     template <int V>
     __device__ __forceinline__ void entries_of_lane(const normfuse_cuda_columns &a, int &first, int &count) const
     {
-        const int own = has_group ? group : 0, channel = own * a.group, vector = channel / V;
-        first = (vector + own) * a.at_once;
-        count = has_group ? ((channel + a.group - 1) / V - vector + 1) * a.at_once : 0;
+        entries_of_group<V>(a, has_group ? group : 0, first, count);
+        count = has_group ? count : 0;
     }
 };
+
+/* What the block found of the lane's group, to all blocks that share it: what each of them found. */
+__device__ __forceinline__ const float2 *exchange(const normfuse_cuda_columns &a, const cluster_place &place,
+                                                  cluster_mailbox &mailbox, float2 *of_parts, float2 found)
+{
+    if (threadIdx.x < 32 && place.has_group)
+        for (int other = place.of_group; other < a.parts; other += 1 << a.lane_bits)
+            send(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other, found);
+    await_mailbox(mailbox);
+    return of_parts + (place.has_group ? place.group : 0) * a.parts;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* The thread's sums about values of its own, the first of its first group and the last of the other, for the block. */
+template <typename T, int V, int K>
+__device__ __forceinline__ void store_entries(const normfuse_cuda_columns &a, const cluster_place &place,
+                                              const uint4 (&held)[K], float4 *entries)
+{
+    side_values about = {{}, place.split};
+    float sum[V] = {}, square[V] = {};
+    if (place.left > 0) {
+        float value[V];
+        unpack<T, V>(held[0], value);
+        about.of[0] = value[0];
+        about.of[1] = value[V - 1];
+        const auto sum_up = [&](int k) {
+            unpack<T, V>(held[k], value);
+            add_squares<V>(value, about, sum, square);
+        };
+        walk_rows<0, K>(place.left, a.at_once, sum_up);
+    }
+    const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
+#pragma unroll
+    for (int side = 0; side < 2; side++)
+        if (side == 0 || place.split < V) {
+            const moments<float> found = moments_of_side<V>(place, side, sum, square, own_rows);
+            entries[place.entry(a, side)] = make_float4(about.of[side], found.mean, found.squares, found.count);
+        }
+}
+
+/* The mean of the lane's group less `base`, and squares about it, of what the blocks found. */
+__device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, const cluster_place &place,
+                                               const float2 *of_group)
+{
+    const int lanes = 1 << a.lane_bits;
+    const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
+    float mean = 0.0f, squares = 0.0f;
+#pragma unroll 2
+    for (int i = place.of_group; i < a.parts; i += lanes)
+        mean += number(i) * of_group[i].x;
+    mean = sum_few(mean, lanes) * a.share;
+#pragma unroll 2
+    for (int i = place.of_group; i < a.parts; i += lanes) {
+        const float distance = of_group[i].x - mean;
+        squares += of_group[i].y + number(i) * distance * distance;
+    }
+    return make_float2(mean, sum_few(squares, lanes));
+}
 
 template <typename T, int V, int K> __device__ __forceinline__ void cluster_forward(const normfuse_cuda_arguments &all)
 {
@@ -79,8 +127,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
-    /* What a thread found in a group: a value that it sums about, its mean less that, squares about the mean, and how
-     * many values these are. */
     const normfuse_cluster_layout at = normfuse_lay_out_cluster_forward(a.width, a.groups, a.at_once, a.parts);
     float4 *const entries = reinterpret_cast<float4 *>(dynamic);
     float2 *const of_parts = in_shared<float2>(dynamic, at.parts);
@@ -105,48 +151,11 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
         open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
-    /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
-    float about[2] = {0.0f, 0.0f}, sum[V] = {}, square[V] = {};
-    if (place.left > 0) {
-        float value[V];
-        unpack<T, V>(held[0], value);
-        about[0] = value[0];
-        about[1] = value[V - 1];
-        const auto sum_up = [&](int k) {
-            unpack<T, V>(held[k], value);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                const float distance = value[i] - (i < place.split ? about[0] : about[1]);
-                sum[i] += distance;
-                square[i] += distance * distance;
-            }
-        };
-        walk_rows<0, K>(place.left, a.at_once, sum_up);
-    }
-    if (place.beside < a.at_once) {
-        const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
-        float of[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const int side = i < place.split ? 0 : 1;
-            of[0] += side == 0 ? sum[i] : 0.0f;
-            of[1] += side == 0 ? 0.0f : sum[i];
-            squares[0] += side == 0 ? square[i] : 0.0f;
-            squares[1] += side == 0 ? 0.0f : square[i];
-        }
-#pragma unroll
-        for (int side = 0; side < 2; side++) {
-            const float count = own_rows * (float)(side == 0 ? place.split : V - place.split);
-            if (side == 0 || place.split < V) {
-                const float mean = of[side] * reciprocal(fmaxf(count, 1.0f));
-                entries[place.entry(a, side)] = make_float4(about[side], mean, squares[side] - of[side] * mean, count);
-            }
-        }
-    }
+    if (place.beside < a.at_once)
+        store_entries<T, V, K>(a, place, held, entries);
     __syncthreads();
 
-    /* ---- the statistics of the groups: first means, less `base`, then squares about them, which cannot cancel ---- */
-    const int lanes = 1 << a.lane_bits;
+    /* ---- the statistics of the groups ---- */
     int first, count;
     place.entries_of_lane<V>(a, first, count);
     float base = entries[first].x;
@@ -155,96 +164,32 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
         unpack<T, 1>(requested_base, first_value);
         base = first_value[0];
     }
-    float means[held_entries], found[held_entries], counts[held_entries], mean = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int k = 0; k < held_entries; k++) {
-        const int i = place.of_group + (k << a.lane_bits);
-        float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
-        if (i < count)
-            entry = entries[first + i];
-        means[k] = (entry.x - base) + entry.y;
-        found[k] = entry.z;
-        counts[k] = entry.w;
-        mean += counts[k] * means[k];
-    }
-    const int rest_of_lane = place.of_group + (held_entries << a.lane_bits);
-#pragma unroll 1
-    for (int i = rest_of_lane; i < count; i += lanes) {
-        const float4 entry = entries[first + i];
-        mean += entry.w * ((entry.x - base) + entry.y);
-    }
-    mean = sum_few(mean, lanes) * reciprocal((float)(place.rows * a.group));
-#pragma unroll
-    for (int k = 0; k < held_entries; k++) {
-        const float distance = means[k] - mean;
-        squares += found[k] + counts[k] * distance * distance;
-    }
-#pragma unroll 1
-    for (int i = rest_of_lane; i < count; i += lanes) {
-        const float4 entry = entries[first + i];
-        const float distance = ((entry.x - base) + entry.y) - mean;
-        squares += entry.z + entry.w * distance * distance;
-    }
-    squares = sum_few(squares, lanes);
+    float2 found = join_entries<held_entries>(entries + first, place.of_group, count, 1 << a.lane_bits, base,
+                                              (float)(place.rows * a.group));
     if (a.parts > 1) {
         await_open_mailboxes();
-        if (threadIdx.x < 32 && place.has_group)
-            for (int other = place.of_group; other < a.parts; other += lanes)
-                send(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
-                     make_float2(mean, squares));
-        await_mailbox(mailbox);
-        const float2 *const of_group = of_parts + (place.has_group ? place.group : 0) * a.parts;
-        const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
-        mean = squares = 0.0f;
-#pragma unroll 2
-        for (int i = place.of_group; i < a.parts; i += lanes)
-            mean += number(i) * of_group[i].x;
-        mean = sum_few(mean, lanes) * a.share;
-#pragma unroll 2
-        for (int i = place.of_group; i < a.parts; i += lanes) {
-            const float distance = of_group[i].x - mean;
-            squares += of_group[i].y + number(i) * distance * distance;
-        }
-        squares = sum_few(squares, lanes);
+        found = join_moments(a, place, exchange(a, place, mailbox, of_parts, found));
     }
-    const float rstd = inverse_root(squares * a.share + a.eps);
+    const float rstd = inverse_root(found.y * a.share + a.eps);
     float rounded, rest;
-    split_sum<T>(base, mean, rounded, rest);
+    split_sum<T>(base, found.x, rounded, rest);
 
     /* ---- results ---- */
-    float rests[2], rstds[2], slope[V], offset[V];
-    place.broadcast(a, rounded, about);
-    place.broadcast(a, rest, rests);
-    place.broadcast(a, rstd, rstds);
+    const side_values about = place.broadcast(a, rounded), rests = place.broadcast(a, rest),
+                      rstds = place.broadcast(a, rstd);
+    float slope[V], offset[V];
     parameters.receive(a, slope, offset);
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        const int side = i < place.split ? 0 : 1;
-        slope[i] *= (side == 0 ? rstds[0] : rstds[1]) * factor;
-        offset[i] = offset[i] * factor - (side == 0 ? rests[0] : rests[1]) * slope[i];
-    }
-    if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0) {
-        const int set = divide(place.first_channel, a.by_group) + place.group;
-        if (a.mean)
-            store_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN),
-                                (double)base + (double)mean);
-        if (a.rstd)
-            store_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD), rstd);
-    }
+    centre<V>(slope, offset, rests, rstds, takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
+    if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
+        store_group(a, place.n, divide(place.first_channel, a.by_group) + place.group, (double)base + (double)found.x,
+                    rstd);
 #pragma unroll
     for (int k = 0; k < K; k++)
         compiler_barrier(held[k]);
     char *to = a.out + place.n * a.batch_bytes + place.at;
     choose_activation<true, true>(a.activation, [&](auto chosen) {
         const auto give = [&](int k) {
-            float z[V];
-            unpack<T, V>(held[k], z);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fmaf(z[i] - (i < place.split ? about[0] : about[1]), slope[i], offset[i]);
-            activate<fast, true>(z, chosen, a.activation, a.act_param);
-            store_vector<T, V>(to, 0, make_vector<T, V>(z));
+            store_result<T, V>(a, chosen, held[k], about, slope, offset, to);
             to += step;
         };
         walk_rows<0, K>(place.left, a.at_once, give);
@@ -272,18 +217,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     for (int round = 0; round < quads; round += beside) {
         const int quad = min(round + (place.lane & (beside - 1)), quads - 1);
         float sum[4] = {}, product[4] = {};
-#pragma unroll 4
-        for (int row = place.lane / beside; row < a.at_once; row += 32 / beside) {
-            const float4 one = plain[row * quads + quad], other = centred[row * quads + quad];
-            sum[0] += one.x;
-            sum[1] += one.y;
-            sum[2] += one.z;
-            sum[3] += one.w;
-            product[0] += other.x;
-            product[1] += other.y;
-            product[2] += other.z;
-            product[3] += other.w;
-        }
+        sum_rows(plain, centred, quad, quads, place.lane / beside, a.at_once, 32 / beside, sum, product);
         for (int distance = beside; distance < 32; distance *= 2) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -343,6 +277,30 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     }
 }
 
+/* The sums of the lane's group, of `count` pairs of which a lane reads `held` at once. */
+template <int held>
+__device__ __forceinline__ float2 add_entries(const normfuse_cuda_columns &a, const cluster_place &place,
+                                              const float2 *entries, int count)
+{
+    const int lanes = 1 << a.lane_bits;
+    float sum = 0.0f, product = 0.0f;
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        const int i = place.of_group + (k << a.lane_bits);
+        float2 entry = make_float2(0.0f, 0.0f);
+        if (i < count)
+            entry = entries[i];
+        sum += entry.x;
+        product += entry.y;
+    }
+#pragma unroll(held > 0 ? 4 : 2)
+    for (int i = place.of_group + (held << a.lane_bits); i < count; i += lanes) {
+        sum += entries[i].x;
+        product += entries[i].y;
+    }
+    return make_float2(sum_few(sum, lanes), sum_few(product, lanes));
+}
+
 template <typename T, int V, int K> __device__ __forceinline__ void cluster_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -388,30 +346,15 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
         announce_mailboxes();
     }
 
-    float mean, rest, about[2], rests[2], rstds[2], slope[V], offset[V];
+    float mean, rest, slope[V], offset[V];
     split_mean<T>(saved_mean, mean, rest);
-    place.broadcast(a, mean, about);
-    place.broadcast(a, rest, rests);
-    place.broadcast(a, rstd, rstds);
+    const side_values about = place.broadcast(a, mean), rests = place.broadcast(a, rest),
+                      rstds = place.broadcast(a, rstd);
     parameters.receive(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        slope[i] *= (i < place.split ? rstds[0] : rstds[1]) * factor;
-        offset[i] = offset[i] * factor - (i < place.split ? rests[0] : rests[1]) * slope[i];
-    }
-    /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
+    centre<V>(slope, offset, rests, rstds, factor);
     const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            x[i] -= i < place.split ? about[0] : about[1];
-        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-            float z[V];
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fmaf(x[i], slope[i], offset[i]);
-            differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
-        }
+        differentiate_channels<fast, V>(a.activation, a.act_param, chosen, about, slope, offset, x, dy);
     };
 
     /* ---- sums ---- */
@@ -422,38 +365,12 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
             unpack<T, V>(held_x[k], x);
             unpack<T, V>(held_dy[k], dy);
             differentiate(chosen, x, dy);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                first[i] += dy[i];
-                second[i] += dy[i] * x[i];
-            }
+            add_products(x, dy, first, second);
         };
         walk_rows<0, K>(place.left, a.at_once, sum_up);
     });
-    if (place.beside < a.at_once) {
-        float2 found[2] = {};
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const bool is_first = i < place.split;
-            found[0].x += is_first ? slope[i] * first[i] : 0.0f;
-            found[0].y += is_first ? slope[i] * second[i] : 0.0f;
-            found[1].x += is_first ? 0.0f : slope[i] * first[i];
-            found[1].y += is_first ? 0.0f : slope[i] * second[i];
-        }
-        entries[place.entry(a, 0)] = found[0];
-        if (place.split < V)
-            entries[place.entry(a, 1)] = found[1];
-        if (gives) {
-            const int at = place.beside * channels + place.column * V;
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                first[i] *= factor;
-                second[i] *= factor;
-            }
-            write_values<V>(of_plain + at, first);
-            write_values<V>(of_centred + at, second);
-        }
-    }
+    if (place.beside < a.at_once)
+        put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
     __syncthreads();
     if (ranks > 1)
         await_open_mailboxes();
@@ -464,49 +381,18 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     }
 
     /* ---- the totals of the groups ---- */
-    const int lanes = 1 << a.lane_bits;
     int begin, count;
     place.entries_of_lane<V>(a, begin, count);
-    float sum = 0.0f, product = 0.0f;
-#pragma unroll
-    for (int k = 0; k < held_entries; k++) {
-        const int i = place.of_group + (k << a.lane_bits);
-        float2 entry = make_float2(0.0f, 0.0f);
-        if (i < count)
-            entry = entries[begin + i];
-        sum += entry.x;
-        product += entry.y;
-    }
-#pragma unroll 4
-    for (int i = place.of_group + (held_entries << a.lane_bits); i < count; i += lanes) {
-        sum += entries[begin + i].x;
-        product += entries[begin + i].y;
-    }
-    sum = sum_few(sum, lanes);
-    product = sum_few(product, lanes);
-    if (a.parts > 1) {
-        if (threadIdx.x < 32 && place.has_group)
-            for (int other = place.of_group; other < a.parts; other += lanes)
-                send(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other,
-                     make_float2(sum, product));
-        await_mailbox(mailbox);
-        const float2 *const of_group = of_parts + (place.has_group ? place.group : 0) * a.parts;
-        sum = product = 0.0f;
-#pragma unroll 2
-        for (int i = place.of_group; i < a.parts; i += lanes) {
-            sum += of_group[i].x;
-            product += of_group[i].y;
-        }
-        sum = sum_few(sum, lanes);
-        product = sum_few(product, lanes);
-    }
+    float2 found = add_entries<held_entries>(a, place, entries + begin, count);
+    if (a.parts > 1)
+        found = add_entries<0>(a, place, exchange(a, place, mailbox, of_parts, found), a.parts);
+    const float sum = found.x;
+    float product = found.y;
     product -= rest * sum;
     const float centred = -(product * rstd) * (rstd * a.share), plain = -sum * a.share - centred * rest;
 
     /* ---- results ---- */
-    float of_x[2], level[2];
-    place.broadcast(a, centred, of_x);
-    place.broadcast(a, plain, level);
+    const side_values of_x = place.broadcast(a, centred), level = place.broadcast(a, plain);
 #pragma unroll
     for (int k = 0; k < K; k++) {
         compiler_barrier(held_x[k]);
@@ -519,11 +405,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
             unpack<T, V>(held_x[k], x);
             unpack<T, V>(held_dy[k], dy);
             differentiate(chosen, x, dy);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                x[i] = fmaf(slope[i], dy[i],
-                            fmaf(i < place.split ? of_x[0] : of_x[1], x[i], i < place.split ? level[0] : level[1]));
-            store_vector<T, V>(to, 0, make_vector<T, V>(x));
+            store_gradient<T, V>(slope, of_x, level, x, dy, to);
             to += step;
         };
         walk_rows<0, K>(place.left, a.at_once, give);

@@ -8,23 +8,6 @@
 #include "gradients.cuh"
 #include "pipeline.cuh"
 
-struct grid_place : pipeline_place {
-    int groups[2], split; /* that of its first `split` channels, and of the others */
-
-    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a)
-    {
-        groups[0] = divide(column * V, a.by_group);
-        split = min(V, (groups[0] + 1) * a.group - column * V);
-        groups[1] = min(groups[0] + 1, a.groups - 1);
-    }
-    /* In shared memory each group has the sums of its vectors beside one another. A vector of two groups has a place in
-     * both, so every group begins one vector further on than its first. */
-    __device__ __forceinline__ int entry(const normfuse_cuda_columns &a, int side) const
-    {
-        return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
-    }
-};
-
 /* What threads, then blocks found of a group is joined by eight lanes; a warp does four groups at a time, those of the
  * whole block as many as it has threads for. */
 constexpr int lanes_of_group = 8;
@@ -43,13 +26,6 @@ struct joining_lane {
     __device__ __forceinline__ bool is_first() const
     {
         return is_needed && lane == 0;
-    }
-    template <int V>
-    __device__ __forceinline__ void find_entries(const normfuse_cuda_columns &a, int &begin, int &count) const
-    {
-        const int channel = group * a.group, vector = channel / V;
-        begin = (vector + group) * a.at_once;
-        count = ((channel + a.group - 1) / V - vector + 1) * a.at_once;
     }
 };
 
@@ -79,39 +55,6 @@ __device__ __forceinline__ void request_parts(const float2 *from, int left, floa
 
 /* ---- backward: totals -------------------------------------------------------------------------------------------- */
 
-/* What the thread found, for the block: of each of its groups by the slopes, and where parameters want gradients
- * (`gives`) of its channels, `factor` times. */
-template <int V>
-__device__ __forceinline__ void put_sums(const normfuse_cuda_columns &a, const grid_place &place,
-                                         const float (&slope)[V], float (&first)[V], float (&second)[V], float factor,
-                                         bool gives, int channels, float2 *entries, float *of_plain, float *of_centred)
-{
-    if (place.has_rows()) {
-        float2 found[2] = {};
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const bool is_first = i < place.split;
-            found[0].x += is_first ? slope[i] * first[i] : 0.0f;
-            found[0].y += is_first ? slope[i] * second[i] : 0.0f;
-            found[1].x += is_first ? 0.0f : slope[i] * first[i];
-            found[1].y += is_first ? 0.0f : slope[i] * second[i];
-        }
-        entries[place.entry(a, 0)] = found[0];
-        if (place.split < V)
-            entries[place.entry(a, 1)] = found[1];
-        if (gives) {
-            const int at = place.beside * channels + place.column * V;
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                first[i] *= factor;
-                second[i] *= factor;
-            }
-            write_values<V>(of_plain + at, first);
-            write_values<V>(of_centred + at, second);
-        }
-    }
-}
-
 /* What the block's threads found, of each group, into memory. */
 template <int V>
 __device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int block_group, int part, int parity,
@@ -123,7 +66,7 @@ __device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, i
     for (int round = 0; round < a.groups; round += groups_at_once) {
         const joining_lane join(a, round);
         int begin, count;
-        join.find_entries<V>(a, begin, count);
+        entries_of_group<V>(a, join.group, begin, count);
         float sum = 0.0f, product = 0.0f;
 #pragma unroll 4
         for (int i = join.lane; i < count; i += lanes_of_group) {
@@ -169,24 +112,6 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
             const float centred = -(product * of_group.y) * (of_group.y * a.share);
             of_totals[join.group] = make_float2(centred, -sum * a.share - centred * of_group.x);
         }
-    }
-}
-
-/* Of four channels what all rows of the block found, one row after the other. */
-__device__ __forceinline__ void sum_rows(const float4 *plain, const float4 *centred, int quad, int quads, int rows,
-                                         float (&sum)[4], float (&product)[4])
-{
-#pragma unroll 4
-    for (int row = 0; row < rows; row++) {
-        const float4 one = plain[row * quads + quad], other = centred[row * quads + quad];
-        sum[0] += one.x;
-        sum[1] += one.y;
-        sum[2] += one.z;
-        sum[3] += one.w;
-        product[0] += other.x;
-        product[1] += other.y;
-        product[2] += other.z;
-        product[3] += other.w;
     }
 }
 

@@ -24,27 +24,10 @@ template <typename T> __device__ __forceinline__ float receive_base(raw<T, 1> re
     return value[0];
 }
 
-/* How many values of a group a part has. The first blocks may have a tile more than the others; the last of these what
- * is left of its last one, which is counted whole, then taken back. */
-struct counts_of_parts {
-    float first, other, lacking;
-
-    __device__ __forceinline__ explicit counts_of_parts(const normfuse_cuda_columns &a)
-    {
-        first = (float)a.part_rows * (float)a.group;
-        other = (float)a.of.grid.small_part_rows * (float)a.group;
-        lacking = (float)a.of.grid.lacking_rows * (float)a.group;
-    }
-    __device__ __forceinline__ float of_part(const normfuse_cuda_columns &a, int part) const
-    {
-        return (part < a.of.grid.first_parts ? first : other) - (part == a.of.grid.first_parts - 1 ? lacking : 0.0f);
-    }
-};
-
 /* What the block's threads found, of each group, into memory: means less the group's base, which is kept, then squares
  * about them, which cannot cancel. */
 template <typename T, int V>
-__device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of, int n,
+__device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of, int n,
                                             int block_group, int part, int parity, const float4 *entries,
                                             float4 *of_groups, raw<T, 1> requested_base, int consumers)
 {
@@ -55,40 +38,11 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
         const joining_lane join(a, round);
         const float base = receive_base<T>(round == 0 ? requested_base : request_base<T>(a, n, join.group));
         int begin, count;
-        join.find_entries<V>(a, begin, count);
-        float means[held_sums], found_squares[held_sums], counts[held_sums], mean = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int k = 0; k < held_sums; k++) {
-            const int i = join.lane + k * lanes_of_group;
-            float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
-            if (i < count)
-                entry = entries[begin + i];
-            means[k] = (entry.x - base) + entry.y;
-            found_squares[k] = entry.z;
-            counts[k] = entry.w;
-            mean += counts[k] * means[k];
-        }
-        const int rest_of_lane = join.lane + held_sums * lanes_of_group;
-#pragma unroll 1
-        for (int i = rest_of_lane; i < count; i += lanes_of_group) {
-            const float4 entry = entries[begin + i];
-            mean += entry.w * ((entry.x - base) + entry.y);
-        }
-        mean = sum_few(mean, lanes_of_group) * reciprocal(counts_of.of_part(a, part));
-#pragma unroll
-        for (int k = 0; k < held_sums; k++) {
-            const float distance = means[k] - mean;
-            squares += found_squares[k] + counts[k] * distance * distance;
-        }
-#pragma unroll 1
-        for (int i = rest_of_lane; i < count; i += lanes_of_group) {
-            const float4 entry = entries[begin + i];
-            const float distance = ((entry.x - base) + entry.y) - mean;
-            squares += entry.z + entry.w * distance * distance;
-        }
-        squares = sum_few(squares, lanes_of_group);
+        entries_of_group<V>(a, join.group, begin, count);
+        const float2 found =
+            join_entries<held_sums>(entries + begin, join.lane, count, lanes_of_group, base, counts_of.part(a, part));
         if (join.is_first()) {
-            __stcg(parts_of_group(all, block_group, parity, join.group) + part, make_float2(mean, squares));
+            __stcg(parts_of_group(all, block_group, parity, join.group) + part, found);
             of_groups[join.group].x = base;
         }
     }
@@ -96,7 +50,7 @@ __device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, 
 
 /* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
 template <typename T>
-__device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const counts_of_parts &counts_of,
+__device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of,
                                              int n, int block_group, int part, int parity, float4 *of_groups,
                                              int consumers)
 {
@@ -141,16 +95,53 @@ __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all,
             float rounded, rest;
             split_sum<T>(base, mean, rounded, rest);
             of_groups[join.group] = make_float4(rounded, rest, rstd, 0.0f);
-            if (part == 0) {
-                if (a.mean)
-                    store_value<double>(a.mean, n * a.mean_batch + join.group, type_of(a, COLUMNS_MEAN),
-                                        (double)base + (double)mean);
-                if (a.rstd)
-                    store_value<float>(a.rstd, n * a.rstd_batch + join.group, type_of(a, COLUMNS_RSTD), rstd);
-            }
+            if (part == 0)
+                store_group(a, n, join.group, (double)base + (double)mean, rstd);
         }
     }
 }
+
+/* Sums about values of the thread's own, the first of its first group and the last of the other. */
+template <typename T, int V> struct side_moments {
+    const thread_place &place;
+    side_values about;
+    float sum[V] = {}, square[V] = {};
+    moments<float> found[2] = {};
+    int rows = 0;
+
+    __device__ __forceinline__ explicit side_moments(const thread_place &place)
+        : place(place), about{{0.0f, 0.0f}, place.split}
+    {
+    }
+    __device__ __forceinline__ void begin(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        about.of[0] = value[0];
+        about.of[1] = value[V - 1];
+    }
+    __device__ __forceinline__ void add(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        rows++;
+        add_squares<V>(value, about, sum, square);
+    }
+    __device__ __forceinline__ void fold()
+    {
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            append_near(found[side], moments_of_side<V>(place, side, sum, square, (float)rows));
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            sum[i] = square[i] = 0.0f;
+        rows = 0;
+    }
+    __device__ __forceinline__ float4 entry(int side) const
+    {
+        return make_float4(about.of[side], found[side].mean, found[side].squares, found[side].count);
+    }
+};
 
 template <typename T, int V> __device__ __forceinline__ void grid_forward(const normfuse_cuda_arguments &all)
 {
@@ -160,10 +151,10 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32;
-    grid_place place;
+    pipeline_place place;
     channel_parameters<V> parameters = {};
     if ((int)threadIdx.x < consumers) {
-        place.find_column(a);
+        place.find(a);
         parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
@@ -189,7 +180,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         return;
     }
 
-    place.find_groups<V>(a);
+    place.find_groups<V>(a, place.column);
     tile_consumer consumer(barriers);
     int parity = 0;
 #pragma unroll 1
@@ -202,65 +193,17 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
-        /* ---- sums, about values of the thread's own: the first of its first group and the last of the other ---- */
-        float about[2] = {0.0f, 0.0f}, sum[V] = {}, square[V] = {};
-        moments<float> found[2] = {};
-        int rows_here = 0;
-        const auto fold = [&]() {
-            float of[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                const bool is_first = i < place.split;
-                of[0] += is_first ? sum[i] : 0.0f;
-                of[1] += is_first ? 0.0f : sum[i];
-                squares[0] += is_first ? square[i] : 0.0f;
-                squares[1] += is_first ? 0.0f : square[i];
-                sum[i] = square[i] = 0.0f;
-            }
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
-                const float count = (float)rows_here * (float)(side == 0 ? place.split : V - place.split);
-                const float mean = of[side] * reciprocal(fmaxf(count, 1.0f));
-                append_near(found[side], {count, mean, squares[side] - of[side] * mean});
-            }
-            rows_here = 0;
-        };
-        int until_fold = a.of.grid.chunk_tiles;
-        consumer.walk_sums(own, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + stage * own.tile_vectors;
-            const int vectors = own.vectors_of(tile);
-            float value[V];
-            if (tile == 0 && place.first < vectors) {
-                unpack<T, V>(from[place.first], value);
-                about[0] = value[0];
-                about[1] = value[V - 1];
-            }
-            walk_vectors<4>(
-                place, vectors, [&](int i) { return from[i]; },
-                [&](const uint4 &vector, int) {
-                    unpack<T, V>(vector, value);
-                    rows_here++;
-#pragma unroll
-                    for (int k = 0; k < V; k++) {
-                        const float distance = value[k] - (k < place.split ? about[0] : about[1]);
-                        sum[k] += distance;
-                        square[k] += distance * distance;
-                    }
-                });
-            if (--until_fold == 0 || tile + 1 == own.tiles) {
-                fold();
-                until_fold = a.of.grid.chunk_tiles;
-            }
-        });
+        side_moments<T, V> found(place);
+        sum_moments(a, consumer, dynamic, own, place, found);
         if (place.has_rows()) {
-            entries[place.entry(a, 0)] = make_float4(about[0], found[0].mean, found[0].squares, found[0].count);
+            entries[place.entry(a, 0)] = found.entry(0);
             if (place.split < V)
-                entries[place.entry(a, 1)] = make_float4(about[1], found[1].mean, found[1].squares, found[1].count);
+                entries[place.entry(a, 1)] = found.entry(1);
         }
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the statistics of the groups ---- */
-        const counts_of_parts counts_of(a);
+        const values_of_parts counts_of(a, a.group);
         put_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, requested_base,
                           consumers);
         meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
@@ -271,32 +214,12 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         const float4 of_first = of_groups[place.groups[0]], of_second = of_groups[place.groups[1]];
         float slope[V], offset[V];
         parameters.receive(a, slope, offset);
-        const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const bool is_first = i < place.split;
-            slope[i] *= (is_first ? of_first.z : of_second.z) * factor;
-            offset[i] = offset[i] * factor - (is_first ? of_first.y : of_second.y) * slope[i];
-        }
-        char *const to = a.out + n * a.batch_bytes;
-        choose_activation<true, true>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
-                const uint4 *const from = dynamic + stage * own.tile_vectors;
-                const int vectors = own.vectors_of(tile);
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<4>(
-                    place, vectors, [&](int i) { return from[i]; },
-                    [&](const uint4 &vector, int i) {
-                        float z[V];
-                        unpack<T, V>(vector, z);
-#pragma unroll
-                        for (int k = 0; k < V; k++)
-                            z[k] = fmaf(z[k] - (k < place.split ? of_first.x : of_second.x), slope[k], offset[k]);
-                        activate<fast, true>(z, chosen, a.activation, a.act_param);
-                        store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(z));
-                    });
-            });
-        });
+        const side_values means = {{of_first.x, of_second.x}, place.split};
+        centre<V>(slope, offset, side_values{{of_first.y, of_second.y}, place.split},
+                  side_values{{of_first.z, of_second.z}, place.split},
+                  takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
+        store_results<T, V>(a, consumer, dynamic, own, place, a.out + n * a.batch_bytes,
+                            n + a.of.grid.block_groups >= a.n, means, slope, offset);
     }
 }
 
@@ -314,7 +237,7 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
 #pragma unroll 1
     for (int quad = lane; quad < quads; quad += 32) {
         float sum[4] = {}, product[4] = {};
-        sum_rows(plain, centred, quad, quads, a.at_once, sum, product);
+        sum_rows(plain, centred, quad, quads, 0, a.at_once, 1, sum, product);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
@@ -354,10 +277,10 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
-    grid_place place;
+    pipeline_place place;
     channel_parameters<V> parameters;
     if ((int)threadIdx.x < consumers) {
-        place.find_column(a);
+        place.find(a);
         parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
@@ -413,7 +336,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         return;
     }
 
-    place.find_groups<V>(a);
+    place.find_groups<V>(a, place.column);
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     const bool are_wide = min(mean_type, rstd_type) >= 0 && mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
     saved_statistic requested_means[2], requested_rstds[2];
@@ -429,7 +352,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
         float2 *const of_groups = of_both + parity * a.groups;
-        float about[2], rests[2], rstds[2], slope[V], offset[V];
+        side_values about = {{}, place.split}, rests = about, rstds = about;
+        float slope[V], offset[V];
         uint32_t before = 0;
         if (threadIdx.x == 0)
             before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
@@ -439,48 +363,32 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         for (int side = 0; side < 2; side++) {
             const int group = place.groups[side];
             double mean = requested_means[side].receive(mean_type);
-            rstds[side] = (float)requested_rstds[side].receive(rstd_type);
+            rstds.of[side] = (float)requested_rstds[side].receive(rstd_type);
             if (!are_wide) {
                 mean = load_value<double>(a.mean, n * a.mean_batch + group, mean_type);
-                rstds[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, rstd_type);
+                rstds.of[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, rstd_type);
             }
-            split_mean<T>(mean, about[side], rests[side]);
+            split_mean<T>(mean, about.of[side], rests.of[side]);
         }
         if (place.has_rows() && place.beside == 0) {
-            of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
-            of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
+            of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
+            of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
         }
         parameters.receive_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const bool is_first = i < place.split;
-            slope[i] *= (is_first ? rstds[0] : rstds[1]) * factor;
-            offset[i] = offset[i] * factor - (is_first ? rests[0] : rests[1]) * slope[i];
-        }
-        /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
+        centre<V>(slope, offset, rests, rstds, factor);
         const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                x[i] -= i < place.split ? about[0] : about[1];
-            if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-                float z[V];
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    z[i] = fmaf(x[i], slope[i], offset[i]);
-                differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
-            }
+            differentiate_channels<fast, V>(a.activation, a.act_param, chosen, about, slope, offset, x, dy);
         };
 
         /* ---- sums ---- */
         float first[V] = {}, second[V] = {};
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
-        });
+        sum_gradients<T, V>(a, consumer, dynamic, own, place, differentiate, first, second);
         /* What the producer's warp reads of the sample before is not written over. */
         if (gives && n != own.block_group)
             meet(CHANNELS_ARE_PUT, (int)blockDim.x);
-        put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+        if (place.has_rows())
+            put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
         if (gives)
             announce(SUMS_ARE_THERE, (int)blockDim.x);
         meet(MEETING_OF_CONSUMERS, consumers);
@@ -495,29 +403,10 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         if (n + a.of.grid.block_groups < a.n)
             request_statistics(n + a.of.grid.block_groups);
         const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
-        char *const to = a.out + n * a.batch_bytes;
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            consumer.walk_results(own, n + a.of.grid.block_groups >= a.n, [&](int tile, int stage) {
-                const uint4 *const from = dynamic + 2 * stage * own.tile_vectors;
-                const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
-                const int vectors = own.vectors_of(tile);
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<2>(place, vectors, read, [&](const both &vectors_here, int i) {
-                    float x[V], dy[V];
-                    unpack<T, V>(vectors_here.x, x);
-                    unpack<T, V>(vectors_here.dy, dy);
-                    differentiate(chosen, x, dy);
-#pragma unroll
-                    for (int k = 0; k < V; k++) {
-                        const bool is_first = k < place.split;
-                        x[k] =
-                            fmaf(slope[k], dy[k],
-                                 fmaf(is_first ? of_first.x : of_second.x, x[k], is_first ? of_first.y : of_second.y));
-                    }
-                    store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(x));
-                });
-            });
-        });
+        const side_values of_x = {{of_first.x, of_second.x}, place.split};
+        const side_values level = {{of_first.y, of_second.y}, place.split};
+        store_gradients<T, V>(a, consumer, dynamic, own, place, a.out + n * a.batch_bytes,
+                              n + a.of.grid.block_groups >= a.n, differentiate, slope, of_x, level);
     }
 }
 

@@ -8,26 +8,11 @@
 #include "pipeline.cuh"
 
 /* What a block has found of its channels, in shared memory: of each channel that of its threads beside one another, an
- * odd number apart. Few channels are joined by several lanes each. */
-struct channel_join {
-    int lanes, apart;
-
-    __device__ __forceinline__ explicit channel_join(const normfuse_cuda_columns &a)
-    {
-        lanes = 1 << a.lane_bits;
-        apart = a.at_once | 1;
-    }
-    /* work(channel, lane, whether there is such a channel) for each channel that the thread has a part in; whole warps
-     * go on together. */
-    template <typename Work> __device__ __forceinline__ void walk(int channels, int consumers, Work work) const
-    {
-        const int nth = (int)threadIdx.x / lanes, at_once = consumers / lanes,
-                  of_warp = (int)(threadIdx.x & ~31u) / lanes;
-#pragma unroll 1
-        for (int round = 0; round + of_warp < channels; round += at_once)
-            work(min(round + nth, channels - 1), (int)threadIdx.x & (lanes - 1), round + nth < channels);
-    }
-};
+ * odd number apart. */
+__device__ __forceinline__ int entries_apart(const normfuse_cuda_columns &a)
+{
+    return a.at_once | 1;
+}
 
 /* The channels that the block joins for all blocks; `owners` blocks have any. */
 struct own_channels {
@@ -42,18 +27,6 @@ struct own_channels {
     }
 };
 
-/* The second grid barrier: owners arrive, all wait. */
-__device__ __forceinline__ void meet_owners(uint32_t *grid_barrier, int owners, uint32_t before, int consumers)
-{
-    meet(MEETING_OF_CONSUMERS, consumers);
-    if (threadIdx.x == 0) {
-        if ((int)blockIdx.x < owners)
-            add_release(grid_barrier, grid_barrier_share((int)blockIdx.x, owners));
-        await_grid_barrier(grid_barrier, before);
-    }
-    meet(MEETING_OF_CONSUMERS, consumers);
-}
-
 /* Of all channels, by each block once: all of its threads requesting took 4 us, since few lines of L2 had it. */
 template <typename Known>
 __device__ __forceinline__ void read_once(const Known *from, Known *to, int channels, int consumers)
@@ -66,7 +39,135 @@ __device__ __forceinline__ void read_once(const Known *from, Known *to, int chan
 
 enum { held_parts = 5 }; /* by each lane of a warp: 160 blocks at once */
 
+/* What every 32nd block found of a channel, from block `first` on; zeros where there are no more. */
+__device__ __forceinline__ void request_parts(const normfuse_cuda_columns &a, const float2 *of_channel, int channels,
+                                              int first, float2 (&parts)[held_parts])
+{
+#pragma unroll
+    for (int k = 0; k < held_parts; k++) {
+        parts[k] = make_float2(0.0f, 0.0f);
+        if (first + 32 * k < a.parts)
+            parts[k] = __ldcg(of_channel + (int64_t)(first + 32 * k) * channels);
+    }
+}
+
+/* The producer's warp: tiles, then store(channel) of the block's share of the channels, beside the consumers, which
+ * write results. */
+template <int tensors, typename Store>
+__device__ __forceinline__ void produce(const normfuse_cuda_columns &a, pipeline_barriers &barriers, uint4 *pipeline,
+                                        const grid_part &own, int channels, Store store)
+{
+    const int lane = (int)threadIdx.x % 32;
+    tile_producer<tensors> producer(barriers, pipeline, a.of.grid.l2_tiles);
+    open_pipeline(barriers, a, lane);
+    if (lane == 0) {
+        producer.from[0] = a.x;
+        if (tensors > 1)
+            producer.from[tensors - 1] = a.dy;
+        producer.fill_all(own);
+        producer.fill_again(own);
+    }
+    __syncwarp();
+    meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    const own_channels mine(a, channels);
+#pragma unroll 1
+    for (int c = mine.first + lane; c < mine.stop; c += 32)
+        store(c);
+}
+
+/* The grid meets twice. */
+struct batch_barriers {
+    uint32_t *of_parts, before = 0, owners_before = 0;
+
+    __device__ __forceinline__ explicit batch_barriers(uint32_t *grid_barriers) : of_parts(grid_barriers)
+    {
+        if (threadIdx.x == 0) {
+            before = look_at_grid_barrier(of_parts);
+            owners_before = look_at_grid_barrier(of_parts + grid_barrier_stride);
+        }
+    }
+    /* All blocks have found something of all channels. */
+    __device__ __forceinline__ void meet_parts(const normfuse_cuda_columns &a, const grid_part &own,
+                                               int consumers) const
+    {
+        meet_blocks(of_parts, own.part, a.parts, before, consumers);
+    }
+    /* Owners have joined their channels: owners arrive, all wait. */
+    __device__ __forceinline__ void meet_owners(int owners, int consumers) const
+    {
+        meet(MEETING_OF_CONSUMERS, consumers);
+        if (threadIdx.x == 0) {
+            if ((int)blockIdx.x < owners)
+                add_release(of_parts + grid_barrier_stride, grid_barrier_share((int)blockIdx.x, owners));
+            await_grid_barrier(of_parts + grid_barrier_stride, owners_before);
+        }
+        meet(MEETING_OF_CONSUMERS, consumers);
+        announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    }
+};
+
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* Of a thread's channels: sums about values of its own, and what these came to so far. */
+template <typename T, int V> struct channel_moments {
+    float about[V] = {}, square[V] = {}, sum[V] = {}, mean[V] = {}, squares[V] = {}, count = 0.0f;
+    int rows = 0;
+
+    __device__ __forceinline__ void begin(const uint4 &vector)
+    {
+        unpack<T, V>(vector, about);
+    }
+    __device__ __forceinline__ void add(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        rows++;
+        add_squares<V>(value, about, sum, square);
+    }
+    /* As append in join.cuh, of all channels. */
+    __device__ __forceinline__ void fold()
+    {
+        const float next_count = (float)rows, both = count + next_count;
+        const float share = next_count * reciprocal(fmaxf(both, 1.0f)), one = reciprocal(fmaxf(next_count, 1.0f));
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const float next = sum[k] * one, distance = next - mean[k];
+            mean[k] += distance * share;
+            squares[k] += square[k] - sum[k] * next + distance * distance * count * share;
+            sum[k] = square[k] = 0.0f;
+        }
+        count = both;
+        rows = 0;
+    }
+};
+
+/* Of a channel, by a warp: of all blocks the mean, less the value that all know, and squares about it. */
+__device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, const values_of_parts &rows_of,
+                                               const float2 *of_channel, int channels, float share)
+{
+    moments<float> joined = {};
+#pragma unroll 1
+    for (int round = (int)threadIdx.x % 32; round < a.parts; round += 32 * held_parts) {
+        const auto number = [&](int k) { return round + 32 * k >= a.parts ? 0.0f : rows_of.part(a, round + 32 * k); };
+        float2 part[held_parts];
+        moments<float> next = {};
+        request_parts(a, of_channel, channels, round, part);
+#pragma unroll
+        for (int k = 0; k < held_parts; k++) {
+            next.count += number(k);
+            next.mean += number(k) * part[k].x;
+        }
+        next.mean *= reciprocal(fmaxf(next.count, 1.0f));
+#pragma unroll
+        for (int k = 0; k < held_parts; k++) {
+            const float distance = part[k].x - next.mean;
+            next.squares += part[k].y + number(k) * distance * distance;
+        }
+        append_near(joined, next);
+    }
+    const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
+    return make_float2(mean, sum_few(joined.squares + joined.count * distance * distance, 32));
+}
 
 template <typename T, int V> __device__ __forceinline__ void batch_forward(const normfuse_cuda_arguments &all)
 {
@@ -81,43 +182,24 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     float2 *const of_parts = reinterpret_cast<float2 *>(all.partials);
     float4 *const of_channels = reinterpret_cast<float4 *>(of_parts + (int64_t)a.parts * channels);
     if ((int)threadIdx.x >= consumers) {
-        const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.of.grid.l2_tiles);
-        open_pipeline(barriers, a, lane);
-        if (lane == 0) {
-            producer.from[0] = a.x;
-            producer.fill_all(own);
-            producer.fill_again(own);
-        }
-        __syncwarp();
-        /* What others receive, beside the consumers, which write results. */
-        meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
-        const own_channels mine(a, channels);
-#pragma unroll 1
-        for (int c = mine.first + lane; c < mine.stop; c += 32) {
+        produce<1>(a, barriers, dynamic, own, channels, [&](int c) {
             const float4 found = __ldcg(of_channels + c);
             const double mean = (double)found.x + (double)found.y;
             put_parameter<double>(p.mean, 0, c, mean);
             put_parameter<float>(p.rstd, 0, c, found.z);
             if (p.has_running_momentum)
                 update_running<float>(p, c, mean, unbiased((double)found.w, (double)a.rows));
-        }
+        });
         return;
     }
 
     pipeline_place place;
-    place.find_column(a);
+    place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
     const uint4 requested_base = load_vector<T, V>(a.x, place.column * V);
-    uint32_t before = 0, owners_before = 0;
-    uint32_t *const grid_barriers = all.grid_barriers;
-    if (threadIdx.x == 0) {
-        before = look_at_grid_barrier(grid_barriers);
-        owners_before = look_at_grid_barrier(grid_barriers + grid_barrier_stride);
-    }
-    const channel_join join(a);
+    const batch_barriers grid(all.grid_barriers);
     /* After the pipeline: of each channel what results need; of each and a row of threads the mean, less the value that
      * all know, and squares about it; of each row how many rows of the tensor it has. */
     const normfuse_batch_layout at =
@@ -128,160 +210,132 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     tile_consumer consumer(barriers);
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
-    /* ---- sums, about values of the thread's own ---- */
-    float about[V] = {}, sum[V] = {}, square[V] = {}, found_mean[V] = {}, found_square[V] = {}, found_count = 0.0f;
-    int rows_here = 0, until_fold = a.of.grid.chunk_tiles;
-    consumer.walk_sums(own, [&](int tile, int stage) {
-        const uint4 *const from = dynamic + stage * own.tile_vectors;
-        const int vectors = own.vectors_of(tile);
-        if (tile == 0 && place.first < vectors)
-            unpack<T, V>(from[place.first], about);
-        walk_vectors<4>(
-            place, vectors, [&](int i) { return from[i]; },
-            [&](const uint4 &vector, int) {
-                float value[V];
-                unpack<T, V>(vector, value);
-                rows_here++;
-#pragma unroll
-                for (int k = 0; k < V; k++) {
-                    const float distance = value[k] - about[k];
-                    sum[k] += distance;
-                    square[k] += distance * distance;
-                }
-            });
-        if (--until_fold == 0 || tile + 1 == own.tiles) {
-            /* As append in join.cuh, of all channels. */
-            const float next_count = (float)rows_here, count = found_count + next_count;
-            const float share = next_count * reciprocal(fmaxf(count, 1.0f)), one = reciprocal(fmaxf(next_count, 1.0f));
-#pragma unroll
-            for (int k = 0; k < V; k++) {
-                const float mean = sum[k] * one, distance = mean - found_mean[k];
-                found_mean[k] += distance * share;
-                found_square[k] += square[k] - sum[k] * mean + distance * distance * found_count * share;
-                sum[k] = square[k] = 0.0f;
-            }
-            found_count = count;
-            rows_here = 0;
-            until_fold = a.of.grid.chunk_tiles;
-        }
-    });
+    /* ---- sums ---- */
+    channel_moments<T, V> found;
+    sum_moments(a, consumer, dynamic, own, place, found);
+    const int apart = entries_apart(a);
     if (place.has_rows()) {
         float base[V];
         unpack<T, V>(requested_base, base);
 #pragma unroll
         for (int k = 0; k < V; k++)
-            entries[(place.column * V + k) * join.apart + place.beside] =
-                make_float2((about[k] - base[k]) + found_mean[k], found_square[k]);
+            entries[(place.column * V + k) * apart + place.beside] =
+                make_float2((found.about[k] - base[k]) + found.mean[k], found.squares[k]);
         if (place.column == 0)
-            counts[place.beside] = found_count;
+            counts[place.beside] = found.count;
     }
     meet(MEETING_OF_CONSUMERS, consumers);
 
     /* ---- of the block: first means, then squares about them, which cannot cancel ---- */
     const float share = 1.0f / (float)a.rows;
-    const float of_first_parts = (float)a.part_rows, of_other_parts = (float)a.of.grid.small_part_rows;
-    const float lacking = (float)a.of.grid.lacking_rows;
-    const float count_part = (own.part < a.of.grid.first_parts ? of_first_parts : of_other_parts) -
-                             (own.part == a.of.grid.first_parts - 1 ? lacking : 0.0f);
-    join.walk(channels, consumers, [&](int c, int lane, bool is_needed) {
-        const float2 *const of_channel = entries + c * join.apart;
+    const values_of_parts rows_of(a, 1);
+    const float count_part = rows_of.part(a, own.part);
+    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
+        const float2 *const of_channel = entries + c * apart;
         float mean = 0.0f, squares = 0.0f;
 #pragma unroll 4
-        for (int i = lane; i < a.at_once; i += join.lanes)
+        for (int i = lane; i < a.at_once; i += lanes)
             mean += counts[i] * of_channel[i].x;
-        mean = sum_few(mean, join.lanes) * reciprocal(count_part);
+        mean = sum_few(mean, lanes) * reciprocal(count_part);
 #pragma unroll 4
-        for (int i = lane; i < a.at_once; i += join.lanes) {
+        for (int i = lane; i < a.at_once; i += lanes) {
             const float distance = of_channel[i].x - mean;
             squares += of_channel[i].y + counts[i] * distance * distance;
         }
-        squares = sum_few(squares, join.lanes);
-        if (is_needed && lane == 0)
+        squares = sum_few(squares, lanes);
+        if (exists && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, make_float2(mean, squares));
     });
-    meet_blocks(grid_barriers, own.part, a.parts, before, consumers);
+    grid.meet_parts(a, own, consumers);
 
     /* ---- of all blocks ---- */
     const own_channels mine(a, channels);
-    const int lane = (int)threadIdx.x % 32;
 #pragma unroll 1
     for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32) {
         float first_value[1];
         unpack<T, 1>(load_vector<T, 1>(a.x, c), first_value);
-        float2 part[held_parts];
-        moments<float> joined = {};
-#pragma unroll 1
-        for (int round = lane; round < a.parts; round += 32 * held_parts) {
-            const auto number = [&](int k) {
-                const int i = round + 32 * k;
-                return i >= a.parts ? 0.0f
-                                    : (i < a.of.grid.first_parts ? of_first_parts : of_other_parts) -
-                                          (i == a.of.grid.first_parts - 1 ? lacking : 0.0f);
-            };
-            moments<float> next = {};
-#pragma unroll
-            for (int k = 0; k < held_parts; k++) {
-                part[k] = make_float2(0.0f, 0.0f);
-                if (round + 32 * k < a.parts)
-                    part[k] = __ldcg(of_parts + (int64_t)(round + 32 * k) * channels + c);
-            }
-#pragma unroll
-            for (int k = 0; k < held_parts; k++) {
-                next.count += number(k);
-                next.mean += number(k) * part[k].x;
-            }
-            next.mean *= reciprocal(fmaxf(next.count, 1.0f));
-#pragma unroll
-            for (int k = 0; k < held_parts; k++) {
-                const float distance = part[k].x - next.mean;
-                next.squares += part[k].y + number(k) * distance * distance;
-            }
-            append_near(joined, next);
-        }
-        const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
-        const float squares = sum_few(joined.squares + joined.count * distance * distance, 32);
-        const float rstd = inverse_root(squares * share + a.eps);
-        if (lane == 0) {
+        const float2 moments_here = join_moments(a, rows_of, of_parts + c, channels, share);
+        const float rstd = inverse_root(moments_here.y * share + a.eps);
+        if ((int)threadIdx.x % 32 == 0) {
             float rounded, rest;
-            split_sum<T>(first_value[0], mean, rounded, rest);
-            __stcg(of_channels + c, make_float4(rounded, rest, rstd, squares * share));
+            split_sum<T>(first_value[0], moments_here.x, rounded, rest);
+            __stcg(of_channels + c, make_float4(rounded, rest, rstd, moments_here.y * share));
         }
     }
-    meet_owners(grid_barriers + grid_barrier_stride, mine.owners, owners_before, consumers);
-    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    grid.meet_owners(mine.owners, consumers);
 
     /* ---- results ---- */
     read_once(of_channels, shared_channels, channels, consumers);
-    float slope[V], offset[V], shift[V];
+    float slope[V], offset[V], shift[V], rests[V], rstds[V];
     parameters.receive_weights(a, slope, offset);
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
     for (int k = 0; k < V; k++) {
         const float4 of_channel = shared_channels[place.column * V + k];
         shift[k] = of_channel.x;
-        slope[k] *= of_channel.z * factor;
-        offset[k] = offset[k] * factor - of_channel.y * slope[k];
+        rests[k] = of_channel.y;
+        rstds[k] = of_channel.z;
     }
-    choose_activation<true, true>(a.activation, [&](auto chosen) {
-        consumer.walk_results(own, true, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + stage * own.tile_vectors;
-            char *const to_tile = a.out + own.place_of(tile);
-            walk_vectors<4>(
-                place, own.vectors_of(tile), [&](int i) { return from[i]; },
-                [&](const uint4 &vector, int i) {
-                    float z[V];
-                    unpack<T, V>(vector, z);
-#pragma unroll
-                    for (int k = 0; k < V; k++)
-                        z[k] = fmaf(z[k] - shift[k], slope[k], offset[k]);
-                    activate<fast, true>(z, chosen, a.activation, a.act_param);
-                    store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(z));
-                });
-        });
-    });
+    centre<V>(slope, offset, rests, rstds, takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
+    store_results<T, V>(a, consumer, dynamic, own, place, a.out, true, shift, slope, offset);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+/* The saved means of a thread's channels, f64 or what parameters may be. */
+template <int V> struct saved_means {
+    channel_words<V> single;
+    double twice[V] = {};
+
+    __device__ __forceinline__ saved_means(const normfuse_cuda_columns &a, int c, int type)
+        : single(request_channels<V>(a.mean, c, type))
+    {
+        if (type == NORMFUSE_F64) {
+#pragma unroll
+            for (int k = 0; k < V; k += 2) {
+                const double2 pair = __ldcg(reinterpret_cast<const double2 *>(a.mean) + (c + k) / 2);
+                twice[k] = pair.x;
+                twice[k + 1] = pair.y;
+            }
+        }
+    }
+    template <typename T> __device__ __forceinline__ void receive(int type, float (&means)[V], float (&rests)[V]) const
+    {
+        receive_channels<V>(single, type, means);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            split_mean<T>(type == NORMFUSE_F64 ? twice[k] : (double)means[k], means[k], rests[k]);
+    }
+};
+
+/* Of a channel, by a warp: the sums of all blocks; to dx and to the parameters. */
+template <typename T>
+__device__ __forceinline__ void join_products(const normfuse_cuda_columns &a, const float2 *of_parts, int channels,
+                                              int c, float2 *of_channels, double2 *of_parameters)
+{
+    double sum = 0.0, product = 0.0;
+#pragma unroll 1
+    for (int round = (int)threadIdx.x % 32; round < a.parts; round += 32 * held_parts) {
+        float2 part[held_parts];
+        request_parts(a, of_parts + c, channels, round, part);
+#pragma unroll
+        for (int k = 0; k < held_parts; k++) {
+            sum += (double)part[k].x;
+            product += (double)part[k].y;
+        }
+    }
+    sum = sum_lanes(sum, 32);
+    product = sum_lanes(product, 32);
+    if ((int)threadIdx.x % 32 != 0)
+        return;
+    const float rstd = load_value<float>(a.rstd, c, type_of(a, COLUMNS_RSTD));
+    float rounded, rest;
+    split_mean<T>(load_value<double>(a.mean, c, type_of(a, COLUMNS_MEAN)), rounded, rest);
+    product -= (double)rest * sum;
+    const float slope = (a.weight ? load_value<float>(a.weight, c, type_of(a, COLUMNS_WEIGHT)) : 1.0f) * rstd;
+    const float centred = -(slope * (float)product * rstd) * (rstd * a.share);
+    __stcg(of_channels + c, make_float2(centred, -(slope * (float)sum) * a.share - centred * rest));
+    __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
+}
 
 template <typename T, int V> __device__ __forceinline__ void batch_backward(const normfuse_cuda_arguments &all)
 {
@@ -297,50 +351,22 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     float2 *const of_channels = of_parts + (int64_t)a.parts * channels;
     double2 *const of_parameters = reinterpret_cast<double2 *>(of_channels + channels);
     if ((int)threadIdx.x >= consumers) {
-        const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.of.grid.l2_tiles);
-        open_pipeline(barriers, a, lane);
-        if (lane == 0) {
-            producer.from[0] = a.x;
-            producer.from[1] = a.dy;
-            producer.fill_all(own);
-            producer.fill_again(own);
-        }
-        __syncwarp();
-        meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
-        const own_channels mine(a, channels);
-#pragma unroll 1
-        for (int c = mine.first + lane; c < mine.stop; c += 32) {
+        produce<2>(a, barriers, dynamic, own, channels, [&](int c) {
             const double2 found = __ldcg(of_parameters + c);
             put_gradient(p, p.dbias, 0, c, found.x);
             put_gradient(p, p.dweight, 0, c, found.y);
-        }
+        });
         return;
     }
 
     pipeline_place place;
-    place.find_column(a);
+    place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     const int mean_type = type_of(a, COLUMNS_MEAN);
-    const channel_words<V> requested_means = request_channels<V>(a.mean, place.column * V, mean_type);
-    double requested_twice[V] = {};
-    if (mean_type == NORMFUSE_F64) {
-#pragma unroll
-        for (int k = 0; k < V; k += 2) {
-            const double2 pair = __ldcg(reinterpret_cast<const double2 *>(a.mean) + (place.column * V + k) / 2);
-            requested_twice[k] = pair.x;
-            requested_twice[k + 1] = pair.y;
-        }
-    }
+    const saved_means<V> requested_means(a, place.column * V, mean_type);
     const channel_words<V> requested_rstds = request_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
-    uint32_t before = 0, owners_before = 0;
-    uint32_t *const grid_barriers = all.grid_barriers;
-    if (threadIdx.x == 0) {
-        before = look_at_grid_barrier(grid_barriers);
-        owners_before = look_at_grid_barrier(grid_barriers + grid_barrier_stride);
-    }
-    const channel_join join(a);
+    const batch_barriers grid(all.grid_barriers);
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
     float2 *const shared_channels = in_shared<float2>(dynamic, at.channels);
@@ -349,99 +375,48 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     float shift[V], slope[V], offset[V];
+    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
     {
-        float rstds[V];
-        receive_channels<V>(requested_means, mean_type, shift);
+        float rests[V], rstds[V];
+        requested_means.template receive<T>(mean_type, shift, rests);
         receive_channels<V>(requested_rstds, type_of(a, COLUMNS_RSTD), rstds);
         parameters.receive_weights(a, slope, offset);
-        const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
-#pragma unroll
-        for (int k = 0; k < V; k++) {
-            float rounded, rest;
-            split_mean<T>(mean_type == NORMFUSE_F64 ? requested_twice[k] : (double)shift[k], rounded, rest);
-            slope[k] *= rstds[k] * factor;
-            offset[k] = offset[k] * factor - rest * slope[k];
-            shift[k] = rounded;
-        }
+        centre<V>(slope, offset, rests, rstds, factor);
     }
-    /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
     const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
-#pragma unroll
-        for (int k = 0; k < V; k++)
-            x[k] -= shift[k];
-        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-            float z[V];
-#pragma unroll
-            for (int k = 0; k < V; k++)
-                z[k] = fmaf(x[k], slope[k], offset[k]);
-            differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
-        }
+        differentiate_channels<fast, V>(a.activation, a.act_param, chosen, shift, slope, offset, x, dy);
     };
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
-        sum_gradients<T, V>(consumer, dynamic, own, place, chosen, differentiate, first, second);
-    });
+    sum_gradients<T, V>(a, consumer, dynamic, own, place, differentiate, first, second);
+    const int apart = entries_apart(a);
     if (place.has_rows()) {
-        const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 #pragma unroll
         for (int k = 0; k < V; k++)
-            entries[(place.column * V + k) * join.apart + place.beside] =
-                make_float2(first[k] * factor, second[k] * factor);
+            entries[(place.column * V + k) * apart + place.beside] = make_float2(first[k] * factor, second[k] * factor);
     }
     meet(MEETING_OF_CONSUMERS, consumers);
 
     /* ---- of the block, then of all ---- */
-    join.walk(channels, consumers, [&](int c, int lane, bool is_needed) {
-        const float2 *const of_channel = entries + c * join.apart;
+    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
+        const float2 *const of_channel = entries + c * apart;
         float2 pair = make_float2(0.0f, 0.0f);
 #pragma unroll 4
-        for (int i = lane; i < a.at_once; i += join.lanes) {
+        for (int i = lane; i < a.at_once; i += lanes) {
             pair.x += of_channel[i].x;
             pair.y += of_channel[i].y;
         }
-        pair.x = sum_few(pair.x, join.lanes);
-        pair.y = sum_few(pair.y, join.lanes);
-        if (is_needed && lane == 0)
+        pair.x = sum_few(pair.x, lanes);
+        pair.y = sum_few(pair.y, lanes);
+        if (exists && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, pair);
     });
-    meet_blocks(grid_barriers, own.part, a.parts, before, consumers);
+    grid.meet_parts(a, own, consumers);
     const own_channels mine(a, channels);
-    const int lane = (int)threadIdx.x % 32;
 #pragma unroll 1
-    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32) {
-        double sum = 0.0, product = 0.0;
-        float2 part[held_parts];
-#pragma unroll 1
-        for (int round = lane; round < a.parts; round += 32 * held_parts) {
-#pragma unroll
-            for (int k = 0; k < held_parts; k++) {
-                part[k] = make_float2(0.0f, 0.0f);
-                if (round + 32 * k < a.parts)
-                    part[k] = __ldcg(of_parts + (int64_t)(round + 32 * k) * channels + c);
-            }
-#pragma unroll
-            for (int k = 0; k < held_parts; k++) {
-                sum += (double)part[k].x;
-                product += (double)part[k].y;
-            }
-        }
-        sum = sum_lanes(sum, 32);
-        product = sum_lanes(product, 32);
-        if (lane == 0) {
-            const float rstd = load_value<float>(a.rstd, c, type_of(a, COLUMNS_RSTD));
-            float rounded, rest;
-            split_mean<T>(load_value<double>(a.mean, c, type_of(a, COLUMNS_MEAN)), rounded, rest);
-            product -= (double)rest * sum;
-            const float slope_here =
-                (a.weight ? load_value<float>(a.weight, c, type_of(a, COLUMNS_WEIGHT)) : 1.0f) * rstd;
-            const float centred = -(slope_here * (float)product * rstd) * (rstd * a.share);
-            __stcg(of_channels + c, make_float2(centred, -(slope_here * (float)sum) * a.share - centred * rest));
-            __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
-        }
-    }
-    meet_owners(grid_barriers + grid_barrier_stride, mine.owners, owners_before, consumers);
-    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32)
+        join_products<T>(a, of_parts, channels, c, of_channels, of_parameters);
+    grid.meet_owners(mine.owners, consumers);
 
     /* ---- results ---- */
     read_once(of_channels, shared_channels, channels, consumers);
@@ -452,23 +427,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         of_x[k] = of_channel.x;
         level[k] = of_channel.y;
     }
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
-        consumer.walk_results(own, true, [&](int tile, int stage) {
-            const uint4 *const from = dynamic + 2 * stage * own.tile_vectors;
-            const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
-            char *const to_tile = a.out + own.place_of(tile);
-            walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int i) {
-                float x[V], dy[V];
-                unpack<T, V>(here.x, x);
-                unpack<T, V>(here.dy, dy);
-                differentiate(chosen, x, dy);
-#pragma unroll
-                for (int k = 0; k < V; k++)
-                    x[k] = fmaf(slope[k], dy[k], fmaf(of_x[k], x[k], level[k]));
-                store_vector<T, V>(to_tile + i * 16, 0, make_vector<T, V>(x));
-            });
-        });
-    });
+    store_gradients<T, V>(a, consumer, dynamic, own, place, a.out, true, differentiate, slope, of_x, level);
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \

@@ -6,7 +6,7 @@
  * one thread fills takes longer to begin. */
 #include "columns_grid.cuh"
 
-struct grid_registers_place : grid_place {
+struct grid_registers_place : pipeline_place {
     int n, part;
     int left;      /* rows of the part from the thread's first on; not above 0: the thread has none */
     int64_t at;    /* bytes to the thread's first vector */
@@ -16,7 +16,7 @@ struct grid_registers_place : grid_place {
     {
         n = divide((int)blockIdx.x, a.by_parts);
         part = (int)blockIdx.x - n * a.parts;
-        find_column(a);
+        find(a);
         const int first_row = part * a.part_rows;
         left = has_rows() ? min(a.part_rows, a.rows - first_row) - beside : 0;
         at = n * a.batch_bytes + (unsigned)(first_row + beside) * a.row_bytes + (unsigned)column * 16u;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
 #pragma unroll 1
     for (int quad = (int)threadIdx.x; quad < quads; quad += (int)blockDim.x) {
         float sum[4] = {}, product[4] = {};
-        sum_rows(plain, centred, quad, quads, a.at_once, sum, product);
+        sum_rows(plain, centred, quad, quads, 0, a.at_once, 1, sum, product);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
@@ -76,7 +76,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
 
     grid_registers_place place(a);
     /* What is needed of the parameters comes first, so that vectors are summed as they come. */
-    place.find_groups<V>(a);
+    place.find_groups<V>(a, place.column);
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     saved_statistic requested_means[2], requested_rstds[2];
 #pragma unroll
@@ -100,39 +100,26 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     uint32_t before = 0;
     if (threadIdx.x == 0)
         before = look_at_grid_barrier(grid_barrier);
-    float rests[2], rstds[2], about[2];
+    side_values rests = {{}, place.split}, rstds = rests, about = rests;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        double mean = requested_means[side].receive(mean_type);
-        rstds[side] = (float)requested_rstds[side].receive(rstd_type);
-        split_mean<T>(mean, about[side], rests[side]);
+        rstds.of[side] = (float)requested_rstds[side].receive(rstd_type);
+        split_mean<T>(requested_means[side].receive(mean_type), about.of[side], rests.of[side]);
     }
     if (place.has_rows() && place.beside == 0) {
-        of_groups[place.groups[0]] = make_float2(rests[0], rstds[0]);
-        of_groups[place.groups[1]] = make_float2(rests[1], rstds[1]);
+        of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
+        of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
     }
     float slope[V], offset[V];
     parameters.receive_weights(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        const bool is_first = i < place.split;
-        slope[i] *= (is_first ? rstds[0] : rstds[1]) * factor;
-        offset[i] = offset[i] * factor - (is_first ? rests[0] : rests[1]) * slope[i];
-    }
+    centre<V>(slope, offset, rests, rstds, factor);
     const float below = a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
-    /* Of the k-th vectors x - mean, and what of dy came through the activation, for SiLU twice that. */
+    /* Of the k-th vectors. */
     const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
         unpack<T, V>(held_x[k], x);
         unpack<T, V>(held_dy[k], dy);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            x[i] -= i < place.split ? about[0] : about[1];
-        float z[V];
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] = fmaf(x[i], slope[i], offset[i]);
-        differentiate_by<fast>(dy, z, chosen, a.activation, below);
+        differentiate_channels<fast, V>(a.activation, below, chosen, about, slope, offset, x, dy);
     };
 
     /* ---- sums ---- */
@@ -141,15 +128,12 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
         const auto sum_up = [&](int k) {
             float x[V], dy[V];
             differentiate(chosen, k, x, dy);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                first[i] += dy[i];
-                second[i] += dy[i] * x[i];
-            }
+            add_products(x, dy, first, second);
         };
         walk_rows<0, K>(place.left, a.at_once, sum_up);
     });
-    put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+    if (place.has_rows())
+        put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
     meet(MEETING_OF_CONSUMERS, threads);
 
     /* ---- the totals of the groups ---- */
@@ -168,6 +152,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
 
     /* ---- results ---- */
     const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
+    const side_values of_x = {{of_first.x, of_second.x}, place.split}, level = {{of_first.y, of_second.y}, place.split};
 #pragma unroll
     for (int k = 0; k < K; k++) {
         compiler_barrier(held_x[k]);
@@ -178,13 +163,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
         const auto give = [&](int k) {
             float x[V], dy[V];
             differentiate(chosen, k, x, dy);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                const bool is_first = i < place.split;
-                x[i] = fmaf(slope[i], dy[i],
-                            fmaf(is_first ? of_first.x : of_second.x, x[i], is_first ? of_first.y : of_second.y));
-            }
-            store_vector<T, V>(to, 0, make_vector<T, V>(x));
+            store_gradient<T, V>(slope, of_x, level, x, dy, to);
             to += place.step;
         };
         walk_rows<0, K>(place.left, a.at_once, give);

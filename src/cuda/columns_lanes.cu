@@ -179,33 +179,22 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
                 for (int i = 0; i < S; i++) {
                     if (S > 1 && (a.group >= V ? i > 0 : (i & (a.group - 1)) != 0))
                         continue;
-                    const int set = place.set_of(a, i);
-                    if (a.mean)
-                        store_value<double>(a.mean, n * a.mean_batch + set, type_of(a, COLUMNS_MEAN),
-                                            (double)base[i] + (double)sum[i]);
-                    if (a.rstd)
-                        store_value<float>(a.rstd, n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD), square[i]);
+                    store_group(a, n, place.set_of(a, i), (double)base[i] + (double)sum[i], square[i]);
                 }
             }
             float slope[V], offset[V];
 #pragma unroll
             for (int i = 0; i < V; i++) {
-                slope[i] = weight[i] * square[S == 1 ? 0 : i] * factor;
-                offset[i] = bias[i] * factor - rest[S == 1 ? 0 : i] * slope[i];
+                slope[i] = weight[i];
+                offset[i] = bias[i];
             }
+            centre<V>(slope, offset, lane_values<S>{rest}, lane_values<S>{square}, factor);
             char *const to = a.out + n * a.batch_bytes + place.at;
             choose_activation<true, false>(a.activation, [&](auto chosen) {
 #pragma unroll
                 for (int k = 0; k < K; k++)
-                    if (left > k * a.at_once) {
-                        float z[V];
-                        unpack<T, V>(here[m][k], z);
-#pragma unroll
-                        for (int i = 0; i < V; i++)
-                            z[i] = fmaf(z[i] - about[S == 1 ? 0 : i], slope[i], offset[i]);
-                        activate<fast, true>(z, chosen, a.activation, a.act_param);
-                        store_vector<T, V>(to + k * step, 0, make_vector<T, V>(z));
-                    }
+                    if (left > k * a.at_once)
+                        store_result<T, V>(a, chosen, here[m][k], lane_values<S>{about}, slope, offset, to + k * step);
             });
         }
     }
@@ -330,20 +319,11 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                 slope[i] = weight[i] * rstd[m][S == 1 ? 0 : i] * factor;
                 offset[i] = bias[i] * factor - rest[S == 1 ? 0 : i] * slope[i];
             }
-            /* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
             const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
                 unpack<T, V>(here_x[m][k], x);
                 unpack<T, V>(here_dy[m][k], dy);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    x[i] -= about[S == 1 ? 0 : i];
-                if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-                    float z[V];
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        z[i] = fmaf(x[i], slope[i], offset[i]);
-                    differentiate_by<fast>(dy, z, chosen, a.activation, a.act_param);
-                }
+                differentiate_channels<fast, V>(a.activation, a.act_param, chosen, lane_values<S>{about}, slope, offset,
+                                                x, dy);
             };
             choose_activation<true, false>(a.activation, [&](auto chosen) {
                 float of_dy[V] = {}, of_both[V] = {}, sum[S] = {}, product[S] = {};
@@ -352,11 +332,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                     if (left > k * a.at_once) {
                         float x[V], dy[V];
                         differentiate(chosen, k, x, dy);
-#pragma unroll
-                        for (int i = 0; i < V; i++) {
-                            of_dy[i] += dy[i];
-                            of_both[i] += dy[i] * x[i];
-                        }
+                        add_products(x, dy, of_dy, of_both);
                     }
 #pragma unroll
                 for (int i = 0; i < V; i++) {
@@ -380,10 +356,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                     if (left > k * a.at_once) {
                         float x[V], dy[V];
                         differentiate(chosen, k, x, dy);
-#pragma unroll
-                        for (int i = 0; i < V; i++)
-                            x[i] = fmaf(slope[i], dy[i], fmaf(product[S == 1 ? 0 : i], x[i], sum[S == 1 ? 0 : i]));
-                        store_vector<T, V>(to + k * step, 0, make_vector<T, V>(x));
+                        store_gradient<T, V>(slope, lane_values<S>{product}, lane_values<S>{sum}, x, dy, to + k * step);
                     }
             });
         }

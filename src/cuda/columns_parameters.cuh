@@ -7,6 +7,56 @@
 
 #include "columns.cuh"
 
+/* Where a thread is in its block: the same channels in each of its rows. */
+struct thread_place {
+    int beside, column;   /* its first row and its vector of a row */
+    int groups[2], split; /* of the block: that of the thread's first `split` channels, and of the others */
+
+    __device__ __forceinline__ void find_column(const normfuse_cuda_columns &a)
+    {
+        beside = divide((int)threadIdx.x, a.by_width);
+        column = (int)threadIdx.x - beside * a.width;
+    }
+    template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a, int own)
+    {
+        groups[0] = divide(own * V, a.by_group);
+        split = min(V, (groups[0] + 1) * a.group - own * V);
+        groups[1] = min(groups[0] + 1, a.groups - 1);
+    }
+    /* In shared memory each group has the sums of its vectors beside one another. A vector of two groups has a place in
+     * both, so every group begins one vector further on than its first. */
+    __device__ __forceinline__ int entry(const normfuse_cuda_columns &a, int side) const
+    {
+        return (column + groups[side] + (side == 1 && groups[1] == groups[0] ? 1 : 0)) * a.at_once + beside;
+    }
+};
+template <int V>
+__device__ __forceinline__ void entries_of_group(const normfuse_cuda_columns &a, int group, int &begin, int &count)
+{
+    const int channel = group * a.group, vector = channel / V;
+    begin = (vector + group) * a.at_once;
+    count = ((channel + a.group - 1) / V - vector + 1) * a.at_once;
+}
+
+/* A number for each of the thread's channels, of their group: as an array of V has one for each. */
+struct side_values {
+    float of[2];
+    int split;
+
+    __device__ __forceinline__ float operator[](int i) const
+    {
+        return i < split ? of[0] : of[1];
+    }
+};
+template <int S> struct lane_values {
+    const float (&of)[S];
+
+    __device__ __forceinline__ float operator[](int i) const
+    {
+        return of[S == 1 ? 0 : i];
+    }
+};
+
 enum columns_parameter { COLUMNS_WEIGHT, COLUMNS_BIAS, COLUMNS_SCALE, COLUMNS_SHIFT, COLUMNS_MEAN, COLUMNS_RSTD };
 
 __device__ __forceinline__ int type_of(const normfuse_cuda_columns &a, columns_parameter which)
@@ -149,5 +199,190 @@ struct saved_statistic {
         return type == NORMFUSE_F64 ? twice : (double)single;
     }
 };
+
+/* The statistics of a norm group, to memory. */
+__device__ __forceinline__ void store_group(const normfuse_cuda_columns &a, int n, int group, double mean, float rstd)
+{
+    if (a.mean)
+        store_value<double>(a.mean, n * a.mean_batch + group, type_of(a, COLUMNS_MEAN), mean);
+    if (a.rstd)
+        store_value<float>(a.rstd, n * a.rstd_batch + group, type_of(a, COLUMNS_RSTD), rstd);
+}
+
+/* ---- the work on a vector's channels ----------------------------------------------------------------------------- */
+
+/* Weight and bias become what x less the rounded mean is weighed by, `factor` times; the rests are of the mean. */
+template <int V, typename Rests, typename Rstds>
+__device__ __forceinline__ void centre(float (&slope)[V], float (&offset)[V], const Rests &rests, const Rstds &rstds,
+                                       float factor)
+{
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        slope[i] *= rstds[i] * factor;
+        offset[i] = offset[i] * factor - rests[i] * slope[i];
+    }
+}
+
+template <typename T, int V, typename Chosen, typename Means>
+__device__ __forceinline__ void store_result(const normfuse_cuda_columns &a, Chosen chosen, const uint4 &vector,
+                                             const Means &means, const float (&slope)[V], const float (&offset)[V],
+                                             char *to)
+{
+    float z[V];
+    unpack<T, V>(vector, z);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        z[i] = fmaf(z[i] - means[i], slope[i], offset[i]);
+    activate<sizeof(T) == 2, true>(z, chosen, a.activation, a.act_param);
+    store_vector<T, V>(to, 0, make_vector<T, V>(z));
+}
+
+/* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
+template <bool fast, int V, typename Chosen, typename Means>
+__device__ __forceinline__ void differentiate_channels(int activation, float act_param, Chosen chosen,
+                                                       const Means &means, const float (&slope)[V],
+                                                       const float (&offset)[V], float (&x)[V], float (&dy)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        x[i] -= means[i];
+    if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
+        float z[V];
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = fmaf(x[i], slope[i], offset[i]);
+        differentiate_by<fast>(dy, z, chosen, activation, act_param);
+    }
+}
+
+/* Sums of dy' and of dy' (x - mean). */
+template <int V>
+__device__ __forceinline__ void add_products(const float (&x)[V], const float (&dy)[V], float (&first)[V],
+                                             float (&second)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        first[i] += dy[i];
+        second[i] += dy[i] * x[i];
+    }
+}
+
+/* dx = slope dy' + of_x (x - mean) + level */
+template <typename T, int V, typename Factors, typename Levels>
+__device__ __forceinline__ void store_gradient(const float (&slope)[V], const Factors &of_x, const Levels &level,
+                                               float (&x)[V], const float (&dy)[V], char *to)
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        x[i] = fmaf(slope[i], dy[i], fmaf(of_x[i], x[i], level[i]));
+    store_vector<T, V>(to, 0, make_vector<T, V>(x));
+}
+
+/* ---- sums of a group --------------------------------------------------------------------------------------------- */
+
+/* What a thread found in one of its groups, in `rows` rows: sums about a value of its own, and of squares. */
+template <int V>
+__device__ __forceinline__ moments<float> moments_of_side(const thread_place &place, int side, const float (&sum)[V],
+                                                          const float (&square)[V], float rows)
+{
+    float all = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const bool is_own = (i < place.split) == (side == 0);
+        all += is_own ? sum[i] : 0.0f;
+        squares += is_own ? square[i] : 0.0f;
+    }
+    const float count = rows * (float)(side == 0 ? place.split : V - place.split);
+    const float mean = all * reciprocal(fmaxf(count, 1.0f));
+    return {count, mean, squares - all * mean};
+}
+
+/* What threads found of a group: a value that each sums about, its mean less that, squares about the mean, and how many
+ * values these are. Every lanes-th of `count` entries is this lane's, `held` of them read once. First the mean less
+ * `base`, then squares about it, which cannot cancel. */
+template <int held>
+__device__ __forceinline__ float2 join_entries(const float4 *entries, int lane, int count, int lanes, float base,
+                                               float values)
+{
+    float means[held], found[held], counts[held], mean = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        const int i = lane + k * lanes;
+        float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
+        if (i < count)
+            entry = entries[i];
+        means[k] = (entry.x - base) + entry.y;
+        found[k] = entry.z;
+        counts[k] = entry.w;
+        mean += counts[k] * means[k];
+    }
+#pragma unroll 1
+    for (int i = lane + held * lanes; i < count; i += lanes) {
+        const float4 entry = entries[i];
+        mean += entry.w * ((entry.x - base) + entry.y);
+    }
+    mean = sum_few(mean, lanes) * reciprocal(values);
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        const float distance = means[k] - mean;
+        squares += found[k] + counts[k] * distance * distance;
+    }
+#pragma unroll 1
+    for (int i = lane + held * lanes; i < count; i += lanes) {
+        const float4 entry = entries[i];
+        const float distance = ((entry.x - base) + entry.y) - mean;
+        squares += entry.z + entry.w * distance * distance;
+    }
+    return make_float2(mean, sum_few(squares, lanes));
+}
+
+/* What a thread found, for the block: of each of its groups by the slopes, and where parameters want gradients
+ * (`gives`) of its channels, `factor` times. */
+template <int V>
+__device__ __forceinline__ void put_sums(const normfuse_cuda_columns &a, const thread_place &place,
+                                         const float (&slope)[V], float (&first)[V], float (&second)[V], float factor,
+                                         bool gives, int channels, float2 *entries, float *of_plain, float *of_centred)
+{
+    float2 found[2] = {};
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const bool is_first = i < place.split;
+        found[0].x += is_first ? slope[i] * first[i] : 0.0f;
+        found[0].y += is_first ? slope[i] * second[i] : 0.0f;
+        found[1].x += is_first ? 0.0f : slope[i] * first[i];
+        found[1].y += is_first ? 0.0f : slope[i] * second[i];
+    }
+    entries[place.entry(a, 0)] = found[0];
+    if (place.split < V)
+        entries[place.entry(a, 1)] = found[1];
+    if (gives) {
+        const int at = place.beside * channels + place.column * V;
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            first[i] *= factor;
+            second[i] *= factor;
+        }
+        write_values<V>(of_plain + at, first);
+        write_values<V>(of_centred + at, second);
+    }
+}
+
+/* Of four channels what every step-th row of the block found, one row after the other. */
+__device__ __forceinline__ void sum_rows(const float4 *plain, const float4 *centred, int quad, int quads, int first,
+                                         int rows, int step, float (&sum)[4], float (&product)[4])
+{
+#pragma unroll 4
+    for (int row = first; row < rows; row += step) {
+        const float4 one = plain[row * quads + quad], other = centred[row * quads + quad];
+        sum[0] += one.x;
+        sum[1] += one.y;
+        sum[2] += one.z;
+        sum[3] += one.w;
+        product[0] += other.x;
+        product[1] += other.y;
+        product[2] += other.z;
+        product[3] += other.w;
+    }
+}
 
 #endif

@@ -130,10 +130,7 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     }
     const double variance = all.count > 0.0 ? all.squares / all.count : 0.0, rstd = root_inverse(p, variance);
     const int64_t n = by_channel ? 0 : set / p.groups, group = by_channel ? set : set - n * p.groups;
-    put_parameter<double>(p.mean, n, group, all.mean);
-    put_parameter<double>(p.rstd, n, group, rstd);
-    if (a.statistics)
-        a.statistics[set] = {all.mean, rstd, unbiased(variance, all.count)};
+    store_statistics(a, n, (int)group, set, all.mean, variance, rstd, all.count);
     if (p.has_running_momentum && by_channel && all.count > 0.0)
         update(p, set, all.mean, unbiased(variance, all.count));
 }

@@ -531,17 +531,4 @@ __device__ __forceinline__ void recall_channels(const general_channel<R> *channe
     }
 }
 
-/* The threads of a block share out items, 2^bits adjacent ones for each: calls work(item, exists, lane, lanes) in step.
- */
-template <typename Work> __device__ __forceinline__ void share_items(int items, int bits, Work work)
-{
-    const int lanes = 1 << bits, lane = (int)threadIdx.x & (lanes - 1);
-    const int first_of_warp = (int)(threadIdx.x & ~31u) >> bits;
-#pragma unroll 1
-    for (int round = 0; round + first_of_warp < items; round += (int)blockDim.x >> bits) {
-        const int item = round + ((int)threadIdx.x >> bits);
-        work(item < items ? item : 0, item < items, lane, lanes);
-    }
-}
-
 #endif

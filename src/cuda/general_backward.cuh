@@ -6,6 +6,144 @@
 
 #include "general.cuh"
 
+/* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. */
+template <typename T, int V, int N, int W, typename Chosen>
+__device__ __forceinline__ void
+differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const general_vectors<T, V, N> &from,
+                     bool reads_post, compute<T> factor, const compute<T> (&slope)[W], const compute<T> (&offset)[W],
+                     const compute<T> (&mean)[W], compute<T> (&u)[V], compute<T> (&dy)[V])
+{
+    using R = compute<T>;
+    constexpr bool fast = sizeof(T) == 2;
+    const normfuse_problem &p = a.problem;
+    const bool adds = p.pre_add.data != nullptr;
+    values_of_x<T, V, N>(from, adds, u);
+    unpack<T, V>(from.of[GENERAL_DY], dy);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        u[i] -= mean[i % W];
+    if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
+        R z[V];
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = fma(u[i], slope[i % W], offset[i % W]);
+        if (reads_post) {
+            R more[V];
+            unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = p.from_y ? more[i] : fma(more[i], factor, z[i]);
+        }
+        differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
+    }
+}
+
+/* dx, which u holds, and dz; `factor` is that of dy. */
+template <typename T, int V, int N, bool columns>
+__device__ __forceinline__ void store_vectors(const normfuse_cuda_arguments &a, const general_vectors<T, V, N> &from,
+                                              const general_range<V> &range, bool gives_dz, bool gives_dx,
+                                              compute<T> factor, compute<T> (&u)[V], compute<T> (&dy)[V],
+                                              general_result<T, V, columns> &dx, general_result<T, V, columns> &dz)
+{
+    using R = compute<T>;
+    const normfuse_problem &p = a.problem;
+    if (gives_dz) {
+        R through[V];
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            through[i] = dy[i] * factor;
+        dz.store(dx, make_vector<T, V>(through), range);
+    }
+    if (gives_dx) {
+        if (p.du.data) {
+            R more[V];
+            unpack<T, V>(from.of[GENERAL_DU], more);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                u[i] += more[i];
+        }
+        dx.store(dx, make_vector<T, V>(u), range);
+    }
+    dx.places.advance();
+    if (V == 1)
+        dz.places.advance();
+}
+
+/* What dx takes of totals that are known. */
+template <typename T, int V, bool columns, int W>
+__device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                            int first_channel, const general_channel<compute<T>> *channels,
+                                            compute<T> (&of_mean)[W], compute<T> (&level)[W])
+{
+    using R = compute<T>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        int copy;
+        const int c = tile.channel_at(a, first_channel + i, copy);
+        const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
+        const double *const total = a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
+        const R rstd = parameter<R>(p.rstd, tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
+        of_mean[i] = -((R)total[1] * rstd) * (rstd * portion);
+        level[i] = -(R)total[0] * portion - of_mean[i] * channels[first_channel + i].rest;
+    }
+}
+
+/* What dx takes of the sets, of the weighted sums of the block's channels. */
+template <typename T, int V, bool columns>
+__device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                          int sets_here, const totals<compute<T>> *of_channels,
+                                          cluster_mailbox &mailbox, double *of_blocks, totals<compute<T>> *of_sets)
+{
+    using R = compute<T>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const auto finish = [&](int set, R plain, R product) {
+        const int of_set = divide(tile.first_channel, g.by_set_channels) + set;
+        const R rstd = parameter<R>(p.rstd, tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
+        const R of_u = -(product * rstd) * (rstd * portion);
+        of_sets[set] = {-plain * portion, of_u};
+    };
+    __syncthreads();
+    if (in_cluster)
+        await_open_mailboxes();
+    share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+        totals<R> sum = {R(0), R(0)};
+#pragma unroll 2
+        for (int i = lane; i < (exists ? g.group : 0); i += lanes_of_set) {
+            const totals<R> found = of_channels[set * g.group + i];
+            sum.plain += found.plain;
+            sum.centred += found.centred;
+        }
+        sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
+        if (in_cluster) {
+            for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
+                double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * PAIR;
+                send(mailbox, there, other, (double)sum.plain);
+                send(mailbox, there + 1, other, (double)sum.centred);
+            }
+        } else if (exists && lane == 0) {
+            finish(set, sum.plain, sum.centred);
+        }
+    });
+    if (in_cluster) {
+        await_mailbox(mailbox);
+        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+            const double *const own = of_blocks + set * g.joined_blocks * PAIR;
+            totals<R> sum = {R(0), R(0)};
+            for (int i = lane; i < (exists ? g.joined_blocks : 0); i += lanes_of_set) {
+                sum.plain += (R)own[i * PAIR];
+                sum.centred += (R)own[i * PAIR + 1];
+            }
+            sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
+            if (exists && lane == 0)
+                finish(set, sum.plain, sum.centred);
+        });
+    }
+}
+
 template <typename T, int V, int K, bool columns>
 __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &a)
 {
@@ -20,7 +158,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0, centred = p.sets != NORMFUSE_SETS_NONE;
-    const bool twice = sums && applies && centred, adds = p.pre_add.data != nullptr;
+    const bool twice = sums && applies && centred;
     const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const bool reads_post = p.post_add.data && p.activation != NORMFUSE_IDENTITY;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), true);
@@ -51,52 +189,14 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const int first_channel = tile.active ? tile.unit * W : 0;
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, W>(channels, first_channel, factor, slope, offset, mean);
-    /* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. */
     const auto differentiate = [&](auto chosen, const general_vectors<T, V, N> &from, R(&u)[V], R(&dy)[V]) {
-        values_of_x<T, V, N>(from, adds, u);
-        unpack<T, V>(from.of[GENERAL_DY], dy);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            u[i] -= mean[i % W];
-        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-            R z[V];
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fma(u[i], slope[i % W], offset[i % W]);
-            if (reads_post) {
-                R more[V];
-                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    z[i] = p.from_y ? more[i] : fma(more[i], factor, z[i]);
-            }
-            differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
-        }
+        differentiate_vector<T, V>(a, chosen, from, reads_post, factor, slope, offset, mean, u, dy);
     };
     R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
     general_result<T, V, columns> dx(a, tile, p.dx), dz(a, tile, p.dpost_add);
     const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool gives_dz,
                           bool gives_dx, R(&u)[V], R(&dy)[V]) {
-        if (gives_dz) {
-            R through[V];
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                through[i] = dy[i] * factor;
-            dz.store(dx, make_vector<T, V>(through), range);
-        }
-        if (gives_dx) {
-            if (p.du.data) {
-                R more[V];
-                unpack<T, V>(from.of[GENERAL_DU], more);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    u[i] += more[i];
-            }
-            dx.store(dx, make_vector<T, V>(u), range);
-        }
-        dx.places.advance();
-        if (V == 1)
-            dz.places.advance();
+        store_vectors<T, V>(a, from, range, gives_dz, gives_dx, factor, u, dy, dx, dz);
     };
     constexpr int sums_in_turn = columns ? V : V < 4 ? V : 4;
     R first[sums_in_turn] = {}, second[sums_in_turn] = {};
@@ -165,49 +265,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         return;
 
     /* ---- the totals of the sets ---- */
-    const auto finish = [&](int set, R plain, R product) {
-        const int of_set = divide(tile.first_channel, g.by_set_channels) + set;
-        const R rstd = parameter<R>(p.rstd, tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
-        const R of_u = -(product * rstd) * (rstd * portion);
-        of_sets[set] = {-plain * portion, of_u};
-    };
     if (twice) {
-        __syncthreads();
-        if (in_cluster)
-            await_open_mailboxes();
-        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-            totals<R> sum = {R(0), R(0)};
-#pragma unroll 2
-            for (int i = lane; i < (exists ? g.group : 0); i += lanes_of_set) {
-                const totals<R> found = of_channels[set * g.group + i];
-                sum.plain += found.plain;
-                sum.centred += found.centred;
-            }
-            sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
-            if (in_cluster) {
-                for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
-                    double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * PAIR;
-                    send(mailbox, there, other, (double)sum.plain);
-                    send(mailbox, there + 1, other, (double)sum.centred);
-                }
-            } else if (exists && lane == 0) {
-                finish(set, sum.plain, sum.centred);
-            }
-        });
-        if (in_cluster) {
-            await_mailbox(mailbox);
-            share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-                const double *const own = of_blocks + set * g.joined_blocks * PAIR;
-                totals<R> sum = {R(0), R(0)};
-                for (int i = lane; i < (exists ? g.joined_blocks : 0); i += lanes_of_set) {
-                    sum.plain += (R)own[i * PAIR];
-                    sum.centred += (R)own[i * PAIR + 1];
-                }
-                sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
-                if (exists && lane == 0)
-                    finish(set, sum.plain, sum.centred);
-            });
-        }
+        join_sets<T, V, columns>(a, tile, sets_here, of_channels, mailbox, of_blocks, of_sets);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < W; i++) {
@@ -220,17 +279,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             data.open();
         }
     } else {
-#pragma unroll
-        for (int i = 0; i < W; i++) {
-            int copy;
-            const int c = tile.channel_at(a, first_channel + i, copy);
-            const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
-            const double *const total =
-                a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
-            const R rstd = parameter<R>(p.rstd, tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
-            of_mean[i] = -((R)total[1] * rstd) * (rstd * portion);
-            level[i] = -(R)total[0] * portion - of_mean[i] * channels[first_channel + i].rest;
-        }
+        know_totals<T, V, columns>(a, tile, first_channel, channels, of_mean, level);
     }
 
     /* ---- results ---- */

@@ -32,6 +32,154 @@ __device__ __forceinline__ compute<T> of_later_sample(const normfuse_cuda_argume
     return value[0];
 }
 
+/* Results of all of the thread's vectors, and u where it `writes` that. */
+template <typename T, int V, bool columns, typename Loader, int W>
+__device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                              Loader &data, bool writes, compute<T> factor,
+                                              const compute<T> (&slope)[W], const compute<T> (&offset)[W],
+                                              const compute<T> (&mean)[W])
+{
+    using R = compute<T>;
+    constexpr int N = GENERAL_POST_ADD + 1;
+    constexpr bool fast = sizeof(T) == 2;
+    const normfuse_problem &p = a.problem;
+    const bool adds = p.pre_add.data != nullptr;
+    general_result<T, V, columns> y(a, tile, p.y), u_to(a, tile, p.u);
+    choose_activation<true, true>(p.activation, [&](auto chosen) {
+        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
+            R z[V];
+            values_of_x<T, V, N>(from, adds, z);
+            if (writes)
+                u_to.store(y, make_vector<T, V>(z), range);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
+            if (p.post_add.data) {
+                R more[V];
+                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] = fma(more[i], factor, z[i]);
+            }
+            activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+            y.store(y, make_vector<T, V>(z), range);
+            y.places.advance();
+            if (V == 1)
+                u_to.places.advance();
+        });
+    });
+}
+
+/* The statistics of the sets, of the block's subvectors: first means, then squares about them. They go to of_sets and
+ * means, or to memory, where a later kernel joins them. */
+template <typename T, int V, bool columns>
+__device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                          int sets_here, const subvector_sums<compute<T>> *subvectors,
+                                          cluster_mailbox &mailbox, double *of_blocks, group_statistics<compute<T>> *of_sets, double *means)
+{
+    using R = compute<T>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0, by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const int entries = (g.group >> (columns ? g.subvector_bits : 0)) * g.unit_lanes;
+    const auto finish = [&](int set, double mean_of_set, R squares_of_set) {
+        group_statistics<R> found;
+        found.variance = squares_of_set / (R)p.set_values;
+        found.rstd = inverse_root(found.variance + (R)p.eps);
+        split_mean<T>(mean_of_set, found.mean, found.rest);
+        of_sets[set] = found;
+        means[set] = mean_of_set;
+    };
+    if (in_cluster)
+        await_open_mailboxes();
+    share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+        const subvector_sums<R> *const own = subvectors + set * entries;
+        const int last = exists ? entries : 0;
+        const R base = own->first;
+        R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
+#pragma unroll 2
+        for (int i = lane; i < last; i += lanes_of_set) {
+            const subvector_sums<R> found = own[i];
+            count += found.count;
+            mean_of_set += found.count * ((found.first - base) + found.mean);
+        }
+        count = sum_few(count, lanes_of_set);
+        mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(count, R(1));
+#pragma unroll 2
+        for (int i = lane; i < last; i += lanes_of_set) {
+            const subvector_sums<R> found = own[i];
+            const R distance = ((found.first - base) + found.mean) - mean_of_set;
+            squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
+        }
+        squares_of_set = sum_few(squares_of_set, lanes_of_set);
+        const double whole = (double)base + (double)mean_of_set;
+        if (in_cluster) {
+            for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
+                double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * TRIPLE;
+                send(mailbox, there, other, (double)count);
+                send(mailbox, there + 1, other, whole);
+                send(mailbox, there + 2, other, (double)squares_of_set);
+            }
+        } else if (exists && lane == 0) {
+            if (applies) {
+                finish(set, whole, squares_of_set);
+            } else {
+                /* With rows folded sets are single channels here. */
+                int copy;
+                const int first = tile.channel_at(a, set * g.group, copy);
+                const int64_t of_all =
+                    (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(first, g.by_group);
+                const int slot = tile.part * max(1, g.copies) + copy;
+                double *const triple = a.partials + (of_all * g.parts * max(1, g.copies) + slot) * TRIPLE;
+                triple[0] = (double)count;
+                triple[1] = whole;
+                triple[2] = (double)squares_of_set;
+            }
+        }
+    });
+    if (in_cluster) {
+        await_mailbox(mailbox);
+        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
+            const double *const own = of_blocks + set * g.joined_blocks * TRIPLE;
+            const double base = own[1];
+            const int last = exists ? g.joined_blocks : 0;
+            R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
+            for (int i = lane; i < last; i += lanes_of_set) {
+                count += (R)own[i * TRIPLE];
+                mean_of_set += (R)own[i * TRIPLE] * (R)(own[i * TRIPLE + 1] - base);
+            }
+            mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(sum_few(count, lanes_of_set), R(1));
+            for (int i = lane; i < last; i += lanes_of_set) {
+                const R distance = (R)(own[i * TRIPLE + 1] - base) - mean_of_set;
+                squares_of_set += (R)own[i * TRIPLE + 2] + (R)own[i * TRIPLE] * distance * distance;
+            }
+            squares_of_set = sum_few(squares_of_set, lanes_of_set);
+            if (exists && lane == 0)
+                finish(set, base + (double)mean_of_set, squares_of_set);
+        });
+    }
+}
+
+template <typename T, int V, bool columns>
+__device__ __forceinline__ void store_sets(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                           int sets_here, const group_statistics<compute<T>> *of_sets,
+                                           const double *means)
+{
+    using R = compute<T>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
+        const int set = divide(tile.first_channel, g.by_set_channels) + i;
+        const group_statistics<R> found = of_sets[i];
+        const double variance = store_statistics(a, tile.n, set, by_channel ? set : tile.n * p.groups + set, means[i],
+                                                 found.variance, found.rstd, (double)p.set_values);
+        if (p.has_running_momentum && by_channel)
+            update_running<R>(p, set, means[i], variance);
+    }
+}
+
 template <typename T, int V, int K, bool columns>
 __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a)
 {
@@ -46,8 +194,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, adds = p.pre_add.data != nullptr;
-    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const bool adds = p.pre_add.data != nullptr, in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), false);
     subvector_sums<R> *const subvectors = in_shared<subvector_sums<R>>(dynamic, at.entries);
     general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
@@ -137,8 +284,8 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 #pragma unroll
             for (int i = 0; i < W; i++) {
                 int copy;
-                const int c = tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy);
-                bias[i] = parameter<R>(p.pre_bias, tile.n, c, R(0));
+                bias[i] = parameter<R>(p.pre_bias, tile.n,
+                                       tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy), R(0));
             }
             add_bias<R, W>(bias, shift, mean);
         }
@@ -155,84 +302,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         }
         __syncthreads();
 
-        /* ---- the statistics of the sets: first means, then squares about them ---- */
-        const int entries = (g.group >> subvector_bits) * lanes;
-        const auto finish = [&](int set, double mean_of_set, R squares_of_set) {
-            group_statistics<R> found;
-            found.variance = squares_of_set / (R)p.set_values;
-            found.rstd = inverse_root(found.variance + (R)p.eps);
-            split_mean<T>(mean_of_set, found.mean, found.rest);
-            of_sets[set] = found;
-            means[set] = mean_of_set;
-        };
-        if (in_cluster)
-            await_open_mailboxes();
-        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-            const subvector_sums<R> *const own = subvectors + set * entries;
-            const int last = exists ? entries : 0;
-            const R base = own->first;
-            R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
-#pragma unroll 2
-            for (int i = lane; i < last; i += lanes_of_set) {
-                const subvector_sums<R> found = own[i];
-                count += found.count;
-                mean_of_set += found.count * ((found.first - base) + found.mean);
-            }
-            count = sum_few(count, lanes_of_set);
-            mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(count, R(1));
-#pragma unroll 2
-            for (int i = lane; i < last; i += lanes_of_set) {
-                const subvector_sums<R> found = own[i];
-                const R distance = ((found.first - base) + found.mean) - mean_of_set;
-                squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
-            }
-            squares_of_set = sum_few(squares_of_set, lanes_of_set);
-            const double whole = (double)base + (double)mean_of_set;
-            if (in_cluster) {
-                for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
-                    double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * TRIPLE;
-                    send(mailbox, there, other, (double)count);
-                    send(mailbox, there + 1, other, whole);
-                    send(mailbox, there + 2, other, (double)squares_of_set);
-                }
-            } else if (exists && lane == 0) {
-                if (applies) {
-                    finish(set, whole, squares_of_set);
-                } else {
-                    /* With rows folded sets are single channels here. */
-                    int copy;
-                    const int first = tile.channel_at(a, set * g.group, copy);
-                    const int64_t of_all =
-                        (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(first, g.by_group);
-                    const int slot = tile.part * max(1, g.copies) + copy;
-                    double *const triple = a.partials + (of_all * g.parts * max(1, g.copies) + slot) * TRIPLE;
-                    triple[0] = (double)count;
-                    triple[1] = whole;
-                    triple[2] = (double)squares_of_set;
-                }
-            }
-        });
-        if (in_cluster) {
-            await_mailbox(mailbox);
-            share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-                const double *const own = of_blocks + set * g.joined_blocks * TRIPLE;
-                const double base = own[1];
-                const int last = exists ? g.joined_blocks : 0;
-                R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
-                for (int i = lane; i < last; i += lanes_of_set) {
-                    count += (R)own[i * TRIPLE];
-                    mean_of_set += (R)own[i * TRIPLE] * (R)(own[i * TRIPLE + 1] - base);
-                }
-                mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(sum_few(count, lanes_of_set), R(1));
-                for (int i = lane; i < last; i += lanes_of_set) {
-                    const R distance = (R)(own[i * TRIPLE + 1] - base) - mean_of_set;
-                    squares_of_set += (R)own[i * TRIPLE + 2] + (R)own[i * TRIPLE] * distance * distance;
-                }
-                squares_of_set = sum_few(squares_of_set, lanes_of_set);
-                if (exists && lane == 0)
-                    finish(set, base + (double)mean_of_set, squares_of_set);
-            });
-        }
+        join_sets<T, V, columns>(a, tile, sets_here, subvectors, mailbox, of_blocks, of_sets, means);
     }
     if (!applies)
         return;
@@ -258,44 +328,11 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         }
     }
     const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
-    general_result<T, V, columns> y(a, tile, p.y), u_to(a, tile, p.u);
-    choose_activation<true, true>(p.activation, [&](auto chosen) {
-        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
-            R z[V];
-            values_of_x<T, V, N>(from, adds, z);
-            if (writes)
-                u_to.store(y, make_vector<T, V>(z), range);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
-            if (p.post_add.data) {
-                R more[V];
-                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    z[i] = fma(more[i], factor, z[i]);
-            }
-            activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
-            y.store(y, make_vector<T, V>(z), range);
-            y.places.advance();
-            if (V == 1)
-                u_to.places.advance();
-        });
-    });
+    store_results<T, V, columns>(a, tile, data, writes, factor, slope, offset, mean);
 
     /* ---- what others receive ---- */
     if (sums && tile.rank == 0)
-        for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
-            const int set = divide(tile.first_channel, g.by_set_channels) + i;
-            const group_statistics<R> found = of_sets[i];
-            put_parameter<double>(p.mean, tile.n, set, means[i]);
-            put_parameter<R>(p.rstd, tile.n, set, found.rstd);
-            const double variance = unbiased((double)found.variance, (double)p.set_values);
-            if (a.statistics)
-                a.statistics[by_channel ? set : tile.n * p.groups + set] = {means[i], (double)found.rstd, variance};
-            if (p.has_running_momentum && by_channel)
-                update_running<R>(p, set, means[i], variance);
-        }
+        store_sets(a, tile, sets_here, of_sets, means);
 }
 
 #endif

@@ -124,4 +124,15 @@ __device__ __forceinline__ void give_gradients(const normfuse_cuda_arguments &a,
     put_gradient(p, p.dbias, 0, c, bias);
 }
 
+/* All threads: where the last of the blocks that count themselves finds the gradients, of so many channels. */
+__device__ __forceinline__ void give_last_gradients(const normfuse_cuda_arguments &a, uint32_t before, int first,
+                                                    int channels)
+{
+    if (a.geometry.contributors > 0 && is_last(a, before)) {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x)
+            give_gradients(a, first + i);
+    }
+}
+
 #endif

@@ -46,6 +46,19 @@ template <typename R> __device__ __forceinline__ R sum_few(R value, int lanes)
     return value;
 }
 
+/* The threads of a block but the last `others` share out items, 2^bits adjacent ones for each: calls work(item, exists,
+ * lane, lanes), whole warps in step. */
+template <int others = 0, typename Work> __device__ __forceinline__ void share_items(int items, int bits, Work work)
+{
+    const int lanes = 1 << bits, lane = (int)threadIdx.x & (lanes - 1);
+    const int first_of_warp = (int)(threadIdx.x & ~31u) >> bits;
+#pragma unroll 1
+    for (int round = 0; round + first_of_warp < items; round += ((int)blockDim.x - others) >> bits) {
+        const int item = round + ((int)threadIdx.x >> bits);
+        work(item < items ? item : 0, item < items, lane, lanes);
+    }
+}
+
 /* Over `lanes` adjacent threads: first the mean, then squares about it, which cannot cancel. All threads of the warp
  * call. Where a warp has several norm groups their counts differ, so no shuffle may depend on one: a lane that skipped
  * it would leave the others waiting. A whole warp has one count, and the branch spares its kernels registers. */
@@ -151,6 +164,20 @@ __device__ __forceinline__ void update_running(const normfuse_problem &p, int64_
     put_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * (R)variance);
 }
 
+/* The statistics of a norm group of so many values, the set-th of sample n and the index-th of all, to memory. The
+ * unbiased variance. */
+template <typename R>
+__device__ __forceinline__ double store_statistics(const normfuse_cuda_arguments &a, int64_t n, int set, int64_t index,
+                                                   double mean, R variance, R rstd, double values)
+{
+    put_parameter<double>(a.problem.mean, n, set, mean);
+    put_parameter<R>(a.problem.rstd, n, set, rstd);
+    const double of_running = unbiased((double)variance, values);
+    if (a.statistics)
+        a.statistics[index] = {mean, (double)rstd, of_running};
+    return of_running;
+}
+
 /* Sums of two numbers over the parts of a set, `stride` doubles apart. */
 template <typename R> struct totals {
     R plain, centred;
@@ -227,5 +254,43 @@ __device__ __forceinline__ void synchronize_block_group(uint32_t *grid_barrier, 
     arrive_at_block_group(grid_barrier, part, parts);
     await_block_group(grid_barrier, before);
 }
+
+/* What a block has of its sets or block groups, one after the other: part `part` of each. */
+struct block_turns {
+    int exchange, block_group, part, set, parity = 0;
+
+    /* `whole`: a set has one block; `shares`: blocks send one another sums; `backwards`: the last block comes first. */
+    __device__ __forceinline__ block_turns(const normfuse_cuda_arguments &a, bool whole, bool shares, bool backwards)
+    {
+        const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        exchange = shares ? a.geometry.exchange : NORMFUSE_EXCHANGE_NONE;
+        set = block_group = whole ? block : divide(block, a.geometry.by_parts);
+        part = whole ? 0 : block - block_group * a.geometry.parts;
+    }
+    __device__ __forceinline__ uint32_t *grid_barrier(const normfuse_cuda_arguments &a) const
+    {
+        return a.grid_barriers + block_group * grid_barrier_stride;
+    }
+    /* What the blocks of the block group send one another of its `groups`. */
+    template <typename Pair>
+    __device__ __forceinline__ Pair *parts_of(const normfuse_cuda_arguments &a, int groups) const
+    {
+        return reinterpret_cast<Pair *>(a.partials) +
+               ((int64_t)parity * a.geometry.block_groups + block_group) * groups * a.geometry.parts;
+    }
+    __device__ __forceinline__ bool has_next(const normfuse_cuda_geometry &g) const
+    {
+        return exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
+    }
+    __device__ __forceinline__ bool advance(const normfuse_cuda_geometry &g)
+    {
+        set += g.block_groups;
+        if (exchange != NORMFUSE_EXCHANGE_GRID || set >= g.sets)
+            return false;
+        parity ^= 1;
+        __syncthreads();
+        return true;
+    }
+};
 
 #endif

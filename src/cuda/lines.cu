@@ -235,14 +235,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                 square += square_of[first_warp + i];
         }
         const R variance = quotient(square, values, share), rstd = inverse_root(variance + (R)p.eps);
-        if (place.is_first() && n < samples) {
-            const double mean = (double)about + (double)rest;
-            put_parameter<double>(p.mean, n, place.group, mean);
-            put_parameter<R>(p.rstd, n, place.group, rstd);
-            if (a.statistics)
-                a.statistics[(int64_t)n * p.groups + place.group] = {mean, (double)rstd,
-                                                                     unbiased((double)variance, (double)p.set_values)};
-        }
+        if (place.is_first() && n < samples)
+            store_statistics(a, n, place.group, (int64_t)n * p.groups + place.group, (double)about + (double)rest,
+                             variance, rstd, (double)p.set_values);
 
         char *to = line_of<T>(a, p.y, place, n);
         choose_activation<true, true>(p.activation, [&](auto chosen) {
@@ -317,6 +312,27 @@ __device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, 
         if (has && of == 0)
             reinterpret_cast<double2 *>(a.sums)[(int64_t)(first_channel + channel) * g.sum_slots + part] =
                 make_double2(plain, normalized);
+    }
+}
+
+/* The thread's sums of positions into shared memory; of one channel they are one. */
+template <typename R, int K>
+__device__ __forceinline__ void keep_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[K],
+                                               const R (&normalized)[K])
+{
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (k < g.segment_rows && !is_one_channel(g))
+            own[k] = {plain[k], normalized[k]};
+    if (is_one_channel(g)) {
+        double of_thread[2] = {0.0, 0.0};
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            of_thread[0] += (double)plain[k];
+            of_thread[1] += (double)normalized[k];
+        }
+        reinterpret_cast<double *>(own)[0] = of_thread[0];
+        reinterpret_cast<double *>(own)[1] = of_thread[1];
     }
 }
 
@@ -464,20 +480,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     }
 
     if (a.sums) {
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            if (k < g.segment_rows && !is_one_channel(g))
-                own[k] = {plain[k], normalized[k]};
-        if (is_one_channel(g)) {
-            double of_thread[2] = {0.0, 0.0};
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                of_thread[0] += (double)plain[k];
-                of_thread[1] += (double)normalized[k];
-            }
-            reinterpret_cast<double *>(own)[0] = of_thread[0];
-            reinterpret_cast<double *>(own)[1] = of_thread[1];
-        }
+        keep_positions(g, own, plain, normalized);
         __syncthreads();
         put_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
     }

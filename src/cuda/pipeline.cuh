@@ -183,16 +183,14 @@ __device__ __forceinline__ void open_pipeline(pipeline_barriers &barriers, const
     announce(PIPELINE_IS_OPEN, (int)blockDim.x);
 }
 
-/* A consumer's place: the same channels in each of its rows. */
-struct pipeline_place {
+/* A consumer's place. */
+struct pipeline_place : thread_place {
     int vectors_at_once; /* of all threads */
     int first;           /* the thread's first vector of a tile; beyond all where it has none */
-    int beside, column;  /* its first row and its vector of a row */
 
-    __device__ __forceinline__ void find_column(const normfuse_cuda_columns &a)
+    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
     {
-        beside = divide((int)threadIdx.x, a.by_width);
-        column = (int)threadIdx.x - beside * a.width;
+        find_column(a);
         vectors_at_once = a.at_once * a.width;
         first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
     }
@@ -238,36 +236,116 @@ struct both {
     uint4 x, dy;
 };
 
-/* Of all of the thread's vectors: sums of dy', and of dy' (x - mean). Of each tile, then of tiles, so that none is
- * long.
+/* The thread's sums of values: of its first vector found.begin, of each found.add, and after so many tiles found.fold.
  */
-template <typename T, int V, typename Chosen, typename Differentiate>
-__device__ __forceinline__ void sum_gradients(tile_consumer &consumer, const uint4 *pipeline, const grid_part &own,
-                                              const pipeline_place &place, Chosen chosen, Differentiate differentiate,
-                                              float (&first)[V], float (&second)[V])
+template <typename Found>
+__device__ __forceinline__ void sum_moments(const normfuse_cuda_columns &a, tile_consumer &consumer,
+                                            const uint4 *pipeline, const grid_part &own, const pipeline_place &place,
+                                            Found &found)
 {
+    int until_fold = a.of.grid.chunk_tiles;
     consumer.walk_sums(own, [&](int tile, int stage) {
-        const uint4 *const from = pipeline + 2 * stage * own.tile_vectors;
-        const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
-        float of_tile[V] = {}, centred_of_tile[V] = {};
-        walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int) {
-            float x[V], dy[V];
-            unpack<T, V>(here.x, x);
-            unpack<T, V>(here.dy, dy);
-            differentiate(chosen, x, dy);
-#pragma unroll
-            for (int k = 0; k < V; k++) {
-                of_tile[k] += dy[k];
-                centred_of_tile[k] += dy[k] * x[k];
-            }
-        });
-#pragma unroll
-        for (int k = 0; k < V; k++) {
-            first[k] += of_tile[k];
-            second[k] += centred_of_tile[k];
+        const uint4 *const from = pipeline + stage * own.tile_vectors;
+        const int vectors = own.vectors_of(tile);
+        if (tile == 0 && place.first < vectors)
+            found.begin(from[place.first]);
+        walk_vectors<4>(
+            place, vectors, [&](int i) { return from[i]; }, [&](const uint4 &vector, int) { found.add(vector); });
+        if (--until_fold == 0 || tile + 1 == own.tiles) {
+            found.fold();
+            until_fold = a.of.grid.chunk_tiles;
         }
     });
 }
+
+/* The results of all of the thread's vectors: of a sample from `to` on. */
+template <typename T, int V, typename Means>
+__device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, tile_consumer &consumer,
+                                              const uint4 *pipeline, const grid_part &own, const pipeline_place &place,
+                                              char *to, bool is_last, const Means &means, const float (&slope)[V],
+                                              const float (&offset)[V])
+{
+    choose_activation<true, true>(a.activation, [&](auto chosen) {
+        consumer.walk_results(own, is_last, [&](int tile, int stage) {
+            const uint4 *const from = pipeline + stage * own.tile_vectors;
+            char *const to_tile = to + own.place_of(tile);
+            walk_vectors<4>(
+                place, own.vectors_of(tile), [&](int i) { return from[i]; },
+                [&](const uint4 &vector, int i) {
+                    store_result<T, V>(a, chosen, vector, means, slope, offset, to_tile + i * 16);
+                });
+        });
+    });
+}
+
+/* Of all of the thread's vectors: sums of dy', and of dy' (x - mean). Of each tile, then of tiles, so that none is
+ * long.
+ */
+template <typename T, int V, typename Differentiate>
+__device__ __forceinline__ void sum_gradients(const normfuse_cuda_columns &a, tile_consumer &consumer,
+                                              const uint4 *pipeline, const grid_part &own, const pipeline_place &place,
+                                              Differentiate differentiate, float (&first)[V], float (&second)[V])
+{
+    choose_activation<true, false>(a.activation, [&](auto chosen) {
+        consumer.walk_sums(own, [&](int tile, int stage) {
+            const uint4 *const from = pipeline + 2 * stage * own.tile_vectors;
+            const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
+            float of_tile[V] = {}, centred_of_tile[V] = {};
+            walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int) {
+                float x[V], dy[V];
+                unpack<T, V>(here.x, x);
+                unpack<T, V>(here.dy, dy);
+                differentiate(chosen, x, dy);
+                add_products(x, dy, of_tile, centred_of_tile);
+            });
+#pragma unroll
+            for (int k = 0; k < V; k++) {
+                first[k] += of_tile[k];
+                second[k] += centred_of_tile[k];
+            }
+        });
+    });
+}
+
+/* dx of all of the thread's vectors. */
+template <typename T, int V, typename Differentiate, typename Values>
+__device__ __forceinline__ void
+store_gradients(const normfuse_cuda_columns &a, tile_consumer &consumer, const uint4 *pipeline, const grid_part &own,
+                const pipeline_place &place, char *to, bool is_last, Differentiate differentiate,
+                const float (&slope)[V], const Values &of_x, const Values &level)
+{
+    choose_activation<true, false>(a.activation, [&](auto chosen) {
+        consumer.walk_results(own, is_last, [&](int tile, int stage) {
+            const uint4 *const from = pipeline + 2 * stage * own.tile_vectors;
+            const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
+            char *const to_tile = to + own.place_of(tile);
+            walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int i) {
+                float x[V], dy[V];
+                unpack<T, V>(here.x, x);
+                unpack<T, V>(here.dy, dy);
+                differentiate(chosen, x, dy);
+                store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
+            });
+        });
+    });
+}
+
+/* How many values a part has of `channels` channels. The first blocks may have a tile more than the others; the last of
+ * these what is left of its last one, which is counted whole, then taken back. */
+struct values_of_parts {
+    float first, other, lacking;
+
+    __device__ __forceinline__ values_of_parts(const normfuse_cuda_columns &a, int channels)
+    {
+        first = (float)a.part_rows * (float)channels;
+        other = (float)a.of.grid.small_part_rows * (float)channels;
+        lacking = (float)a.of.grid.lacking_rows * (float)channels;
+    }
+    __device__ __forceinline__ float part(const normfuse_cuda_columns &a, int i) const
+    {
+        return (i < a.of.grid.first_parts ? first : other) - (i == a.of.grid.first_parts - 1 ? lacking : 0.0f);
+    }
+};
 
 /* All consumers of `parts` blocks; `before` is what thread 0 read of the grid barrier while data arrived. */
 __device__ __forceinline__ void meet_blocks(uint32_t *grid_barrier, int part, int parts, uint32_t before, int consumers)

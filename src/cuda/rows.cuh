@@ -35,6 +35,28 @@ __device__ __forceinline__ void begin_of(const normfuse_cuda_arguments &a, int s
     }
 }
 
+struct row_block : block_turns {
+    using block_turns::block_turns;
+
+    /* Before all else; blocks of a cluster send one another so many numbers each. */
+    __device__ __forceinline__ void open(const normfuse_cuda_geometry &g, cluster_mailbox &mailbox, int numbers) const
+    {
+        if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
+            open_only_mailbox(mailbox, g.parts * numbers * (int)sizeof(double));
+        if (exchange == NORMFUSE_EXCHANGE_GRID)
+            begin_staggered(g);
+    }
+    /* The first sample and channel of the next set, whose vectors take the places of those that were read. Whether
+     * there is one. */
+    __device__ __forceinline__ bool find_next(const normfuse_cuda_arguments &a, int &n, int &c) const
+    {
+        const bool has = has_next(a.geometry);
+        if (has)
+            begin_of(a, set + a.geometry.block_groups, n, c);
+        return has;
+    }
+};
+
 /* Weight and bias of a channel with the sample's scale and shift. */
 template <typename R>
 __device__ __forceinline__ void weigh_channel(const normfuse_problem &p, int64_t n, int64_t c, R &slope, R &offset)
@@ -284,6 +306,79 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, c
                 else
                     store_vector<T, 1>(data, i, __uint_as_float(words[i]));
             }
+    }
+}
+
+/* x becomes x with pre_add, rounded, in the vectors that walk(work) calls work(x, index) for; also to u. Lanes alone.
+ */
+template <typename T, int V, typename Walk>
+__device__ __forceinline__ void add_residual(const normfuse_cuda_arguments &a, const row_vectors &vectors, bool writes,
+                                             Walk walk)
+{
+    using R = compute<T>;
+    using tensor = row_tensor<T, V, false, false>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_view &to = p.u.data ? p.u : p.x;
+    const tensor other(a, p.pre_add, p.pre_add, vectors.n, vectors.c), u(a, to, to, vectors.n, vectors.c);
+    walk([&](raw<T, V> &vector, int index) {
+        const int stretch = divide(index, a.geometry.by_spans);
+        R value[V], residual[V];
+        unpack<T, V>(vector, value);
+        unpack<T, V>(load_vector<T, V>(other.at(a.geometry, index, stretch), 0), residual);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            value[i] += residual[i];
+        vector = make_vector<T, V>(value);
+        if (writes)
+            store_vector<T, V>(u.at(a.geometry, index, stretch), 0, vector);
+    });
+}
+
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
+
+/* What the warps of a block found, to all of them: join(of_lane) joins the lanes of a warp, one for each. */
+template <typename Sums, typename Join>
+__device__ __forceinline__ Sums join_warps(Sums *of_warps, const Sums &of_warp, Join join)
+{
+    if (threadIdx.x % 32 == 0)
+        of_warps[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    Sums of_lane = {};
+    if (threadIdx.x % 32 < blockDim.x / 32)
+        of_lane = of_warps[threadIdx.x % 32];
+    return join(of_lane);
+}
+
+/* What the blocks of a set send one another, N numbers each: join(all of them, whether they are in shared memory).
+ * meanwhile() is done while they are on their way. */
+template <int N, typename Meanwhile, typename Join>
+__device__ __forceinline__ void exchange_sums(const normfuse_cuda_arguments &a, const row_block &block,
+                                              cluster_mailbox &mailbox, double *of_parts, const double (&own)[N],
+                                              Meanwhile meanwhile, Join join)
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int part = block.part;
+    if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+        await_open_mailboxes();
+        if ((int)threadIdx.x < g.parts) {
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                send(mailbox, of_parts + N * part + i, (int)threadIdx.x, own[i]);
+        }
+        meanwhile();
+        await_mailbox(mailbox);
+        join(of_parts, true);
+    } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
+        double *const places = a.partials + ((int64_t)block.parity * g.block_groups + block.block_group) * g.parts * N;
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                places[N * part + i] = own[i];
+        }
+        arrive_at_block_group(block.grid_barrier(a), part, g.parts);
+        meanwhile();
+        await_block_group(block.grid_barrier(a), grid_barrier_before());
+        join(places, false);
     }
 }
 

@@ -84,6 +84,349 @@ __device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_problem 
     return {shift, rest, slope * factor, (offset - rest * slope) * factor};
 }
 
+/* A place in shared memory that the thread alone reads: of x (0) or dy (1). */
+__device__ __forceinline__ uint4 &place_of_slot(uint4 *dynamic, int slot, int tensor)
+{
+    return dynamic[(2 * slot + tensor) * (int)blockDim.x + (int)threadIdx.x];
+}
+
+/* The thread's vectors: `shared` into shared memory, which may have been requested, the others into registers. */
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void load_pairs(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
+                                           bool is_requested, uint4 *dynamic, raw<T, V> (&held_x)[K],
+                                           raw<T, V> (&held_dy)[K])
+{
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned,
+                   holds = schedule == NORMFUSE_SCHEDULE_block || schedule == NORMFUSE_SCHEDULE_split;
+    using tensor = row_tensor<T, V, !many, unaligned>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
+    const row_end<T, unaligned> end(a, vectors, x.lead);
+    int index = vectors.index;
+    if constexpr (!many) {
+#pragma unroll 1
+        for (int k = 0; k < shared; k++) {
+            if (!is_requested && index < vectors.end) {
+                const int stretch = divide(index, g.by_spans);
+                const unsigned place = x.place(g, index, stretch);
+                if (!end.cuts(place)) {
+                    copy_once(&place_of_slot(dynamic, k, 0), x.at(g, index, stretch), 0);
+                    copy_once(&place_of_slot(dynamic, k, 1), dy.at(g, index, stretch), 0);
+                } else {
+                    place_of_slot(dynamic, k, 0) = load_cut<T>(x.data, place, end.bytes);
+                    place_of_slot(dynamic, k, 1) = load_cut<T>(dy.data, place, end.bytes);
+                }
+            }
+            index += vectors.step;
+        }
+    }
+    unsigned furthest = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        if constexpr (holds) {
+            const int stretch = divide(index, g.by_spans);
+            load_vector_where<T, V>(index < vectors.end, held_x[k], x.at(g, index, stretch));
+            load_vector_where<T, V>(index < vectors.end, held_dy[k], dy.at(g, index, stretch));
+        } else if (index < vectors.end) {
+            const int stretch = divide(index, g.by_spans);
+            furthest = max(furthest, x.place(g, index, stretch));
+            if (!end.cuts(x.place(g, index, stretch))) {
+                held_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
+                held_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
+            }
+        }
+        index += vectors.step;
+    }
+    if constexpr (unaligned) {
+        /* Once all others have been requested: these are waited for. */
+        if (end.cuts(furthest)) {
+            index = vectors.index + shared * vectors.step;
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                const unsigned place = x.place(g, index, divide(index, g.by_spans));
+                if (index < vectors.end && end.cuts(place)) {
+                    held_x[k] = load_cut<T>(x.data, place, end.bytes);
+                    held_dy[k] = load_cut<T>(dy.data, place, end.bytes);
+                }
+                index += vectors.step;
+            }
+        }
+    }
+}
+
+/* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of the warp
+ * has a vector there. Vectors `next` bytes further on, if not 0, are requested into the places of those that were read.
+ */
+template <typename T, int V, int K, normfuse_cuda_schedule schedule, typename Work>
+__device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
+                                           uint4 *dynamic, raw<T, V> (&held_x)[K], raw<T, V> (&held_dy)[K], Work work,
+                                           int64_t next)
+{
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes;
+    using tensor = row_tensor<T, V, !many, schedule == NORMFUSE_SCHEDULE_unaligned>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int lane = (int)threadIdx.x & ((many ? 1 << g.lane_bits : 32) - 1);
+    int index = vectors.index;
+    compiler_barrier(index);
+    if constexpr (!many) {
+#pragma unroll 1
+        for (int k = 0; k < shared && index - lane < vectors.end; k++) {
+            work(place_of_slot(dynamic, k, 0), place_of_slot(dynamic, k, 1), index);
+            if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
+                if (next != 0 && index < vectors.end) {
+                    const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, p.x, vectors.n, vectors.c);
+                    const int stretch = divide(index, g.by_spans);
+                    copy_once(&place_of_slot(dynamic, k, 0), x.at(g, index, stretch), next);
+                    copy_once(&place_of_slot(dynamic, k, 1), dy.at(g, index, stretch), next);
+                }
+            }
+            index += vectors.step;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        if (!many && index - lane >= vectors.end)
+            break;
+        work(held_x[k], held_dy[k], index);
+        index += vectors.step;
+    }
+}
+
+/* The sums of the block's channels, of what its segments found, to memory. */
+template <bool many, typename R>
+__device__ __forceinline__ void store_channels(const normfuse_cuda_arguments &a, const row_vectors &vectors, int part,
+                                               const totals<R> *of_channels)
+{
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
+    const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
+    const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
+    if (many) {
+        /* A segment has its whole set: entry i is channel i of it. */
+        if (vectors.end > 0)
+            for (int i = lane; i < (by_sample ? 1 : g.outer); i += lanes) {
+                const totals<R> sum = of_channels[segment * g.channels_a_segment + i];
+                double *const pair = a.sums + ((int64_t)vectors.n * p.c + vectors.c + i) * PAIR;
+                pair[0] = (double)sum.plain;
+                pair[1] = (double)sum.centred;
+            }
+    } else {
+        const int first = part * g.part_rows;
+        const int rows = max(0, min(g.part_rows, g.rows - first));
+        const int before = first - vectors.first_outer * g.spans;
+        const int channels = rows == 0 ? 0 : by_sample ? 1 : divide(before + rows + g.spans - 1, g.by_spans);
+        for (int i = (int)threadIdx.x; i < channels; i += threads) {
+            const int low = by_sample ? 0 : max(0, i * g.spans - before) / g.segment_rows;
+            const int end = by_sample ? rows : min(rows, (i + 1) * g.spans - before);
+            R plain = R(0), about = R(0);
+            for (int q = low; q * g.segment_rows < end; q++) {
+                const int j = by_sample ? 0 : i - divide(q * g.segment_rows + before, g.by_spans);
+                plain += of_channels[q * g.channels_a_segment + j].plain;
+                about += of_channels[q * g.channels_a_segment + j].centred;
+            }
+            const int outer = vectors.first_outer + i;
+            const int slot = by_sample ? part : part - outer * g.spans / g.part_rows;
+            const int64_t channel = by_sample ? vectors.c : (int64_t)vectors.n * p.c + vectors.c + outer;
+            double *const pair = a.sums + (channel * g.sum_slots + slot) * PAIR;
+            pair[0] = (double)plain;
+            pair[1] = (double)about;
+        }
+    }
+}
+
+/* x becomes x - shift, dy what came through the activation; `post` is post_add, or y. */
+template <typename T, int V, normfuse_cuda_schedule schedule, typename Tensor, typename Chosen>
+__device__ __forceinline__ void differentiate_row(const normfuse_cuda_arguments &a, const Tensor &post, Chosen chosen,
+                                                  const row_gradient<compute<T>> &coefficient, int index, int stretch,
+                                                  compute<T> (&x)[V], compute<T> (&dy)[V])
+{
+    using R = compute<T>;
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool fast = sizeof(T) == 2;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        x[i] -= coefficient.shift;
+    if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
+        R z[V];
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = fma(x[i], coefficient.slope, coefficient.offset);
+        if (many && p.post_add.data) {
+            R residual[V];
+            unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), residual);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                z[i] = p.from_y ? residual[i] : z[i] + residual[i];
+        }
+        differentiate_by<fast, !many && !unaligned>(dy, z, chosen, p.activation, (R)p.act_param);
+    }
+}
+
+/* The thread's weighted sums over its set; those of its segment's channels go to of_channels. `own` are the
+ * coefficients of the segment. */
+template <typename T, int V, normfuse_cuda_schedule schedule, typename Walk, typename Differentiate>
+__device__ __forceinline__ totals<compute<T>>
+sum_channels(const normfuse_cuda_arguments &a, const row_vectors &vectors, const row_gradient<compute<T>> *own,
+             compute<T> factor, totals<compute<T>> *of_channels, Walk walk, Differentiate differentiate)
+{
+    using R = compute<T>;
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool all = many || unaligned;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
+    /* Channels of the block are counted from the first that it touches; all of a channel's set are the same one. */
+    const int channel_step = by_sample ? 0 : 1;
+    const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
+    const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5);
+    totals<R> met = {R(0), R(0)};
+    /* A warp (or the segments of one, in step, since all begin with a set) goes through its channels one after
+     * the other. */
+    int current = many || by_sample ? 0 : divide(vectors.index - lane, g.by_spans) - vectors.first_outer;
+    totals<R> channel = {R(0), R(0)};
+    totals<R> *entry = of_channels + segment * g.channels_a_segment;
+    const auto flush = [&] {
+        const R slope = own[current].slope;
+        channel.centred -= own[current].rest * channel.plain;
+        met.plain += slope * channel.plain;
+        met.centred += slope * channel.centred;
+        if (a.sums) {
+            const R plain = sum_lanes(channel.plain, lanes), about = sum_lanes(channel.centred, lanes);
+            if (lane == 0)
+                *entry = {plain * factor, about * factor};
+            entry++;
+        }
+        channel = {R(0), R(0)};
+    };
+    choose_activation<!many, all>(p.activation, [&](auto chosen) {
+        walk([&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
+            const int stretch = divide(index, g.by_spans);
+            R plain = R(0), about = R(0);
+            int channel_here = current;
+            if (index < vectors.end) {
+                channel_here = (stretch - vectors.first_outer) * channel_step;
+                R x[V], dy[V];
+                unpack<T, V>(x_vector, x);
+                unpack<T, V>(dy_vector, dy);
+                differentiate(chosen, own[channel_here], index, stretch, x, dy);
+                const row_elements<V, unaligned> elements = elements_of<T, V, !many, unaligned>(a, vectors, index);
+                if (!elements.are_all()) {
+                    /* Not by a factor of 0: what others have there may be infinite. */
+#pragma unroll
+                    for (int i = 0; i < V; i++) {
+                        x[i] = elements.has(i) ? x[i] : R(0);
+                        dy[i] = elements.has(i) ? dy[i] : R(0);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    plain += dy[i];
+                    about += dy[i] * x[i];
+                }
+            }
+            while (__any_sync(full_mask, channel_here > current)) {
+                if (channel_here == current) {
+                    channel.plain += plain;
+                    channel.centred += about;
+                }
+                flush();
+                current++;
+            }
+            if (channel_here == current) {
+                channel.plain += plain;
+                channel.centred += about;
+            }
+        });
+    });
+    if (many || vectors.index - lane < vectors.end)
+        flush();
+    return met;
+}
+
+/* dx = slope dy' + share (x - shift) + level; without a centre the first alone */
+template <typename R> struct row_level {
+    R level, share;
+    bool is_needed;
+};
+
+template <typename T, int V, normfuse_cuda_schedule schedule, typename Walk, typename Differentiate>
+__device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a, const row_vectors &vectors,
+                                                const row_gradient<compute<T>> *own, const row_level<compute<T>> &of,
+                                                bool gives_dy, bool applies, Walk walk, Differentiate differentiate)
+{
+    using R = compute<T>;
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
+    /* Lanes alone have additions and tensors of different strides. Beside them unaligned tiles alone have the rare
+     * derivatives, by a call in each vector. */
+    constexpr bool all = many || unaligned;
+    using tensor = row_tensor<T, V, !many, unaligned>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    /* Lanes find it where it is needed: before the loop 16-bit vectors spilled. */
+    const bool gives_dx = !many && p.dx.data && applies;
+    const int channel_step = p.sets == NORMFUSE_SETS_BATCH ? 0 : 1;
+    const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
+    const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;
+    const tensor dx(a, dx_view, many ? dx_view : p.x, vectors.n, vectors.c);
+    const tensor du(a, du_view, du_view, vectors.n, vectors.c), dpost(a, dpost_view, dpost_view, vectors.n, vectors.c);
+    choose_activation<!many, all>(p.activation, [&](auto chosen) {
+        const auto store = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
+            if (index >= vectors.end)
+                return;
+            const int stretch = divide(index, g.by_spans);
+            const row_gradient<R> coefficient = own[(stretch - vectors.first_outer) * channel_step];
+            R x[V], dy[V];
+            unpack<T, V>(x_vector, x);
+            unpack<T, V>(dy_vector, dy);
+            differentiate(chosen, coefficient, index, stretch, x, dy);
+            if (gives_dy)
+                store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
+            if (many ? p.dx.data && applies : gives_dx) {
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    x[i] = fma(coefficient.slope, dy[i], of.is_needed ? fma(of.share, x[i], of.level) : R(0));
+                if (many && p.du.data) {
+                    R more[V];
+                    unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        x[i] += more[i];
+                }
+                store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
+                                           elements_of<T, V, !many, unaligned>(a, vectors, index));
+            }
+        };
+        walk(store);
+    });
+}
+
+/* The weighted sums of a set, of what its threads found; write_sums() while those of other blocks are on their way. */
+template <bool many, typename R, typename Write>
+__device__ __forceinline__ totals<R> join_set(const normfuse_cuda_arguments &a, const row_block &block,
+                                              const totals<R> &met, totals<R> *of_warps, cluster_mailbox &mailbox,
+                                              double *of_parts, Write write_sums)
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int lanes = many ? 1 << g.lane_bits : 32;
+    totals<R> all = {sum_lanes(met.plain, lanes), sum_lanes(met.centred, lanes)};
+    if constexpr (!many) {
+        all = join_warps(of_warps, all, [](const totals<R> &of_lane) {
+            return totals<R>{sum_lanes(of_lane.plain, 32), sum_lanes(of_lane.centred, 32)};
+        });
+        const double own[PAIR] = {(double)all.plain, (double)all.centred};
+        exchange_sums(a, block, mailbox, of_parts, own, write_sums,
+                      [&](const double *pairs, bool near_by) { all = add_parts<R>(pairs, PAIR, g.parts, near_by); });
+        if (block.exchange == NORMFUSE_EXCHANGE_NONE)
+            write_sums();
+    }
+    return all;
+}
+
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 {
@@ -93,9 +436,6 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = row_tensor<T, V, !many, unaligned>;
-    /* Lanes alone have additions and tensors of different strides. Beside them unaligned tiles alone have the rare
-     * derivatives, by a call in each vector. */
-    constexpr bool fast = sizeof(T) == 2, all = many || unaligned;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -103,7 +443,6 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     __shared__ double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
     __shared__ cluster_mailbox mailbox;
     __shared__ R rstd_of_set;
-    const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
     const int segment = (int)threadIdx.x >> (many ? g.lane_bits : 5), threads = (int)blockDim.x;
     const int shared = !many ? g.held_shared : 0;
     row_gradient<R> *const coefficients = reinterpret_cast<row_gradient<R> *>(dynamic + 2 * shared * threads);
@@ -112,123 +451,32 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = holds || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE;
-    const int block = (int)(!holds && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int block_group = whole ? block : divide(block, g.by_parts);
-    const int part = whole ? 0 : block - block_group * g.parts, warp = (int)threadIdx.x / 32;
-
+    row_block block(a, whole, schedule == NORMFUSE_SCHEDULE_split || unaligned, !holds && g.backwards);
     raw<T, V> held_x[K], held_dy[K];
-    const auto place_of_slot = [&](int slot, int tensor) -> uint4 & {
-        return dynamic[(2 * slot + tensor) * threads + (int)threadIdx.x];
-    };
-
-    if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        open_only_mailbox(mailbox, g.parts * PAIR * (int)sizeof(double));
-    if (exchange == NORMFUSE_EXCHANGE_GRID)
-        begin_staggered(g);
-    int parity = 0;
+    block.open(g, mailbox, PAIR);
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
-    for (int set = block_group;;) {
-        const row_vectors vectors = vectors_of<many, false>(a, set, part, 0);
-        /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of
-         * the warp has a vector there. */
+    do {
+        const row_vectors vectors = vectors_of<many, false>(a, block.set, block.part, 0);
         const auto walk = [&](auto work, int64_t next = 0) {
-            int index = vectors.index;
-            compiler_barrier(index);
-            if constexpr (!many) {
-#pragma unroll 1
-                for (int k = 0; k < shared && index - lane < vectors.end; k++) {
-                    work(place_of_slot(k, 0), place_of_slot(k, 1), index);
-                    if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                        if (next != 0 && index < vectors.end) {
-                            const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, p.x, vectors.n, vectors.c);
-                            const int stretch = divide(index, g.by_spans);
-                            copy_once(&place_of_slot(k, 0), x.at(g, index, stretch), next);
-                            copy_once(&place_of_slot(k, 1), dy.at(g, index, stretch), next);
-                        }
-                    }
-                    index += vectors.step;
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                if (!many && index - lane >= vectors.end)
-                    break;
-                work(held_x[k], held_dy[k], index);
-                index += vectors.step;
-            }
+            walk_pairs<T, V, K, schedule>(a, vectors, shared, dynamic, held_x, held_dy, work, next);
         };
 
         /* ---- load ---- */
-        const uint32_t grid_barrier = look_at_grid_barrier_where(exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0,
-                                                                 a.grid_barriers + block_group * grid_barrier_stride);
+        const uint32_t grid_barrier = look_at_grid_barrier_where(
+            block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0, block.grid_barrier(a));
         requested_gradient first;
         if constexpr (holds)
             first = request_gradient(a, vectors, (int)threadIdx.x);
-        {
-            const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
-            const row_end<T, unaligned> end(a, vectors, x.lead);
-            int index = vectors.index;
-            if constexpr (!many) {
-#pragma unroll 1
-                for (int k = 0; k < shared; k++) {
-                    if (!is_requested && index < vectors.end) {
-                        const int stretch = divide(index, g.by_spans);
-                        const unsigned place = x.place(g, index, stretch);
-                        if (!end.cuts(place)) {
-                            copy_once(&place_of_slot(k, 0), x.at(g, index, stretch), 0);
-                            copy_once(&place_of_slot(k, 1), dy.at(g, index, stretch), 0);
-                        } else {
-                            place_of_slot(k, 0) = load_cut<T>(x.data, place, end.bytes);
-                            place_of_slot(k, 1) = load_cut<T>(dy.data, place, end.bytes);
-                        }
-                    }
-                    index += vectors.step;
-                }
-            }
-            unsigned furthest = 0;
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                if constexpr (holds) {
-                    const int stretch = divide(index, g.by_spans);
-                    load_vector_where<T, V>(index < vectors.end, held_x[k], x.at(g, index, stretch));
-                    load_vector_where<T, V>(index < vectors.end, held_dy[k], dy.at(g, index, stretch));
-                } else if (index < vectors.end) {
-                    const int stretch = divide(index, g.by_spans);
-                    furthest = max(furthest, x.place(g, index, stretch));
-                    if (!end.cuts(x.place(g, index, stretch))) {
-                        held_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
-                        held_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
-                    }
-                }
-                index += vectors.step;
-            }
-            if constexpr (unaligned) {
-                /* Once all others have been requested: these are waited for. */
-                if (end.cuts(furthest)) {
-                    index = vectors.index + shared * vectors.step;
-#pragma unroll
-                    for (int k = 0; k < K; k++) {
-                        const unsigned place = x.place(g, index, divide(index, g.by_spans));
-                        if (index < vectors.end && end.cuts(place)) {
-                            held_x[k] = load_cut<T>(x.data, place, end.bytes);
-                            held_dy[k] = load_cut<T>(dy.data, place, end.bytes);
-                        }
-                        index += vectors.step;
-                    }
-                }
-            }
-        }
+        load_pairs<T, V, K, schedule>(a, vectors, shared, is_requested, dynamic, held_x, held_dy);
         bits<R> saved_rstd = 0;
         if (!holds && centred && applies && vectors.end > 0) {
             const int group = by_sample ? vectors.c : divide(vectors.c, g.by_outer);
             saved_rstd = request_bits<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
         }
-        if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+        if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before() = grid_barrier;
         const R portion = R(1) / (R)p.set_values;
-        const R factor = takes_half<fast, !many>(p.activation) ? R(0.5) : R(1);
+        const R factor = takes_half<sizeof(T) == 2, !many>(p.activation) ? R(0.5) : R(1);
         if constexpr (holds) {
             for (int i = (int)threadIdx.x; has_channel(a, vectors, i); i += threads) {
                 if (i >= threads)
@@ -243,150 +491,31 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         if (shared > 0)
             wait_for_copies();
         if (many && p.pre_add.data) {
-            const tensor other(a, p.pre_add, p.pre_add, vectors.n, vectors.c);
-            walk([&](raw<T, V> &x, raw<T, V> &, int index) {
-                if (index >= vectors.end)
-                    return;
-                R value[V], residual[V];
-                unpack<T, V>(x, value);
-                unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    value[i] += residual[i];
-                x = make_vector<T, V>(value);
+            add_residual<T, V>(a, vectors, false, [&](auto work) {
+                walk([&](raw<T, V> &x, raw<T, V> &, int index) {
+                    if (index < vectors.end)
+                        work(x, index);
+                });
             });
         }
         __syncthreads();
 
-        /* Channels of the block are counted from the first that it touches; all of a channel's set are the same one. */
-        const int channel_step = by_sample ? 0 : 1;
         const row_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
         const normfuse_view &post_view = many && p.post_add.data ? p.post_add : p.x;
         const tensor post(a, post_view, post_view, vectors.n, vectors.c);
-        /* x - shift, dy' */
         const auto differentiate = [&](auto chosen, const row_gradient<R> &coefficient, int index, int stretch,
                                        R(&x)[V], R(&dy)[V]) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                x[i] -= coefficient.shift;
-            if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
-                R z[V];
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    z[i] = fma(x[i], coefficient.slope, coefficient.offset);
-                if (many && p.post_add.data) {
-                    R residual[V];
-                    unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), residual);
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        z[i] = p.from_y ? residual[i] : z[i] + residual[i];
-                }
-                differentiate_by<fast, !many && !unaligned>(dy, z, chosen, p.activation, (R)p.act_param);
-            }
+            differentiate_row<T, V, schedule>(a, post, chosen, coefficient, index, stretch, x, dy);
         };
 
         /* ---- sums ---- */
         totals<R> met = {R(0), R(0)};
-        if (sums) {
-            /* A warp (or the segments of one, in step, since all begin with a set) goes through its channels one after
-             * the other. */
-            int current = many || by_sample ? 0 : divide(vectors.index - lane, g.by_spans) - vectors.first_outer;
-            totals<R> channel = {R(0), R(0)};
-            totals<R> *entry = of_channels + segment * g.channels_a_segment;
-            const auto flush = [&] {
-                const R slope = own[current].slope;
-                channel.centred -= own[current].rest * channel.plain;
-                met.plain += slope * channel.plain;
-                met.centred += slope * channel.centred;
-                if (a.sums) {
-                    const R plain = sum_lanes(channel.plain, lanes), about = sum_lanes(channel.centred, lanes);
-                    if (lane == 0)
-                        *entry = {plain * factor, about * factor};
-                    entry++;
-                }
-                channel = {R(0), R(0)};
-            };
-            choose_activation<!many, all>(p.activation, [&](auto chosen) {
-                walk([&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
-                    const int stretch = divide(index, g.by_spans);
-                    R plain = R(0), about = R(0);
-                    int channel_here = current;
-                    if (index < vectors.end) {
-                        channel_here = (stretch - vectors.first_outer) * channel_step;
-                        R x[V], dy[V];
-                        unpack<T, V>(x_vector, x);
-                        unpack<T, V>(dy_vector, dy);
-                        differentiate(chosen, own[channel_here], index, stretch, x, dy);
-                        const row_elements<V, unaligned> elements =
-                            elements_of<T, V, !many, unaligned>(a, vectors, index);
-                        if (!elements.are_all()) {
-                            /* Not by a factor of 0: what others have there may be infinite. */
-#pragma unroll
-                            for (int i = 0; i < V; i++) {
-                                x[i] = elements.has(i) ? x[i] : R(0);
-                                dy[i] = elements.has(i) ? dy[i] : R(0);
-                            }
-                        }
-#pragma unroll
-                        for (int i = 0; i < V; i++) {
-                            plain += dy[i];
-                            about += dy[i] * x[i];
-                        }
-                    }
-                    while (__any_sync(full_mask, channel_here > current)) {
-                        if (channel_here == current) {
-                            channel.plain += plain;
-                            channel.centred += about;
-                        }
-                        flush();
-                        current++;
-                    }
-                    if (channel_here == current) {
-                        channel.plain += plain;
-                        channel.centred += about;
-                    }
-                });
-            });
-            if (many || vectors.index - lane < vectors.end)
-                flush();
-        }
+        if (sums)
+            met = sum_channels<T, V, schedule>(a, vectors, own, factor, of_channels, walk, differentiate);
         /* What the channels of the block summed, to memory: while the totals of other blocks are on their way. */
         const auto write_sums = [&] {
-            if (a.sums) {
-                if (many) {
-                    /* A segment has its whole set: entry i is channel i of it. */
-                    if (vectors.end > 0)
-                        for (int i = lane; i < (by_sample ? 1 : g.outer); i += lanes) {
-                            const totals<R> sum = of_channels[segment * g.channels_a_segment + i];
-                            double *const pair = a.sums + ((int64_t)vectors.n * p.c + vectors.c + i) * PAIR;
-                            pair[0] = (double)sum.plain;
-                            pair[1] = (double)sum.centred;
-                        }
-                } else {
-                    const int first = part * g.part_rows;
-                    const int rows = max(0, min(g.part_rows, g.rows - first));
-                    const int before = first - vectors.first_outer * g.spans;
-                    const int channels = rows == 0   ? 0
-                                         : by_sample ? 1
-                                                     : divide(before + rows + g.spans - 1, g.by_spans);
-                    for (int i = (int)threadIdx.x; i < channels; i += threads) {
-                        const int low = by_sample ? 0 : max(0, i * g.spans - before) / g.segment_rows;
-                        const int end = by_sample ? rows : min(rows, (i + 1) * g.spans - before);
-                        R plain = R(0), about = R(0);
-                        for (int q = low; q * g.segment_rows < end; q++) {
-                            const int j = by_sample ? 0 : i - divide(q * g.segment_rows + before, g.by_spans);
-                            plain += of_channels[q * g.channels_a_segment + j].plain;
-                            about += of_channels[q * g.channels_a_segment + j].centred;
-                        }
-                        const int outer = vectors.first_outer + i;
-                        const int slot = by_sample ? part : part - outer * g.spans / g.part_rows;
-                        const int64_t channel = by_sample ? vectors.c : (int64_t)vectors.n * p.c + vectors.c + outer;
-                        double *const pair = a.sums + (channel * g.sum_slots + slot) * PAIR;
-                        pair[0] = (double)plain;
-                        pair[1] = (double)about;
-                    }
-                }
-            }
+            if (a.sums)
+                store_channels<many>(a, vectors, block.part, of_channels);
         };
         /* In place of dy it must not be written before dy was read for the last time. */
         const bool gives_dy = many && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
@@ -399,42 +528,10 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             return;
 
         /* ---- the totals of the set ---- */
-        R level = R(0), share = R(0); /* dx = slope dy' + share (x - shift) + level */
+        R level = R(0), share = R(0);
         if (centred && applies) {
             if (sums) {
-                totals<R> all = {sum_lanes(met.plain, lanes), sum_lanes(met.centred, lanes)};
-                if (!many) {
-                    if (threadIdx.x % 32 == 0)
-                        of_warps[warp] = all;
-                    __syncthreads();
-                    totals<R> of_lane = {R(0), R(0)};
-                    if (threadIdx.x % 32 < blockDim.x / 32)
-                        of_lane = of_warps[threadIdx.x % 32];
-                    all = {sum_lanes(of_lane.plain, 32), sum_lanes(of_lane.centred, 32)};
-                    if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        await_open_mailboxes();
-                        if ((int)threadIdx.x < g.parts) {
-                            send(mailbox, of_parts + PAIR * part, (int)threadIdx.x, (double)all.plain);
-                            send(mailbox, of_parts + PAIR * part + 1, (int)threadIdx.x, (double)all.centred);
-                        }
-                        write_sums();
-                        await_mailbox(mailbox);
-                        all = add_parts<R>(of_parts, PAIR, g.parts, true);
-                    } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                        double *const pairs =
-                            a.partials + ((int64_t)parity * g.block_groups + block_group) * g.parts * PAIR;
-                        if (threadIdx.x == 0) {
-                            pairs[PAIR * part] = (double)all.plain;
-                            pairs[PAIR * part + 1] = (double)all.centred;
-                        }
-                        arrive_at_block_group(a.grid_barriers + block_group * grid_barrier_stride, part, g.parts);
-                        write_sums();
-                        await_block_group(a.grid_barriers + block_group * grid_barrier_stride, grid_barrier_before());
-                        all = add_parts<R>(pairs, PAIR, g.parts, false);
-                    } else {
-                        write_sums();
-                    }
-                }
+                const totals<R> all = join_set<many>(a, block, met, of_warps, mailbox, of_parts, write_sums);
                 level = all.plain;
                 share = all.centred;
             } else if (vectors.end > 0) {
@@ -448,12 +545,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             }
         }
 
-        const int first_set = by_sample ? vectors.set : vectors.set - vectors.n * (int)p.groups;
         uint32_t counted = 0;
         if (!many && g.contributors > 0) {
             __syncthreads();
             if (threadIdx.x == 0)
-                counted = count_block(a, first_set);
+                counted = count_block(a, by_sample ? vectors.set : vectors.set - vectors.n * (int)p.groups);
         }
 
         /* ---- results ---- */
@@ -462,68 +558,23 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             compiler_barrier(held_x[k]);
             compiler_barrier(held_dy[k]);
         }
-        const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
-        const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;
-        const tensor dx(a, dx_view, many ? dx_view : p.x, vectors.n, vectors.c);
-        const tensor du(a, du_view, du_view, vectors.n, vectors.c),
-            dpost(a, dpost_view, dpost_view, vectors.n, vectors.c);
         /* The set after this one, whose vectors take the places of those that were read, is so many bytes further on.
          */
         int64_t next = 0;
         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-            is_requested = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
-            if (is_requested) {
-                int n, c;
-                begin_of(a, set + g.block_groups, n, c);
+            int n, c;
+            is_requested = block.find_next(a, n, c);
+            if (is_requested)
                 next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, vectors.n, vectors.c).data;
-            }
         }
-        choose_activation<!many, all>(p.activation, [&](auto chosen) {
-            const auto give = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
-                if (index >= vectors.end)
-                    return;
-                const int stretch = divide(index, g.by_spans);
-                const row_gradient<R> coefficient = own[(stretch - vectors.first_outer) * channel_step];
-                R x[V], dy[V];
-                unpack<T, V>(x_vector, x);
-                unpack<T, V>(dy_vector, dy);
-                differentiate(chosen, coefficient, index, stretch, x, dy);
-                if (gives_dy)
-                    store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
-                if (p.dx.data && applies) {
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        x[i] = fma(coefficient.slope, dy[i], centred ? fma(share, x[i], level) : R(0));
-                    if (many && p.du.data) {
-                        R more[V];
-                        unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
-#pragma unroll
-                        for (int i = 0; i < V; i++)
-                            x[i] += more[i];
-                    }
-                    store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
-                                               elements_of<T, V, !many, unaligned>(a, vectors, index));
-                }
-            };
-            walk(give, next);
-        });
+        store_gradients<T, V, schedule>(
+            a, vectors, own, {level, share, centred}, gives_dy, applies, [&](auto store) { walk(store, next); },
+            differentiate);
 
         /* ---- the parameters' gradients ---- */
-        if (!many && g.contributors > 0 && is_last(a, counted)) {
-            const int channels = by_sample ? 1 : g.outer;
-#pragma unroll 1
-            for (int i = (int)threadIdx.x; i < channels; i += threads)
-                give_gradients(a, vectors.c + i);
-        }
-
-        if (exchange != NORMFUSE_EXCHANGE_GRID)
-            break;
-        set += g.block_groups;
-        if (set >= g.sets)
-            break;
-        parity ^= 1;
-        __syncthreads();
-    }
+        if (!many)
+            give_last_gradients(a, counted, vectors.c, by_sample ? 1 : g.outer);
+    } while (block.advance(g));
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \

@@ -49,6 +49,315 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
     }
 }
 
+/* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the one
+ * that does this, so after the results; a block that has its set alone would end later. */
+template <bool many, typename R>
+__device__ __forceinline__ void store_set(const normfuse_cuda_arguments &a, const row_vectors &vectors, int part,
+                                          const set_statistics<R> &found)
+{
+    const normfuse_problem &p = a.problem;
+    const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
+    if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
+        const int n = by_sample ? 0 : vectors.n;
+        const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
+        const double variance =
+            store_statistics(a, n, channel, vectors.set, found.mean, found.variance, found.rstd, (double)p.set_values);
+        if (p.has_running_momentum && by_sample)
+            update_running<R>(p, vectors.c, found.mean, variance);
+    }
+}
+
+/* The thread's vectors: `shared` into shared memory, the others, from `rest` on, into registers. */
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void load_rows(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
+                                          int rest, uint4 *own_shared, raw<T, V> (&held)[K])
+{
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const row_tensor<T, V, !many, unaligned> x(a, p.x, p.x, vectors.n, vectors.c);
+    const row_end<T, unaligned> end(a, vectors, x.lead);
+    if constexpr (!many) {
+#pragma unroll 1
+        for (int k = 0; k < shared; k++) {
+            const int index = vectors.index + k * vectors.step;
+            if (index < vectors.end) {
+                uint4 *const to = own_shared + k * (int)blockDim.x;
+                const int stretch = divide(index, g.by_spans);
+                if (!end.cuts(x.place(g, index, stretch)))
+                    copy_once(to, x.at(g, index, stretch), 0);
+                else
+                    *to = load_cut<T>(x.data, x.place(g, index, stretch), end.bytes);
+            }
+        }
+    }
+    unsigned furthest = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int index = rest + k * vectors.step;
+        if (index < vectors.end) {
+            const int stretch = divide(index, g.by_spans);
+            furthest = max(furthest, x.place(g, index, stretch));
+            if (!end.cuts(x.place(g, index, stretch)))
+                held[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
+        }
+    }
+    if constexpr (unaligned) {
+        /* Once all others have been requested: these are waited for. */
+        if (end.cuts(furthest)) {
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                const int index = rest + k * vectors.step;
+                const unsigned place = x.place(g, index, divide(index, g.by_spans));
+                if (index < vectors.end && end.cuts(place))
+                    held[k] = load_cut<T>(x.data, place, end.bytes);
+            }
+        }
+    }
+}
+
+/* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean. */
+template <typename T, int V, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ compute<T> first_value(const normfuse_cuda_arguments &a, const row_vectors &vectors,
+                                                  int part)
+{
+    using R = compute<T>;
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, plain = !many,
+                   unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
+    using tensor = row_tensor<T, V, plain, unaligned>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    R common = R(0);
+    const int first = many ? 0 : part * g.part_rows;
+    if (first < vectors.end) {
+        const int stretch = divide(first, g.by_spans);
+        const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+        R value[1];
+        /* A unaligned vector of a stretch need not have elements of it; the stretch has a first. */
+        unpack<T, 1>(load_vector<T, 1>(unaligned ? x.data + x.start(stretch) : x.at(g, first, stretch), 0), value);
+        common = value[0];
+        if (!plain && p.pre_add.data) {
+            unpack<T, 1>(
+                load_vector<T, 1>(tensor(a, p.pre_add, p.pre_add, vectors.n, vectors.c).at(g, first, stretch), 0),
+                value);
+            common += value[0];
+        }
+    }
+    return common;
+}
+
+/* The moments of the vectors that walk(work) calls work(vector, index) for; the `first` of them is at `index`. */
+template <typename T, int V, normfuse_cuda_schedule schedule, typename Walk>
+__device__ __forceinline__ void add_moments(const normfuse_cuda_arguments &a, const row_vectors &vectors,
+                                            compute<T> common, const raw<T, V> &first, int index, Walk walk_some,
+                                            moments<compute<T>> &met)
+{
+    using R = compute<T>;
+    constexpr bool plain = schedule != NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned,
+                   streams = schedule == NORMFUSE_SCHEDULE_two_pass;
+    using tensor = row_tensor<T, V, plain, unaligned>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    if (!streams && index >= vectors.end)
+        return;
+    /* Squares about one of the thread's own values cannot cancel by more than their number. */
+    R shift = common, sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
+    int count = 0;
+    if (!streams || index < vectors.end) {
+        R value[V];
+        unpack<T, V>(first, value);
+        shift = value[unaligned ? V - 1 : 0];
+        if constexpr (unaligned) {
+            /* Of the first vector that has one; only then from memory, so that none waits for it. */
+            row_elements<V, unaligned> own = elements_of<T, V, plain, unaligned>(a, vectors, index);
+#pragma unroll
+            for (int i = V - 2; i >= 0; i--)
+                shift = own.has(i) ? value[i] : shift;
+            if (own.count() == 0) {
+                for (index += vectors.step; index < vectors.end; index += vectors.step) {
+                    own = elements_of<T, V, plain, unaligned>(a, vectors, index);
+                    if (own.count() > 0) {
+                        const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+                        const char *const vector = x.at(g, index, divide(index, g.by_spans));
+                        R other[1];
+                        unpack<T, 1>(load_vector<T, 1>(vector, own.begin()), other);
+                        shift = other[0];
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    walk_some([&](raw<T, V> &vector, int index) {
+        R value[V];
+        unpack<T, V>(vector, value);
+        const row_elements<V, unaligned> own = elements_of<T, V, plain, unaligned>(a, vectors, index);
+        if (!own.are_all()) {
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                value[i] = own.has(i) ? value[i] : shift;
+        }
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const R distance = value[i] - shift;
+            sum[i % 2] += distance;
+            square[i % 2] += distance * distance;
+        }
+        count += own.count();
+    });
+    if (count > 0) {
+        const R total = sum[0] + sum[1], number = (R)count, mean = total / number;
+        append(met, {number, (shift - common) + mean, (square[0] + square[1]) - total * mean});
+    }
+}
+
+/* What values of a set are centred by: shift + remainder is the mean. */
+template <typename R> struct row_centre {
+    bool is_needed;
+    R shift, remainder, rstd;
+
+    __device__ __forceinline__ void find(double mean, R of_rstd)
+    {
+        rstd = of_rstd;
+        shift = (R)mean;
+        remainder = (R)(mean - (double)shift);
+    }
+};
+
+/* The results of the vectors that walk(work) calls work(vector, index) for. */
+template <typename T, int V, normfuse_cuda_schedule schedule, typename Walk>
+__device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, const row_vectors &vectors,
+                                              const row_coefficient<compute<T>> *coefficients,
+                                              const row_centre<compute<T>> &of, Walk walk)
+{
+    using R = compute<T>;
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, plain = !many, fast = sizeof(T) == 2,
+                   unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
+    using tensor = row_tensor<T, V, plain, unaligned>;
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
+    /* Channels of the set are beside one another, from the first that the block touches. */
+    const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
+    const int channel_step = by_sample ? 0 : 1, before = own - vectors.first_outer * channel_step;
+    const tensor y(a, p.y, plain ? p.x : p.y, vectors.n, vectors.c);
+    /* z of a vector, and where it goes */
+    const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
+        const int stretch = divide(index, g.by_spans);
+        const row_coefficient<R> coefficient = coefficients[before + stretch * channel_step];
+        R slope = coefficient.slope, offset = coefficient.offset, about = coefficient.shift;
+        if (of.is_needed) {
+            slope *= of.rstd;
+            offset -= of.remainder * slope;
+            about = of.shift;
+        }
+        unpack<T, V>(vector, z);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            z[i] = fma(z[i] - about, slope, offset);
+        return y.at(g, index, stretch);
+    };
+    const normfuse_view &added_view = !plain && p.post_add.data ? p.post_add : p.y;
+    const tensor other(a, added_view, plain ? p.x : added_view, vectors.n, vectors.c);
+    choose_activation<plain, true>(p.activation, [&](auto chosen) {
+        const auto store = [&](raw<T, V> &vector, int index) {
+            R z[V];
+            char *const to = normalize(vector, index, z);
+            if (!plain && p.post_add.data) {
+                R residual[V];
+                unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] += residual[i];
+            }
+            activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
+            store_own<T, V, unaligned>(to, make_vector<T, V>(z),
+                                       elements_of<T, V, plain, unaligned>(a, vectors, index));
+        };
+        walk(store);
+    });
+}
+
+/* Calls work(vector, index) for each of `shared` vectors that the thread has in shared memory. Those of the set that
+ * begins at next_set, if any, are requested into their places. */
+template <typename T, int V, normfuse_cuda_schedule schedule, typename Work>
+__device__ __forceinline__ void walk_slots(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
+                                           int index, uint4 *own_shared, const char *next_set, Work work)
+{
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+#pragma unroll 1
+    for (int k = 0; k < shared && index < vectors.end; k++) {
+        raw<T, V> vector = own_shared[k * (int)blockDim.x];
+        work(vector, index);
+        if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
+            row_tensor<T, V, true, false> x(a, p.x, p.x, vectors.n, vectors.c);
+            x.data = const_cast<char *>(next_set);
+            if (next_set)
+                copy_once(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)), 0);
+        }
+        index += vectors.step;
+    }
+}
+template <int count, typename Vector, int K, typename Work>
+__device__ __forceinline__ void walk_held(const row_vectors &vectors, int rest, Vector (&held)[K], Work work)
+{
+    int index = rest;
+    compiler_barrier(index);
+#pragma unroll
+    for (int k = 0; k < count; k++) {
+        if (index >= vectors.end)
+            break;
+        work(held[k], index);
+        index += vectors.step;
+    }
+}
+
+template <typename R> __device__ __forceinline__ moments<R> join_warp(const moments<R> &of_lane)
+{
+    return join_lanes(of_lane, 32);
+}
+
+/* The statistics of a set, of what its threads found about `common`. meanwhile() is done while the moments of other
+ * blocks are on their way. */
+template <normfuse_cuda_schedule schedule, typename R, typename Meanwhile>
+__device__ __forceinline__ set_statistics<R> join_set(const normfuse_cuda_arguments &a, const row_block &block,
+                                                      const moments<R> &met, R common, moments<R> *of_warps,
+                                                      cluster_mailbox &mailbox, double *of_parts, Meanwhile meanwhile)
+{
+    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes;
+    const normfuse_cuda_geometry &g = a.geometry;
+    double base = (double)common;
+    moments<R> all = join_lanes(met, many ? 1 << g.lane_bits : 32);
+    if constexpr (many) {
+        __syncthreads();
+    } else {
+        all = join_warps(of_warps, all, join_warp<R>);
+        const double own[TRIPLE] = {(double)all.count, base + (double)all.mean, (double)all.squares};
+        exchange_sums(a, block, mailbox, of_parts, own, meanwhile, [&](const double *triples, bool near_by) {
+            /* What was done meanwhile. */
+            if (near_by && schedule == NORMFUSE_SCHEDULE_split)
+                __syncthreads();
+            all = near_by ? join_near<R>(triples, TRIPLE, g.parts, &base)
+                          : join_parts<R>(triples, TRIPLE, g.parts, &base);
+        });
+    }
+    return statistics_of(all, base, a.problem.eps);
+}
+
+/* What a block found of a set: a later kernel joins the parts. */
+template <typename R>
+__device__ __forceinline__ void store_part(const normfuse_cuda_arguments &a, const moments<R> &all, R common, int set,
+                                           int part)
+{
+    if (threadIdx.x == 0) {
+        double *const triple = a.partials + ((int64_t)set * a.geometry.parts + part) * TRIPLE;
+        triple[0] = (double)all.count;
+        triple[1] = (double)common + (double)all.mean;
+        triple[2] = (double)all.squares;
+    }
+}
+
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 {
@@ -58,9 +367,8 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     constexpr bool plain = !many; /* lanes alone have additions and tensors of different strides */
     constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
-    constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass;
+    constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass, fast = sizeof(T) == 2;
     using tensor = row_tensor<T, V, plain, unaligned>;
-    constexpr bool fast = sizeof(T) == 2;
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -74,131 +382,45 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 
     const bool sums = holds || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = holds || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
-    const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH, by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    const bool shares = schedule == NORMFUSE_SCHEDULE_split || unaligned;
-    const int exchange = shares ? g.exchange : NORMFUSE_EXCHANGE_NONE, passes = holds || streams ? 1 : g.passes;
+    const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH;
     const bool backwards = !holds && g.backwards;
-    const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int block_group = whole ? block : divide(block, g.by_parts);
-    const int part = whole ? 0 : block - block_group * g.parts, warp = (int)threadIdx.x / 32;
-
+    const int passes = holds || streams ? 1 : g.passes;
+    row_block block(a, whole, schedule == NORMFUSE_SCHEDULE_split || unaligned, backwards);
     raw<T, V> held[K];
-    const auto own_of = [&](const row_vectors &vectors, int index) {
-        return elements_of<T, V, plain, unaligned>(a, vectors, index);
-    };
-
-    /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
-     * one that does this, so after the results; a block that has its set alone would end later. */
     constexpr bool stores_late = schedule == NORMFUSE_SCHEDULE_split;
-    const auto store_set = [&](const row_vectors &vectors, const set_statistics<R> &found) {
-        if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
-            const int n = by_sample ? 0 : vectors.n;
-            const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
-            const double variance = unbiased((double)found.variance, (double)p.set_values);
-            put_parameter<double>(p.mean, n, channel, found.mean);
-            put_parameter<R>(p.rstd, n, channel, found.rstd);
-            if (a.statistics)
-                a.statistics[vectors.set] = {found.mean, (double)found.rstd, variance};
-            if (p.has_running_momentum && by_sample)
-                update_running<R>(p, vectors.c, found.mean, variance);
-        }
-    };
-
-    if (exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        open_only_mailbox(mailbox, g.parts * TRIPLE * (int)sizeof(double));
-    if (exchange == NORMFUSE_EXCHANGE_GRID)
-        begin_staggered(g);
-    int parity = 0;
+    block.open(g, mailbox, TRIPLE);
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
-    for (int set = block_group;;) {
+    do {
         moments<R> met = {R(0), R(0), R(0)};
         R common = R(0); /* the shift of the whole block, or segment */
-
         for (int pass = 0; pass < passes; pass++) {
-            const row_vectors vectors = vectors_of<many, true>(a, set, part, backwards ? passes - 1 - pass : pass);
+            const row_vectors vectors =
+                vectors_of<many, true>(a, block.set, block.part, backwards ? passes - 1 - pass : pass);
             const int rest = vectors.index + shared * vectors.step; /* the first that is held in a register */
 
             /* ---- load ---- */
-            int next = vectors.index, count = 0; /* the vector that is requested next, and how many there are */
+            /* The vector that is requested next, and how many there are. */
+            int next = vectors.index, count = max(0, (vectors.end - next + vectors.step - 1) / vectors.step);
             const auto request_vector = [&](raw<T, V> &vector, bool wanted) {
                 const tensor x(a, p.x, p.x, vectors.n, vectors.c);
                 load_vector_where<T, V>(wanted, vector, x.at(g, next, divide(next, g.by_spans)));
                 next += vectors.step;
             };
-            if constexpr (streams) {
-                count = max(0, (vectors.end - vectors.index + vectors.step - 1) / vectors.step);
+            if constexpr (streams)
                 request_first<K>(held, count, request_vector);
-            } else {
-                const tensor x(a, p.x, p.x, vectors.n, vectors.c);
-                const row_end<T, unaligned> end(a, vectors, x.lead);
-                if constexpr (!many) {
-#pragma unroll 1
-                    for (int k = 0; k < (is_requested ? 0 : shared); k++) {
-                        const int index = vectors.index + k * vectors.step;
-                        if (index < vectors.end) {
-                            uint4 *const to = own_shared + k * (int)blockDim.x;
-                            const int stretch = divide(index, g.by_spans);
-                            if (!end.cuts(x.place(g, index, stretch)))
-                                copy_once(to, x.at(g, index, stretch), 0);
-                            else
-                                *to = load_cut<T>(x.data, x.place(g, index, stretch), end.bytes);
-                        }
-                    }
-                }
-                unsigned furthest = 0;
-#pragma unroll
-                for (int k = 0; k < K; k++) {
-                    const int index = rest + k * vectors.step;
-                    if (index < vectors.end) {
-                        const int stretch = divide(index, g.by_spans);
-                        furthest = max(furthest, x.place(g, index, stretch));
-                        if (!end.cuts(x.place(g, index, stretch)))
-                            held[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
-                    }
-                }
-                if constexpr (unaligned) {
-                    /* Once all others have been requested: these are waited for. */
-                    if (end.cuts(furthest)) {
-#pragma unroll
-                        for (int k = 0; k < K; k++) {
-                            const int index = rest + k * vectors.step;
-                            const unsigned place = x.place(g, index, divide(index, g.by_spans));
-                            if (index < vectors.end && end.cuts(place))
-                                held[k] = load_cut<T>(x.data, place, end.bytes);
-                        }
-                    }
-                }
-            }
-            if (exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                grid_barrier_before() = look_at_grid_barrier(a.grid_barriers + block_group * grid_barrier_stride);
-            if (sums && pass == 0) {
-                /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean.
-                 */
-                const int first = many ? 0 : part * g.part_rows;
-                if (first < vectors.end) {
-                    const int stretch = divide(first, g.by_spans);
-                    const tensor x(a, p.x, p.x, vectors.n, vectors.c);
-                    R value[1];
-                    /* A unaligned vector of a stretch need not have elements of it; the stretch has a first. */
-                    unpack<T, 1>(load_vector<T, 1>(unaligned ? x.data + x.start(stretch) : x.at(g, first, stretch), 0),
-                                 value);
-                    common = value[0];
-                    if (!plain && p.pre_add.data) {
-                        unpack<T, 1>(
-                            load_vector<T, 1>(
-                                tensor(a, p.pre_add, p.pre_add, vectors.n, vectors.c).at(g, first, stretch), 0),
-                            value);
-                        common += value[0];
-                    }
-                }
-            }
+            else
+                load_rows<T, V, K, schedule>(a, vectors, is_requested ? 0 : shared, rest, own_shared, held);
+            if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+                grid_barrier_before() = look_at_grid_barrier(block.grid_barrier(a));
+            if (sums && pass == 0)
+                common = first_value<T, V, schedule>(a, vectors, block.part);
             const auto prepare = [&](int first) {
                 prepare_coefficients<many>(a, vectors, takes_half<fast, plain>(p.activation) ? R(0.5) : R(1),
                                            coefficients, first);
             };
             /* Parameters come behind all vectors. Where the block asks others for their sums, it requests these then.
              */
-            const bool later = schedule == NORMFUSE_SCHEDULE_split && exchange != NORMFUSE_EXCHANGE_NONE;
+            const bool later = schedule == NORMFUSE_SCHEDULE_split && block.exchange != NORMFUSE_EXCHANGE_NONE;
             const auto prepare_later = [&] {
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split)
                     prepare(((int)threadIdx.x >= 32 ? 0 : (int)blockDim.x) + (int)threadIdx.x - 32);
@@ -209,281 +431,86 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 wait_for_copies();
             /* Calls work(vector, index) for each vector that the thread has in shared memory; where nothing is held,
              * for all vectors that the thread has. */
-            const auto walk_shared = [&](auto work, const char *next = nullptr) {
+            const auto walk_shared = [&](auto work, const char *next_set = nullptr) {
                 int index = vectors.index;
                 compiler_barrier(index);
-                if constexpr (streams) {
+                if constexpr (streams)
                     walk_passing<K>(held, count, request_vector, [&](raw<T, V> &vector) {
                         work(vector, index);
                         index += vectors.step;
                     });
-                } else if constexpr (!many) {
-#pragma unroll 1
-                    for (int k = 0; k < shared && index < vectors.end; k++) {
-                        raw<T, V> vector = own_shared[k * (int)blockDim.x];
-                        work(vector, index);
-                        if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                            tensor x(a, p.x, p.x, vectors.n, vectors.c);
-                            x.data = const_cast<char *>(next);
-                            if (next)
-                                copy_once(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)),
-                                          0);
-                        }
-                        index += vectors.step;
-                    }
-                }
+                else if constexpr (!many)
+                    walk_slots<T, V, schedule>(a, vectors, shared, index, own_shared, next_set, work);
             };
-            const auto walk_registers = [&](auto work) {
-                int index = rest;
-                compiler_barrier(index);
-#pragma unroll
-                for (int k = 0; k < (streams ? 0 : K); k++) {
-                    if (index >= vectors.end)
-                        break;
-                    work(held[k], index);
-                    index += vectors.step;
-                }
-            };
+            const auto walk_registers = [&](auto work) { walk_held<streams ? 0 : K>(vectors, rest, held, work); };
             if (!plain && p.pre_add.data) {
-                const tensor other(a, p.pre_add, p.pre_add, vectors.n, vectors.c);
-                const normfuse_view &to = p.u.data ? p.u : p.x;
-                const tensor u(a, to, to, vectors.n, vectors.c);
                 const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
-                /* Perhaps in place of x or of its residual, so not before all have read the value that they
-                 * share. */
+                /* Perhaps in place of x or of its residual, so not before all have read the value that they share. */
                 if (writes && sums && pass == 0)
                     __syncthreads();
-                walk_registers([&](raw<T, V> &vector, int index) {
-                    const int stretch = divide(index, g.by_spans);
-                    R value[V], residual[V];
-                    unpack<T, V>(vector, value);
-                    unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), residual);
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        value[i] += residual[i];
-                    vector = make_vector<T, V>(value);
-                    if (writes)
-                        store_vector<T, V>(u.at(g, index, stretch), 0, vector);
-                });
+                add_residual<T, V>(a, vectors, writes, walk_registers);
             }
 
             /* ---- sums ---- */
             if (sums) {
                 /* Those in shared memory and those in registers each about a value of their own. */
                 const auto gather = [&](const raw<T, V> &first, int index, auto walk_some) {
-                    if (!streams && index >= vectors.end)
-                        return;
-                    /* Squares about one of the thread's own values cannot cancel by more than their number. */
-                    R shift = common, sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
-                    int count = 0;
-                    if (!streams || index < vectors.end) {
-                        R value[V];
-                        unpack<T, V>(first, value);
-                        shift = value[unaligned ? V - 1 : 0];
-                        if constexpr (unaligned) {
-                            /* Of the first vector that has one; only then from memory, so that none waits for it. */
-                            row_elements<V, unaligned> own = own_of(vectors, index);
-#pragma unroll
-                            for (int i = V - 2; i >= 0; i--)
-                                shift = own.has(i) ? value[i] : shift;
-                            if (own.count() == 0) {
-                                for (index += vectors.step; index < vectors.end; index += vectors.step) {
-                                    own = own_of(vectors, index);
-                                    if (own.count() > 0) {
-                                        const tensor x(a, p.x, p.x, vectors.n, vectors.c);
-                                        const char *const vector = x.at(g, index, divide(index, g.by_spans));
-                                        R other[1];
-                                        unpack<T, 1>(load_vector<T, 1>(vector, own.begin()), other);
-                                        shift = other[0];
-                                        break;
-                                    }
-                                }
-                            }
-                        }
-                    }
-                    walk_some([&](raw<T, V> &vector, int index) {
-                        R value[V];
-                        unpack<T, V>(vector, value);
-                        const row_elements<V, unaligned> own = own_of(vectors, index);
-                        if (!own.are_all()) {
-#pragma unroll
-                            for (int i = 0; i < V; i++)
-                                value[i] = own.has(i) ? value[i] : shift;
-                        }
-#pragma unroll
-                        for (int i = 0; i < V; i++) {
-                            const R distance = value[i] - shift;
-                            sum[i % 2] += distance;
-                            square[i % 2] += distance * distance;
-                        }
-                        count += own.count();
-                    });
-                    if (count > 0) {
-                        const R total = sum[0] + sum[1], number = (R)count, mean = total / number;
-                        append(met, {number, (shift - common) + mean, (square[0] + square[1]) - total * mean});
-                    }
+                    add_moments<T, V, schedule>(a, vectors, common, first, index, walk_some, met);
                 };
-                if constexpr (streams) {
+                if constexpr (streams)
                     gather(held[0], vectors.index, walk_shared);
-                } else {
-                    if constexpr (!many) {
-                        if (shared > 0)
-                            gather(own_shared[0], vectors.index, walk_shared);
-                    }
+                if constexpr (!streams && !many)
+                    if (shared > 0)
+                        gather(own_shared[0], vectors.index, walk_shared);
+                if constexpr (!streams)
                     gather(held[0], rest, walk_registers);
-                }
             }
             if (!applies)
                 continue;
 
             /* ---- the statistics of the set ---- */
-            R shift = R(0), remainder = R(0), rstd = R(1);
+            row_centre<R> of = {centred, R(0), R(0), R(1)};
             if (sums) {
-                double base = (double)common;
-                moments<R> all = join_lanes(met, many ? 1 << g.lane_bits : 32);
-                if (!many) {
-                    if (threadIdx.x % 32 == 0)
-                        of_warps[warp] = all;
-                    __syncthreads();
-                    moments<R> of_lane = {R(0), R(0), R(0)};
-                    if (threadIdx.x % 32 < blockDim.x / 32)
-                        of_lane = of_warps[threadIdx.x % 32];
-                    all = join_lanes(of_lane, 32);
-                    if (exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                        await_open_mailboxes();
-                        if ((int)threadIdx.x < g.parts) {
-                            double *const there = of_parts + TRIPLE * part;
-                            send(mailbox, there, (int)threadIdx.x, (double)all.count);
-                            send(mailbox, there + 1, (int)threadIdx.x, base + (double)all.mean);
-                            send(mailbox, there + 2, (int)threadIdx.x, (double)all.squares);
-                        }
-                        prepare_later();
-                        await_mailbox(mailbox);
-                        if (later)
-                            __syncthreads();
-                        all = join_near<R>(of_parts, TRIPLE, g.parts, &base);
-                    } else if (exchange == NORMFUSE_EXCHANGE_GRID) {
-                        double *const triples =
-                            a.partials + ((int64_t)parity * g.block_groups + block_group) * g.parts * TRIPLE;
-                        if (threadIdx.x == 0) {
-                            triples[TRIPLE * part] = (double)all.count;
-                            triples[TRIPLE * part + 1] = base + (double)all.mean;
-                            triples[TRIPLE * part + 2] = (double)all.squares;
-                        }
-                        arrive_at_block_group(a.grid_barriers + block_group * grid_barrier_stride, part, g.parts);
-                        prepare_later();
-                        await_block_group(a.grid_barriers + block_group * grid_barrier_stride, grid_barrier_before());
-                        all = join_parts<R>(triples, TRIPLE, g.parts, &base);
-                    }
-                } else {
-                    __syncthreads();
-                }
-                const set_statistics<R> found = statistics_of(all, base, p.eps);
+                const set_statistics<R> found =
+                    join_set<schedule>(a, block, met, common, of_warps, mailbox, of_parts, prepare_later);
                 if (!stores_late)
-                    store_set(vectors, found);
+                    store_set<many>(a, vectors, block.part, found);
                 else if (threadIdx.x == 0)
                     of_set = found;
-                shift = (R)found.mean;
-                remainder = (R)(found.mean - (double)shift);
-                rstd = found.rstd;
+                of.find(found.mean, found.rstd);
             } else {
-                if (centred && vectors.end > 0) {
-                    const double mean = a.statistics[vectors.set].mean;
-                    rstd = (R)a.statistics[vectors.set].rstd;
-                    shift = (R)mean;
-                    remainder = (R)(mean - (double)shift);
-                }
+                if (centred && vectors.end > 0)
+                    of.find(a.statistics[vectors.set].mean, (R)a.statistics[vectors.set].rstd);
                 __syncthreads();
             }
 
             /* ---- results ---- */
             if (p.y.data) {
-                /* Channels of the set are beside one another, from the first that the block touches. */
-                const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
-                const int channel_step = by_sample ? 0 : 1, before = own - vectors.first_outer * channel_step;
-                const tensor y(a, p.y, plain ? p.x : p.y, vectors.n, vectors.c);
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++)
                     compiler_barrier(held[k]);
-                /* z of a vector, and where it goes */
-                const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
-                    const int stretch = divide(index, g.by_spans);
-                    const row_coefficient<R> coefficient = coefficients[before + stretch * channel_step];
-                    R slope = coefficient.slope, offset = coefficient.offset, about = coefficient.shift;
-                    if (centred) {
-                        slope *= rstd;
-                        offset -= remainder * slope;
-                        about = shift;
-                    }
-                    unpack<T, V>(vector, z);
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        z[i] = fma(z[i] - about, slope, offset);
-                    return y.at(g, index, stretch);
-                };
-                const normfuse_view &added_view = !plain && p.post_add.data ? p.post_add : p.y;
-                const tensor other(a, added_view, plain ? p.x : added_view, vectors.n, vectors.c);
                 /* The set after this one, whose vectors take the places of those that were read. */
                 const char *next = nullptr;
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-                    is_requested = exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
-                    if (is_requested) {
-                        int n, c;
-                        begin_of(a, set + g.block_groups, n, c);
+                    int n, c;
+                    is_requested = block.find_next(a, n, c);
+                    if (is_requested)
                         next = tensor(a, p.x, p.x, n, c).data;
-                    }
                 }
-                choose_activation<plain, true>(p.activation, [&](auto chosen) {
-                    const auto give = [&](raw<T, V> &vector, int index) {
-                        R z[V];
-                        char *const to = normalize(vector, index, z);
-                        if (!plain && p.post_add.data) {
-                            R residual[V];
-                            unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
-#pragma unroll
-                            for (int i = 0; i < V; i++)
-                                z[i] += residual[i];
-                        }
-                        activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
-                        store_own<T, V, unaligned>(to, make_vector<T, V>(z), own_of(vectors, index));
-                    };
-                    walk_shared(give, next);
-                    walk_registers(give);
+                store_results<T, V, schedule>(a, vectors, coefficients, of, [&](auto store) {
+                    walk_shared(store, next);
+                    walk_registers(store);
                 });
             }
             if (stores_late && sums)
-                store_set(vectors, of_set);
+                store_set<many>(a, vectors, block.part, of_set);
             if (pass + 1 < passes)
                 __syncthreads();
         }
 
-        if (!applies) {
-            /* What this block found of the set: a later kernel joins the parts. */
-            const moments<R> of_warp = join_lanes(met, 32);
-            if (threadIdx.x % 32 == 0)
-                of_warps[warp] = of_warp;
-            __syncthreads();
-            if (warp == 0) {
-                moments<R> of_lane = {R(0), R(0), R(0)};
-                if (threadIdx.x < blockDim.x / 32)
-                    of_lane = of_warps[threadIdx.x];
-                const moments<R> all = join_lanes(of_lane, 32);
-                if (threadIdx.x == 0) {
-                    double *const triple = a.partials + ((int64_t)set * g.parts + part) * TRIPLE;
-                    triple[0] = (double)all.count;
-                    triple[1] = (double)common + (double)all.mean;
-                    triple[2] = (double)all.squares;
-                }
-            }
-        }
-        if (exchange != NORMFUSE_EXCHANGE_GRID)
-            break;
-        set += g.block_groups;
-        if (set >= g.sets)
-            break;
-        parity ^= 1;
-        __syncthreads();
-    }
+        if (!applies)
+            store_part(a, join_warps(of_warps, join_lanes(met, 32), join_warp<R>), common, block.set, block.part);
+    } while (block.advance(g));
 }
 
 /* Of the block schedule: blocks of 224 threads that hold a set of 25 KB, four on a multiprocessor at 72 registers. With

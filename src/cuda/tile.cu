@@ -273,13 +273,10 @@ __device__ __forceinline__ void put_statistics(const normfuse_cuda_arguments &al
     const normfuse_problem &p = all.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const int set = place.set(all.tile);
-    put_parameter<double>(p.mean, place.n, set, mean);
-    put_parameter<R>(p.rstd, place.n, set, rstd);
-    if (all.statistics)
-        all.statistics[by_channel ? set : (int64_t)place.n * p.groups + set] = {
-            mean, (double)rstd, unbiased((double)variance, (double)p.set_values)};
+    const double of_running = store_statistics(all, place.n, set, by_channel ? set : (int64_t)place.n * p.groups + set,
+                                               mean, variance, rstd, (double)p.set_values);
     if (p.has_running_momentum && by_channel)
-        update_running<R>(p, set, mean, unbiased((double)variance, (double)p.set_values));
+        update_running<R>(p, set, mean, of_running);
 }
 
 template <typename T, int K> __device__ __forceinline__ void tile_forward(const normfuse_cuda_arguments &all)
