@@ -75,7 +75,8 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
 template <typename T, int V, bool columns>
 __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
                                           int sets_here, const subvector_sums<compute<T>> *subvectors,
-                                          cluster_mailbox &mailbox, double *of_blocks, group_statistics<compute<T>> *of_sets, double *means)
+                                          cluster_mailbox &mailbox, double *of_blocks,
+                                          group_statistics<compute<T>> *of_sets, double *means)
 {
     using R = compute<T>;
     const normfuse_problem &p = a.problem;
