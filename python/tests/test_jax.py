@@ -411,6 +411,26 @@ def test_shared_statistics_under_shard_map(mesh):
         numpy.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-5)
 
 
+@pytest.mark.parametrize("adds", [True, False])
+def test_shared_statistics_with_the_sum(mesh, adds):
+    """y is normalized of the u that is returned, in 16 bits; gradients of both reach pre_bias."""
+    x, pre_bias = values(0, (4, 6, 5, 8), "bfloat16", scale=2, shift=3), values(1, 8)
+
+    def function(x, pre_bias, axis):
+        words = {"pre_add": x} if adds else {}
+        return nfj.batch_norm(x, training=True, pre_bias=pre_bias, return_sum=True, axis_name=axis, **words)
+
+    def gradient(x, pre_bias, axis):
+        loss = lambda b: sum(jnp.sum(jnp.sin(value.astype("float32"))) for value in function(x, b, axis))  # noqa: E731
+        return jax.grad(loss)(pre_bias)
+    rows, all_ = PartitionSpec("data"), PartitionSpec()
+    for call, out in ((function, (rows, rows)), (gradient, all_)):
+        shared = jax.jit(jax.shard_map(lambda *a: call(*a, "data"), mesh=mesh, in_specs=(rows, all_), out_specs=out,
+                                       check_vma=False))
+        for got, want in zip(jax.tree.leaves(shared(x, pre_bias)), jax.tree.leaves(call(x, pre_bias, None))):
+            numpy.testing.assert_allclose(wide(got), wide(want), atol=2e-2, rtol=2.0**-8)
+
+
 def test_sharded_channels_are_gathered(mesh):
     x = values(0, (2, 4, 4, 8))
     placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, None, "data")))
