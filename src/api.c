@@ -264,6 +264,8 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
     for (int i = 0; i < 3; i++) {
         struct normfuse_problem part = *problem;
         part.phases = phases[i];
+        if (i == 1) /* the first half has no result that u may be in */
+            part.y = part.dx = (struct normfuse_view){0};
         const size_t needed = phases[i] != 0 && !writes_nothing(&part) ? backend_scratch_bytes(&part, exec) : 0;
         if (needed > *bytes)
             *bytes = needed;

@@ -64,6 +64,11 @@ for name in arrays functional operators modules convert convert_meaning rules to
 done
 wait
 run cuda "$@" # alone: it looks at the device's memory
+if JAX_PLATFORMS=cuda "$python" -c 'import jax; jax.devices("cuda")' 2>"$logs/jax-import.txt"; then
+    JAX_PLATFORMS=cuda run jax "$@"
+else
+    echo "skipped: test_jax.py: no JAX on CUDA: $(tail -n 1 "$logs/jax-import.txt" | cut -c 1-200)"
+fi
 
 # Adds up what the processes report; one that was stopped, or died, by what it had printed.
 "$python" - "$logs" "$(($(date +%s) - begin))" <<'END'

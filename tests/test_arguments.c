@@ -1114,7 +1114,8 @@ static double most_scratch(enum operator operator, double n, double c, double s,
            4 * norm_groups * (threads + 2);
 }
 
-/* Of a call with every tensor that it takes, which is nowhere, as contiguous memory or as slices. */
+/* Of a call with every tensor that it takes but pre_bias, with which u may be in scratch memory, too; all are nowhere, as
+ * contiguous memory or as slices. */
 static normfuse_status ask_scratch_of_all(enum operator operator, enum call call, normfuse_type type, bool channels_last,
                                           const int64_t sizes[3], int64_t groups, bool sliced, int32_t threads)
 {
@@ -1130,6 +1131,9 @@ static normfuse_status ask_scratch_of_all(enum operator operator, enum call call
         }
         f.t[slot].data = (void *)((uintptr_t)(slot + 1) << 42);
     }
+    absent(PRE_BIAS);
+    if ((&f.tensors.x)[DPRE_BIAS] != NULL)
+        absent(DPRE_BIAS);
     return call_it();
 }
 
@@ -1200,11 +1204,11 @@ static void test_share_of_scratch(void)
                                                               sizes, shapes[i].groups, form & 8, 2);
             struct normfuse_problem problem = problem_of_fixture();
             problem.stats = problem.sums = NULL; /* those of sharded halves */
-            const struct normfuse_parameter pre_bias = problem.pre_bias;
             for (int adds = 1; adds >= 0; adds--) { /* pre_add, or pre_bias: a backend has one of them */
-                problem.pre_bias = adds ? (struct normfuse_parameter){0} : pre_bias;
-                if (!adds)
+                if (!adds) {
+                    problem.pre_bias = (struct normfuse_parameter){.data = (char *)&problem, .channel = 1, .type = NORMFUSE_F32};
                     problem.pre_add = problem.u = (struct normfuse_view){0};
+                }
                 const size_t scratch_bytes = normfuse_cpu_scratch_bytes(&problem, &f.exec);
                 CHECK(status == NORMFUSE_OK && (double)scratch_bytes <= most, "operator %d, form %d, %lld x %lld x %lld, %lld groups: %zu bytes, not %.0f",
                       (int)shapes[i].operator, form, (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
@@ -1270,6 +1274,22 @@ static void test_scratch_of_halves(void)
                           operator, backward, second, (int)threads, needed, asked_bytes);
                 }
             }
+}
+
+/* The first half of a batch norm with a bias [N, C] writes u to scratch memory, where the whole has y or dx for it. */
+static void test_scratch_of_biases(void)
+{
+    enum { SAMPLES = 4 };
+    for (int backward = 0; backward < 2; backward++) {
+        fresh_of(BATCH, backward ? BACKWARD_SCRATCH : FORWARD_SCRATCH, NORMFUSE_F32, SAMPLES, C, H, W, GROUPS);
+        absent(PRE_ADD);
+        if (!backward)
+            absent(U);
+        SHAPE(PRE_BIAS, NORMFUSE_F32, SAMPLES, C);
+        CHECK(call_it() == NORMFUSE_OK, "%s", normfuse_last_error());
+        CHECK(asked_bytes >= sizeof(float) * SAMPLES * C * H * W, "backward %d: %zu bytes hold no u", backward,
+              asked_bytes);
+    }
 }
 
 static void test_small_functions(void)
@@ -1643,6 +1663,7 @@ int main(void)
     test_share_of_scratch();
     test_scratch();
     test_scratch_of_halves();
+    test_scratch_of_biases();
     test_small_functions();
     test_scalar();
     test_merge();

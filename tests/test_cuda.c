@@ -424,9 +424,9 @@ static const char *const kinds[] = {
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-/* Sets that only the whole grid holds. */
+/* Norm groups that blocks of the whole grid hold. */
 static const char *const grids[] = {
-    "group_norm 1x64x256x256 groups=1",
+    "group_norm 1x64x256x256 groups=4",
     "group_norm 1x64x192x192 groups=1 dir=bwd",
     "group_norm 1x64x256x256 groups=1 layout=nhwc",
     "batch_norm 2x3x500000 act=relu",

@@ -75,13 +75,16 @@ def arguments(operator, dtype, layout, parameter_dtype="float32", additions=True
     return given
 
 
+ON_CUDA = jax.default_backend() == "gpu"
+
+
 def problem_of(operator, given, layout, activation="identity", act_param=None):
     x = given["x"]
     kind = {"group": "group", "instance": "group", "affine": "affine"}.get(operator, "batch")
     return reference.Problem(
         kind, x.dtype.name, big(x, layout), groups={"group": 4, "instance": CHANNELS}.get(operator, 0),
         columns=layout == "nhwc", pre_add=big(given.get("pre_add"), layout), post_add=big(given.get("post_add"), layout),
-        evaluate=operator == "evaluate", activation=activation, act_param=act_param,
+        evaluate=operator == "evaluate", activation=activation, act_param=act_param, on_cuda=ON_CUDA,
         **{name: wide(given.get(name)) for name in ("weight", "bias", "pre_bias", "scale", "shift", "running_mean", "running_var")})
 
 
@@ -170,7 +173,8 @@ def test_large_tensor_runs_on_several_threads():
     """More elements than one thread is given."""
     x = values(0, (2, 64, 64, 32))
     got = jax.jit(lambda x: nfj.group_norm(x, 8))(x)
-    want = reference.forward(reference.Problem("group", "float32", big(x, "nhwc"), groups=8, columns=True))
+    want = reference.forward(reference.Problem("group", "float32", big(x, "nhwc"), groups=8, columns=True,
+                                               on_cuda=ON_CUDA))
     compare("y", got, want["y"], "nhwc", "float32")
 
 
@@ -552,6 +556,7 @@ def test_options_without_a_kernel(name, options, words):
         getattr(nfl, name)(**options).init(jax.random.key(0), values(0, (2, 4, 4, 8)))
 
 
+@pytest.mark.skipif(ON_CUDA, reason="is about the CPU")
 def test_large_results_have_huge_pages():
     y = jax.block_until_ready(nfj.group_norm(values(0, (2, 64, 64, 1280)), 32))  # more than glibc ever keeps
     assert wants_huge_pages(y.unsafe_buffer_pointer() + y.nbytes // 2)
