@@ -87,7 +87,7 @@ __device__ __forceinline__ void unpack_part(const raw<T, V> &vector, int part, f
 }
 
 template <typename T, int V>
-__device__ __forceinline__ void put_part(raw<T, V> &vector, int part, const float (&values)[values_a_part])
+__device__ __forceinline__ void pack_part(raw<T, V> &vector, int part, const float (&values)[values_a_part])
 {
     if constexpr (V == 8) {
         const unsigned low = bits_of(values[0], values[1], T()), high = bits_of(values[2], values[3], T());

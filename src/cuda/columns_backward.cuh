@@ -96,7 +96,7 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
             rstd = request_bits<float>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
             mean = request_bits<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
         };
-        const auto keep_group = [&](int i, bits<float> rstd, bits<double> mean) {
+        const auto hold_group = [&](int i, bits<float> rstd, bits<double> mean) {
             group_statistics<float> found;
             found.rstd = receive<float>(rstd, p.rstd.type);
             split_mean<T>(receive<double>(mean, p.mean.type), found.mean, found.rest);
@@ -108,11 +108,11 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
             request_group((int)threadIdx.x, rstd, mean);
         stage(p, of.of_channels, n, of.first_channel, of.here, of.channels, of.later, of.step);
         if ((int)threadIdx.x < of.groups_here)
-            keep_group((int)threadIdx.x, rstd, mean);
+            hold_group((int)threadIdx.x, rstd, mean);
 #pragma unroll 1
         for (int i = (int)threadIdx.x + of.step; i < of.groups_here; i += of.step) {
             request_group(i, rstd, mean);
-            keep_group(i, rstd, mean);
+            hold_group(i, rstd, mean);
         }
     }
 }
@@ -318,7 +318,7 @@ __device__ __forceinline__ void differentiate_part(const normfuse_problem &p, Ch
 template <typename T, int V, int K, bool unaligned_samples, typename Edges, typename Copy, typename Differentiate,
           typename Sum, typename Gradient>
 __device__ __forceinline__ void walk_passing_gradients(const normfuse_cuda_arguments &a, const column_place &place,
-                                                       int row, const Edges &edges, bool sums, bool gives_dx,
+                                                       int row, const Edges &edges, bool sums, bool writes_dx,
                                                        Copy &copy, uint4 *of_edges, Differentiate differentiate,
                                                        Sum sum_up, Gradient gradient)
 {
@@ -354,12 +354,12 @@ __device__ __forceinline__ void walk_passing_gradients(const normfuse_cuda_argum
                     differentiate(chosen, h, values.x[h], values.dy[h]);
                     if (sums)
                         sum_up(h, values.x[h], values.dy[h]);
-                    if (gives_dx) {
+                    if (writes_dx) {
                         gradient(h, values.x[h], values.dy[h]);
-                        put_part<T, V>(dx_out, h, values.x[h]);
+                        pack_part<T, V>(dx_out, h, values.x[h]);
                     }
                 }
-                if (gives_dx) {
+                if (writes_dx) {
                     if (unaligned_samples && left > edges.whole)
                         of_edges[edges.result(edges.count - left)] = dx_out;
                     else
@@ -368,7 +368,7 @@ __device__ __forceinline__ void walk_passing_gradients(const normfuse_cuda_argum
                 }
             });
     });
-    if (unaligned_samples && gives_dx)
+    if (unaligned_samples && writes_dx)
         store_edges<T>(edges, first_dx, of_edges);
 }
 
@@ -410,7 +410,7 @@ __device__ __forceinline__ void store_held_gradients(const normfuse_cuda_argumen
                 read(slot, h, x, dy);
                 differentiate(chosen, h, x, dy);
                 gradient(h, x, dy);
-                put_part<T, V>(dx_out, h, x);
+                pack_part<T, V>(dx_out, h, x);
             }
             if (p.dx.data) {
                 dx.store(dx_out);
@@ -572,7 +572,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
         /* ---- the parameters' gradients ---- */
         if (holds)
-            give_last_gradients(a, counted, place.first_channel, min(g.width * V, (int)p.c - place.first_channel));
+            write_last_gradients(a, counted, place.first_channel, min(g.width * V, (int)p.c - place.first_channel));
     } while (block.advance(g));
 }
 

@@ -270,8 +270,8 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
                 weight += (double)quad[4];
             }
             const int c = place.first_channel + 4 * (i / 4 * ranks + place.rank) + i % 4;
-            put_gradient(p, p.dweight, 0, c, weight);
-            put_gradient(p, p.dbias, 0, c, bias);
+            write_gradient(p, p.dweight, 0, c, weight);
+            write_gradient(p, p.dbias, 0, c, bias);
         }
         return;
     }
@@ -370,7 +370,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
         walk_rows<0, K>(place.left, a.at_once, sum_up);
     });
     if (place.beside < a.at_once)
-        put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+        write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
     __syncthreads();
     if (ranks > 1)
         await_open_mailboxes();

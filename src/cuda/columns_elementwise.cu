@@ -221,7 +221,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     const int block_group = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - block_group * g.parts;
     const column_place place = place_of<T, V>(a, block_group, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
-    const bool gives_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
+    const bool writes_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
     vectors held[K];
     cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row), dx(p.dx.data ? p.dx : p.x, p.x, place, row);
     cursor residual_at(residual ? p.post_add : p.x, p.x, place, row),
@@ -271,7 +271,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
 #pragma unroll
                     for (int i = 0; i < H; i++)
                         more[i] = dy[i] * factor;
-                    put_part<T, V>(out_residual, h, more);
+                    pack_part<T, V>(out_residual, h, more);
                 }
 #pragma unroll
                 for (int i = 0; i < H; i++) {
@@ -279,9 +279,9 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
                     second[h * H + i] += dy[i] * x[i];
                     dy[i] *= slope[h * H + i];
                 }
-                put_part<T, V>(out, h, dy);
+                pack_part<T, V>(out, h, dy);
             }
-            if (gives_dx)
+            if (writes_dx)
                 dx.store(out);
             if constexpr (residual) {
                 if (p.dpost_add.data)

@@ -70,7 +70,7 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
         const int64_t c = of.first_channel + i * g.group;
         return load_vector<T, 1>(p.x.data, of.n * p.x.batch + c * p.x.channel);
     };
-    const auto keep_first = [&](int i, raw<T, 1> own) {
+    const auto hold_first = [&](int i, raw<T, 1> own) {
         float value[1];
         unpack<T, 1>(own, value);
         if (p.pre_bias.data)
@@ -84,10 +84,10 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
         stage(p, of.of_channels, of.n, of.first_channel, of.here, of.channels, later, of.step);
     if (sums) {
         if ((int)threadIdx.x < of.groups_here)
-            keep_first((int)threadIdx.x, first_own);
+            hold_first((int)threadIdx.x, first_own);
 #pragma unroll 1
         for (int i = (int)threadIdx.x + of.step; i < of.groups_here; i += of.step)
-            keep_first(i, first_value(i));
+            hold_first(i, first_value(i));
     } else if (applies) {
         /* Each channel's by one thread: those of a block have each channel many times. */
 #pragma unroll 1

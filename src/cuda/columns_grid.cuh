@@ -57,8 +57,8 @@ __device__ __forceinline__ void request_parts(const float2 *from, int left, floa
 
 /* What the block's threads found, of each group, into memory. */
 template <int V>
-__device__ __forceinline__ void put_totals(const normfuse_cuda_arguments &all, int block_group, int part, int parity,
-                                           const float2 *entries, int consumers)
+__device__ __forceinline__ void write_totals(const normfuse_cuda_arguments &all, int block_group, int part, int parity,
+                                             const float2 *entries, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
@@ -198,10 +198,10 @@ template <typename Number> struct channel_gradients {
                 sums[i] += __shfl_xor_sync(full_mask, sums[i], distance);
         /* A lane each, so that what they need of the arguments is waited for once. */
         if (lane < 4)
-            put_gradient(all.problem, lane % 2 == 0 ? all.problem.dbias : all.problem.dweight, 0, c + lane / 2,
-                         lane == 0   ? sums[0]
-                         : lane == 1 ? sums[1]
-                         : lane == 2 ? sums[2]
+            write_gradient(all.problem, lane % 2 == 0 ? all.problem.dbias : all.problem.dweight, 0, c + lane / 2,
+                           lane == 0   ? sums[0]
+                           : lane == 1 ? sums[1]
+                           : lane == 2 ? sums[2]
                                      : sums[3]);
     }
 };

@@ -27,9 +27,9 @@ template <typename T> __device__ __forceinline__ float receive_base(raw<T, 1> re
 /* What the block's threads found, of each group, into memory: means less the group's base, which is kept, then squares
  * about them, which cannot cancel. */
 template <typename T, int V>
-__device__ __forceinline__ void put_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of, int n,
-                                            int block_group, int part, int parity, const float4 *entries,
-                                            float4 *of_groups, raw<T, 1> requested_base, int consumers)
+__device__ __forceinline__ void write_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of,
+                                              int n, int block_group, int part, int parity, const float4 *entries,
+                                              float4 *of_groups, raw<T, 1> requested_base, int consumers)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int groups_at_once = consumers / lanes_of_group;
@@ -204,8 +204,8 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
         /* ---- the statistics of the groups ---- */
         const values_of_parts counts_of(a, a.group);
-        put_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, requested_base,
-                          consumers);
+        write_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, requested_base,
+                            consumers);
         meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
         join_moments<T>(all, counts_of, n, own.block_group, own.part, parity, of_groups, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);
@@ -227,9 +227,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
 /* The block's sums of channels into memory, one block's beside one another, by the producer's warp while the others
  * join those of groups; those of a next sample are added. Four channels a lane. */
-__device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all, const float4 *plain,
-                                             const float4 *centred, const float2 *of_groups, int channels, int lane,
-                                             bool adds)
+__device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &all, const float4 *plain,
+                                               const float4 *centred, const float2 *of_groups, int channels, int lane,
+                                               bool adds)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int quads = channels / 4;
@@ -255,7 +255,7 @@ __device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all,
 /* Of the block's share of the channels two after two, the next requested before these are added. By the producer's warp
  * alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for 15, but these
  * had their loops in another order, and 1x256x512x512 182 for 168. */
-__device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, int channels)
+__device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, int channels)
 {
     const int step = 2 * (int)gridDim.x;
     channel_gradients<double> now(all, channels);
@@ -314,9 +314,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
             __syncwarp();
             if (gives) {
                 meet(SUMS_ARE_THERE, (int)blockDim.x);
-                put_channels(all, reinterpret_cast<const float4 *>(of_plain),
-                             reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels, lane,
-                             n != own.block_group);
+                write_channels(all, reinterpret_cast<const float4 *>(of_plain),
+                               reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels,
+                               lane, n != own.block_group);
                 __syncwarp();
                 if (n + a.of.grid.block_groups < a.n)
                     announce(CHANNELS_ARE_PUT, (int)blockDim.x);
@@ -331,7 +331,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
                 await_grid_barrier(grid_barrier, before);
             }
             __syncwarp();
-            give_channels(all, channels);
+            finish_channels(all, channels);
         }
         return;
     }
@@ -388,13 +388,14 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
         if (gives && n != own.block_group)
             meet(CHANNELS_ARE_PUT, (int)blockDim.x);
         if (place.has_rows())
-            put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain,
+                                 of_centred);
         if (gives)
             announce(SUMS_ARE_THERE, (int)blockDim.x);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the totals of the groups ---- */
-        put_totals<V>(all, own.block_group, own.part, parity, entries, consumers);
+        write_totals<V>(all, own.block_group, own.part, parity, entries, consumers);
         meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
         join_totals(all, own.block_group, parity, of_groups, of_totals, consumers);
         meet(MEETING_OF_CONSUMERS, consumers);

@@ -185,8 +185,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         produce<1>(a, barriers, dynamic, own, channels, [&](int c) {
             const float4 found = __ldcg(of_channels + c);
             const double mean = (double)found.x + (double)found.y;
-            put_parameter<double>(p.mean, 0, c, mean);
-            put_parameter<float>(p.rstd, 0, c, found.z);
+            write_parameter<double>(p.mean, 0, c, mean);
+            write_parameter<float>(p.rstd, 0, c, found.z);
             if (p.has_running_momentum)
                 update_running<float>(p, c, mean, unbiased((double)found.w, (double)a.rows));
         });
@@ -353,8 +353,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     if ((int)threadIdx.x >= consumers) {
         produce<2>(a, barriers, dynamic, own, channels, [&](int c) {
             const double2 found = __ldcg(of_parameters + c);
-            put_gradient(p, p.dbias, 0, c, found.x);
-            put_gradient(p, p.dweight, 0, c, found.y);
+            write_gradient(p, p.dbias, 0, c, found.x);
+            write_gradient(p, p.dweight, 0, c, found.y);
         });
         return;
     }

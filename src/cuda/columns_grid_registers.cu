@@ -25,8 +25,8 @@ struct grid_registers_place : pipeline_place {
 };
 
 /* The block's sums of channels, of this sample, into memory, one block's beside one another. Four channels a thread. */
-__device__ __forceinline__ void put_channels(const normfuse_cuda_arguments &all, const float4 *plain,
-                                             const float4 *centred, const float2 *of_groups, int channels)
+__device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &all, const float4 *plain,
+                                               const float4 *centred, const float2 *of_groups, int channels)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int quads = channels / 4;
@@ -133,14 +133,14 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
         walk_rows<0, K>(place.left, a.at_once, sum_up);
     });
     if (place.has_rows())
-        put_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+        write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
     meet(MEETING_OF_CONSUMERS, threads);
 
     /* ---- the totals of the groups ---- */
-    put_totals<V>(all, place.n, place.part, 0, entries, threads);
+    write_totals<V>(all, place.n, place.part, 0, entries, threads);
     if (gives)
-        put_channels(all, reinterpret_cast<const float4 *>(of_plain), reinterpret_cast<const float4 *>(of_centred),
-                     of_groups, channels);
+        write_channels(all, reinterpret_cast<const float4 *>(of_plain), reinterpret_cast<const float4 *>(of_centred),
+                       of_groups, channels);
     meet_blocks(grid_barrier, gives ? (int)blockIdx.x : place.part, gives ? (int)gridDim.x : a.parts, before, threads);
     join_totals(all, place.n, 0, of_groups, of_totals, threads);
     /* Each warp of the grid has two channels; their sums arrive while results are written. */

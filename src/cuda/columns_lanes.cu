@@ -202,8 +202,9 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
 
 /* The block's sums of its channels, of what its threads have in registers, into its place in memory. */
 template <typename T, int V, int S>
-__device__ __forceinline__ void put_channel_sums(const normfuse_cuda_arguments &all, const lanes_place<T, V, S> &place,
-                                                 int part, const float (&plain)[V], const float (&normalized)[V])
+__device__ __forceinline__ void write_channel_sums(const normfuse_cuda_arguments &all,
+                                                   const lanes_place<T, V, S> &place, int part,
+                                                   const float (&plain)[V], const float (&normalized)[V])
 {
     const normfuse_cuda_columns &a = all.columns;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -362,7 +363,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
         }
     }
     if (all.sums)
-        put_channel_sums(all, place, part, plain, normalized);
+        write_channel_sums(all, place, part, plain, normalized);
 }
 
 /* Vectors of each tensor that a thread has at a time. */

@@ -339,9 +339,10 @@ __device__ __forceinline__ float2 join_entries(const float4 *entries, int lane, 
 /* What a thread found, for the block: of each of its groups by the slopes, and where parameters want gradients
  * (`gives`) of its channels, `factor` times. */
 template <int V>
-__device__ __forceinline__ void put_sums(const normfuse_cuda_columns &a, const thread_place &place,
-                                         const float (&slope)[V], float (&first)[V], float (&second)[V], float factor,
-                                         bool gives, int channels, float2 *entries, float *of_plain, float *of_centred)
+__device__ __forceinline__ void write_thread_sums(const normfuse_cuda_columns &a, const thread_place &place,
+                                                  const float (&slope)[V], float (&first)[V], float (&second)[V],
+                                                  float factor, bool gives, int channels, float2 *entries,
+                                                  float *of_plain, float *of_centred)
 {
     float2 found[2] = {};
 #pragma unroll

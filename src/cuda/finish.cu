@@ -222,12 +222,12 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
         return;
     const bool by_channel = a.sums ? a.geometry.sums_by_channel != 0 : p.sets != NORMFUSE_SETS_GROUP;
     const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight.batch != 0 || p.dbias.batch != 0);
-    const bool gives_sums = !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY);
-    const bool gives_pairs = gives_sums && p.sets == NORMFUSE_SETS_GROUP;
-    const bool each = per_sample || gives_pairs || p.dscale.data || p.dshift.data; /* something for each sample */
+    const bool writes_sums = !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY);
+    const bool writes_pairs = writes_sums && p.sets == NORMFUSE_SETS_GROUP;
+    const bool each = per_sample || writes_pairs || p.dscale.data || p.dshift.data; /* something for each sample */
     const int64_t samples = by_channel ? 1 : p.n;
     /* Sums of all samples of group norm have each sample's rstd in them. */
-    const bool has_rstd = gives_sums || (by_channel && p.sets == NORMFUSE_SETS_GROUP);
+    const bool has_rstd = writes_sums || (by_channel && p.sets == NORMFUSE_SETS_GROUP);
     const auto normalized_of = [&](int64_t n, double centred) {
         return has_rstd ? centred : centred * rstd_of(p, n, c);
     };
@@ -256,32 +256,32 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
             centred = sum_lanes(centred, lanes);
             if (lane != 0)
                 continue; /* all lanes have the sum; one writes and adds */
-            if (gives_pairs) {
-                put_sums(p, n * p.c + c, plain, centred);
+            if (writes_pairs) {
+                write_shard_sums(p, n * p.c + c, plain, centred);
                 continue;
             }
             const double normalized = normalized_of(n, centred);
             if (per_sample) {
-                put_gradient(p, p.dweight, n, c, normalized);
-                put_gradient(p, p.dbias, n, c, plain);
+                write_gradient(p, p.dweight, n, c, normalized);
+                write_gradient(p, p.dbias, n, c, plain);
             }
-            const double scale = put_modulation(p, n, c, plain, normalized);
+            const double scale = write_modulation(p, n, c, plain, normalized);
             weight += scale * normalized;
             bias += scale * plain;
         }
-        if (gives_pairs)
+        if (writes_pairs)
             return;
     }
     weight = sum_item(weight, item);
     bias = sum_item(bias, item);
     if (item.lane != 0 || per_sample)
         return;
-    if (gives_sums) {
-        put_sums(p, c, bias, weight);
+    if (writes_sums) {
+        write_shard_sums(p, c, bias, weight);
         return;
     }
-    put_gradient(p, p.dweight, 0, c, weight);
-    put_gradient(p, p.dbias, 0, c, bias);
+    write_gradient(p, p.dweight, 0, c, weight);
+    write_gradient(p, p.dbias, 0, c, bias);
 }
 
 /* Both follow from the same sums: the first blocks have the sets' totals, which results wait for, the others what

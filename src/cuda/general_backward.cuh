@@ -41,20 +41,20 @@ differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const gene
 /* dx, which u holds, and dz; `factor` is that of dy. */
 template <typename T, int V, int N, bool columns>
 __device__ __forceinline__ void store_vectors(const normfuse_cuda_arguments &a, const general_vectors<T, V, N> &from,
-                                              const general_range<V> &range, bool gives_dz, bool gives_dx,
+                                              const general_range<V> &range, bool writes_dz, bool writes_dx,
                                               compute<T> factor, compute<T> (&u)[V], compute<T> (&dy)[V],
                                               general_result<T, V, columns> &dx, general_result<T, V, columns> &dz)
 {
     using R = compute<T>;
     const normfuse_problem &p = a.problem;
-    if (gives_dz) {
+    if (writes_dz) {
         R through[V];
 #pragma unroll
         for (int i = 0; i < V; i++)
             through[i] = dy[i] * factor;
         dz.store(dx, make_vector<T, V>(through), range);
     }
-    if (gives_dx) {
+    if (writes_dx) {
         if (p.du.data) {
             R more[V];
             unpack<T, V>(from.of[GENERAL_DU], more);
@@ -194,15 +194,15 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     };
     R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
     general_result<T, V, columns> dx(a, tile, p.dx), dz(a, tile, p.dpost_add);
-    const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool gives_dz,
-                          bool gives_dx, R(&u)[V], R(&dy)[V]) {
-        store_vectors<T, V>(a, from, range, gives_dz, gives_dx, factor, u, dy, dx, dz);
+    const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool writes_dz,
+                          bool writes_dx, R(&u)[V], R(&dy)[V]) {
+        store_vectors<T, V>(a, from, range, writes_dz, writes_dx, factor, u, dy, dx, dz);
     };
     constexpr int sums_in_turn = columns ? V : V < 4 ? V : 4;
     R first[sums_in_turn] = {}, second[sums_in_turn] = {};
     if (sums || !centred) {
-        const bool gives_dx = !centred && applies && p.dx.data;
-        const bool gives_dz =
+        const bool writes_dx = !centred && applies && p.dx.data;
+        const bool writes_dz =
             p.dpost_add.data && !twice && (!centred || g.stores_dz || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
         choose_activation<true, true>(p.activation, [&](auto chosen) {
             data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
@@ -213,11 +213,11 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                     first[i % sums_in_turn] += dy[i];
                     second[i % sums_in_turn] += dy[i] * u[i];
                 }
-                if (gives_dx || gives_dz) {
+                if (writes_dx || writes_dz) {
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         u[i] = slope[i % W] * dy[i];
-                    give(from, range, gives_dz, gives_dx, u, dy);
+                    give(from, range, writes_dz, writes_dx, u, dy);
                 }
             });
         });

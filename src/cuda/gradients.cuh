@@ -51,17 +51,18 @@ static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int6
     return parameter<double>(p.rstd, n, p.sets == NORMFUSE_SETS_BATCH ? c : c / (p.c / p.groups), 1.0);
 }
 
-static __device__ __forceinline__ void put_gradient(const normfuse_problem &p, const normfuse_parameter &to, int64_t n,
-                                                    int64_t c, double value)
+static __device__ __forceinline__ void write_gradient(const normfuse_problem &p, const normfuse_parameter &to,
+                                                      int64_t n, int64_t c, double value)
 {
     if (!to.data)
         return;
     if (p.accumulate)
         value += parameter<double>(to, n, c, 0.0);
-    put_parameter<double>(to, n, c, value);
+    write_parameter<double>(to, n, c, value);
 }
 
-static __device__ __forceinline__ void put_sums(const normfuse_problem &p, int64_t at, double plain, double centred)
+static __device__ __forceinline__ void write_shard_sums(const normfuse_problem &p, int64_t at, double plain,
+                                                        double centred)
 {
     double *const pair = p.sums + at * PAIR;
     pair[0] = plain + (p.accumulate ? pair[0] : 0.0);
@@ -69,14 +70,14 @@ static __device__ __forceinline__ void put_sums(const normfuse_problem &p, int64
 }
 
 /* What scale and shift of a sample get; by how much weight and bias count there. */
-static __device__ __forceinline__ double put_modulation(const normfuse_problem &p, int64_t n, int64_t c, double plain,
-                                                        double normalized)
+static __device__ __forceinline__ double write_modulation(const normfuse_problem &p, int64_t n, int64_t c, double plain,
+                                                          double normalized)
 {
     if (p.dscale.data)
-        put_parameter<double>(p.dscale, n, c,
-                              parameter<double>(p.weight, n, c, 1.0) * normalized +
+        write_parameter<double>(p.dscale, n, c,
+                                parameter<double>(p.weight, n, c, 1.0) * normalized +
                                   parameter<double>(p.bias, n, c, 0.0) * plain);
-    put_parameter<double>(p.dshift, n, c, plain);
+    write_parameter<double>(p.dshift, n, c, plain);
     return 1.0 + parameter<double>(p.scale, n, c, 0.0);
 }
 
@@ -101,7 +102,7 @@ __device__ __forceinline__ bool is_last(const normfuse_cuda_arguments &a, uint32
 }
 
 /* One thread, of one channel; other blocks wrote, so not from L1. */
-__device__ __forceinline__ void give_gradients(const normfuse_cuda_arguments &a, int64_t c)
+__device__ __forceinline__ void write_gradients(const normfuse_cuda_arguments &a, int64_t c)
 {
     const normfuse_problem &p = a.problem;
     double weight = 0.0, bias = 0.0;
@@ -116,22 +117,22 @@ __device__ __forceinline__ void give_gradients(const normfuse_cuda_arguments &a,
             plain += pair.x;
             centred += pair.y;
         }
-        const double scale = put_modulation(p, n, c, plain, centred * rstd);
+        const double scale = write_modulation(p, n, c, plain, centred * rstd);
         weight += scale * (centred * rstd);
         bias += scale * plain;
     }
-    put_gradient(p, p.dweight, 0, c, weight);
-    put_gradient(p, p.dbias, 0, c, bias);
+    write_gradient(p, p.dweight, 0, c, weight);
+    write_gradient(p, p.dbias, 0, c, bias);
 }
 
 /* All threads: where the last of the blocks that count themselves finds the gradients, of so many channels. */
-__device__ __forceinline__ void give_last_gradients(const normfuse_cuda_arguments &a, uint32_t before, int first,
-                                                    int channels)
+__device__ __forceinline__ void write_last_gradients(const normfuse_cuda_arguments &a, uint32_t before, int first,
+                                                     int channels)
 {
     if (a.geometry.contributors > 0 && is_last(a, before)) {
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x)
-            give_gradients(a, first + i);
+            write_gradients(a, first + i);
     }
 }
 

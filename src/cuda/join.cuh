@@ -160,8 +160,8 @@ template <typename R>
 __device__ __forceinline__ void update_running(const normfuse_problem &p, int64_t c, double mean, double variance)
 {
     const R momentum = (R)p.momentum, keep = R(1) - momentum;
-    put_parameter<R>(p.running_mean, 0, c, keep * parameter<R>(p.running_mean, 0, c, R(0)) + momentum * (R)mean);
-    put_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * (R)variance);
+    write_parameter<R>(p.running_mean, 0, c, keep * parameter<R>(p.running_mean, 0, c, R(0)) + momentum * (R)mean);
+    write_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * (R)variance);
 }
 
 /* The statistics of a norm group of so many values, the set-th of sample n and the index-th of all, to memory. The
@@ -170,8 +170,8 @@ template <typename R>
 __device__ __forceinline__ double store_statistics(const normfuse_cuda_arguments &a, int64_t n, int set, int64_t index,
                                                    double mean, R variance, R rstd, double values)
 {
-    put_parameter<double>(a.problem.mean, n, set, mean);
-    put_parameter<R>(a.problem.rstd, n, set, rstd);
+    write_parameter<double>(a.problem.mean, n, set, mean);
+    write_parameter<R>(a.problem.rstd, n, set, rstd);
     const double of_running = unbiased((double)variance, values);
     if (a.statistics)
         a.statistics[index] = {mean, (double)rstd, of_running};

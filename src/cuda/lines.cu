@@ -274,8 +274,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
  * the first), to memory: `bits` say how many threads of a
  * warp have a channel together. */
 template <typename R>
-__device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions, int part,
-                                              int block_of_row)
+__device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions,
+                                                int part, int block_of_row)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     const int threads = (int)blockDim.x, lanes = 1 << g.lane_bits;
@@ -317,7 +317,7 @@ __device__ __forceinline__ void put_line_sums(const normfuse_cuda_arguments &a, 
 
 /* The thread's sums of positions into shared memory; of one channel they are one. */
 template <typename R, int K>
-__device__ __forceinline__ void keep_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[K],
+__device__ __forceinline__ void hold_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[K],
                                                const R (&normalized)[K])
 {
 #pragma unroll
@@ -480,9 +480,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     }
 
     if (a.sums) {
-        keep_positions(g, own, plain, normalized);
+        hold_positions(g, own, plain, normalized);
         __syncthreads();
-        put_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
+        write_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
     }
 }
 

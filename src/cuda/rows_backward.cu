@@ -357,7 +357,7 @@ template <typename R> struct row_level {
 template <typename T, int V, normfuse_cuda_schedule schedule, typename Walk, typename Differentiate>
 __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a, const row_vectors &vectors,
                                                 const row_gradient<compute<T>> *own, const row_level<compute<T>> &of,
-                                                bool gives_dy, bool applies, Walk walk, Differentiate differentiate)
+                                                bool writes_dy, bool applies, Walk walk, Differentiate differentiate)
 {
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
@@ -368,7 +368,7 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
     const normfuse_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     /* Lanes find it where it is needed: before the loop 16-bit vectors spilled. */
-    const bool gives_dx = !many && p.dx.data && applies;
+    const bool writes_dx = !many && p.dx.data && applies;
     const int channel_step = p.sets == NORMFUSE_SETS_BATCH ? 0 : 1;
     const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
     const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;
@@ -384,9 +384,9 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
             unpack<T, V>(x_vector, x);
             unpack<T, V>(dy_vector, dy);
             differentiate(chosen, coefficient, index, stretch, x, dy);
-            if (gives_dy)
+            if (writes_dy)
                 store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
-            if (many ? p.dx.data && applies : gives_dx) {
+            if (many ? p.dx.data && applies : writes_dx) {
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     x[i] = fma(coefficient.slope, dy[i], of.is_needed ? fma(of.share, x[i], of.level) : R(0));
@@ -518,13 +518,13 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 store_channels<many>(a, vectors, block.part, of_channels);
         };
         /* In place of dy it must not be written before dy was read for the last time. */
-        const bool gives_dy = many && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        const bool writes_dy = many && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
         const bool exchanges = sums && applies && centred && !many;
         if (sums && !exchanges) {
             __syncthreads();
             write_sums();
         }
-        if (!applies && !gives_dy)
+        if (!applies && !writes_dy)
             return;
 
         /* ---- the totals of the set ---- */
@@ -568,12 +568,12 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, vectors.n, vectors.c).data;
         }
         store_gradients<T, V, schedule>(
-            a, vectors, own, {level, share, centred}, gives_dy, applies, [&](auto store) { walk(store, next); },
+            a, vectors, own, {level, share, centred}, writes_dy, applies, [&](auto store) { walk(store, next); },
             differentiate);
 
         /* ---- the parameters' gradients ---- */
         if (!many)
-            give_last_gradients(a, counted, vectors.c, by_sample ? 1 : g.outer);
+            write_last_gradients(a, counted, vectors.c, by_sample ? 1 : g.outer);
     } while (block.advance(g));
 }
 

@@ -285,7 +285,12 @@ static double estimate_passes(const struct shape *shape, const struct step *step
 }
 
 const struct schedule normfuse_cuda_general = {
-    .name = "general", .needs = TAKES_BIAS, .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
+    .name = "general",
+    .needs = TAKES_BIAS,
+    .refuse = refuse,
+    .variants = CLUSTERS * WIDTHS,
+    .configure = configure,
+    .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
     .name = "general, two passes", .needs = TAKES_BIAS, .refuse = refuse, .estimate = estimate_passes};
 

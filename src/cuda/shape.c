@@ -178,8 +178,8 @@ static bool has_at_most_two_groups_a_vector(int64_t group, int elements)
 bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
 {
     if (p->sets == NORMFUSE_SETS_NONE)
-        return p->pre_bias.batch == 0 && p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 && p->dbias.batch == 0 &&
-               !is_modulated(p);
+        return p->pre_bias.batch == 0 && p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 &&
+               p->dbias.batch == 0 && !is_modulated(p);
     return p->sets == NORMFUSE_SETS_BATCH;
 }
 
@@ -302,7 +302,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
         !is_rare(p->activation);
     shape->batch =
-        vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL && p->shift.data == NULL &&
+        vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
+        p->shift.data == NULL &&
         (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
     shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
                    !is_rare(p->activation);

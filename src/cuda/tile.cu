@@ -267,8 +267,8 @@ __device__ __forceinline__ void request_weights_of_column(const normfuse_cuda_ar
 
 /* By one warp of the block that speaks for the norm groups. */
 template <typename R>
-__device__ __forceinline__ void put_statistics(const normfuse_cuda_arguments &all, const tile_place &place, double mean,
-                                               R variance, R rstd)
+__device__ __forceinline__ void write_statistics(const normfuse_cuda_arguments &all, const tile_place &place,
+                                                 double mean, R variance, R rstd)
 {
     const normfuse_problem &p = all.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
@@ -345,7 +345,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     const R variance = quotient(all_of.squares, (R)p.set_values, R(1) / (R)p.set_values);
     const R rstd = inverse_root(variance + (R)p.eps);
     if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
-        put_statistics<R>(all, place, (double)all_of.about + (double)all_of.mean, variance, rstd);
+        write_statistics<R>(all, place, (double)all_of.about + (double)all_of.mean, variance, rstd);
 
     /* The mean is about + rest. */
     const R about_of = all_of.about + all_of.mean, back = about_of - all_of.about;
@@ -383,9 +383,9 @@ __device__ __forceinline__ channel_mailbox<R> channel_mailbox_of(const normfuse_
 
 /* One thread, of one channel of the block. */
 template <typename R>
-__device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all, const tile_place &place,
-                                             const channel_mailbox<R> &gradients, int channel, double plain,
-                                             double centred, R rstd)
+__device__ __forceinline__ void finish_channel(const normfuse_cuda_arguments &all, const tile_place &place,
+                                               const channel_mailbox<R> &gradients, int channel, double plain,
+                                               double centred, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_problem &p = all.problem;
@@ -399,8 +399,8 @@ __device__ __forceinline__ void give_channel(const normfuse_cuda_arguments &all,
                     gradients.places + channel * gradients.senders + (a.by_channels ? place.n : place.rank), 0,
                     tile_sums<R>{(R)plain, (R)(centred * (double)rstd)});
     } else {
-        put_gradient(p, p.dweight, 0, c, centred * (double)rstd);
-        put_gradient(p, p.dbias, 0, c, plain);
+        write_gradient(p, p.dweight, 0, c, centred * (double)rstd);
+        write_gradient(p, p.dbias, 0, c, plain);
     }
 }
 
@@ -420,16 +420,16 @@ __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all,
         normalized += (double)gradients.places[channel * gradients.senders + i].centred;
     }
     const int c = divide(place.first, all.tile.by_channel_columns) + channel;
-    put_gradient(p, p.dweight, 0, c, normalized);
-    put_gradient(p, p.dbias, 0, c, plain);
+    write_gradient(p, p.dweight, 0, c, normalized);
+    write_gradient(p, p.dbias, 0, c, plain);
 }
 
 /* The sums of the block's channels, where a norm group has several: of columns and rows, by as many lanes of a warp to
  * a channel as the block has threads for. */
 template <typename R>
-__device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all, const tile_place &place,
-                                              const channel_mailbox<R> &gradients, const tile_sums<R> *found,
-                                              int channels, R rest, R rstd)
+__device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const tile_place &place,
+                                                const channel_mailbox<R> &gradients, const tile_sums<R> *found,
+                                                int channels, R rest, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
     const int of_channel = a.channel_columns * a.at_once, lanes = 1 << a.channel_bits;
@@ -448,7 +448,7 @@ __device__ __forceinline__ void give_channels(const normfuse_cuda_arguments &all
     rest = __shfl_sync(full_mask, rest, from);
     rstd = __shfl_sync(full_mask, rstd, from);
     if (has && of == 0)
-        give_channel(all, place, gradients, channel, plain, centred - (double)rest * plain, rstd);
+        finish_channel(all, place, gradients, channel, plain, centred - (double)rest * plain, rstd);
 }
 
 template <typename T, int K> __device__ __forceinline__ void tile_backward(const normfuse_cuda_arguments &all)
@@ -553,7 +553,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         for (int other = place.of_group; other < a.parts; other += lanes)
             send_struct(mailbox, of_parts + place.group * a.parts + place.part, place.rank - place.part + other, total);
     if (a.gives && !a.by_channels)
-        give_channels<R>(all, place, gradients, of_columns, channels, rest_of, rstd_of);
+        finish_channels<R>(all, place, gradients, of_columns, channels, rest_of, rstd_of);
     if (a.parts > 1) {
         await_mailbox(mailbox);
         total = join(of_parts + slot * a.parts, a.parts);
@@ -561,7 +561,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     total.centred -= rest_of * total.plain;
     if (a.gives && a.by_channels && place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group &&
         place.of_group == 0)
-        give_channel<R>(all, place, gradients, place.group, (double)total.plain, (double)total.centred, rstd_of);
+        finish_channel<R>(all, place, gradients, place.group, (double)total.plain, (double)total.centred, rstd_of);
 
     if (a.out) {
         /* dx = slope dz + by_x (x - about) + level */

@@ -267,7 +267,7 @@ __device__ __forceinline__ R parameter(const normfuse_parameter &p, int64_t n, i
 }
 
 template <typename R>
-__device__ __forceinline__ void put_parameter(const normfuse_parameter &p, int64_t n, int64_t c, R value)
+__device__ __forceinline__ void write_parameter(const normfuse_parameter &p, int64_t n, int64_t c, R value)
 {
     if (p.data)
         store_value<R>(p.data, n * p.batch + c * p.channel, p.type, value);
