@@ -152,12 +152,25 @@ def _scratch_bytes(call: Call, avals: Sequence[Any], device_type: int) -> int:
     return most
 
 
+def varying_of(aval: Any) -> "frozenset[Any]":
+    """The mesh axes that an array varies over under shard_map (JAX before 0.10 has another name for them)."""
+    kind = getattr(aval, "manual_axis_type", None)
+    return getattr(aval, "vma", frozenset()) if kind is None else kind.varying
+
+
 def _abstract(*avals: Any, call: Call) -> List[Any]:
     if call.operation.endswith(("forward", "backward")):
         _scratch_bytes(call, avals, _library.CPU)
-    varying = frozenset().union(*(getattr(aval, "vma", frozenset()) for aval in avals))
-    made = [jax.core.ShapedArray(shape, dtype) for shape, dtype in _shapes(call, avals)]
-    return [aval.update(vma=varying) for aval in made] if varying else made
+    varying = frozenset().union(*(varying_of(aval) for aval in avals))
+    if not varying:
+        return [jax.core.ShapedArray(shape, dtype) for shape, dtype in _shapes(call, avals)]
+    like = next(aval for aval in avals if varying_of(aval))
+    kind = getattr(like, "manual_axis_type", None)
+    if kind is None:
+        return [jax.core.ShapedArray(shape, dtype).update(vma=varying) for shape, dtype in _shapes(call, avals)]
+    kind = type(kind)(varying=varying, unreduced=frozenset(), reduced=frozenset())
+    return [jax.core.ShapedArray(shape, dtype, manual_axis_type=kind, sharding=like.sharding.update(
+        spec=jax.sharding.PartitionSpec(*(None,) * len(shape)))) for shape, dtype in _shapes(call, avals)]
 
 
 # ---- lowering -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .. import _library
-from ._call import PARAMETER_OF, Call, ordered, run, synchronized
+from ._call import PARAMETER_OF, Call, ordered, run, synchronized, varying_of
 
 Arrays = Dict[str, Any]
 
@@ -131,13 +131,18 @@ def backward(settings: Settings, outputs: Any, kept: Arrays, saved: Arrays, give
     """The outputs (dx, dweight, ...) of the forward's arrays, what it saved, and dy and du."""
     made = _call(settings, "backward", {**kept, **saved, **given}, outputs)
     # Under shard_map a parameter that all devices share has the sum of their gradients.
-    return {name: _sum_over(value, kept[PARAMETER_OF[name]]) if name in PARAMETER_OF else value
+    summed = settings.axis_name if isinstance(settings.axis_name, (tuple, list)) else (settings.axis_name,)
+    return {name: _sum_over(value, kept[PARAMETER_OF[name]], frozenset(summed)) if name in PARAMETER_OF else value
             for name, value in made.items()}
 
 
-def _sum_over(gradient: Any, parameter: Any) -> Any:
-    axes = getattr(jax.typeof(gradient), "vma", frozenset()) - getattr(jax.typeof(parameter), "vma", frozenset())
-    return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
+def _sum_over(gradient: Any, parameter: Any, summed: frozenset[Any] = frozenset()) -> Any:
+    """The sum over the axes that the parameter does not vary over; over those of `summed` it is the sum already, though
+    JAX does not know that it is the same on all devices."""
+    axes = varying_of(jax.typeof(gradient)) - varying_of(jax.typeof(parameter))
+    if axes & summed:
+        gradient = jax.lax.pmean(gradient, tuple(axes & summed))
+    return jax.lax.psum(gradient, tuple(axes - summed)) if axes - summed else gradient
 
 
 def _backward_forward(settings: Settings, outputs: Any, kept: Arrays, saved: Arrays, given: Arrays) -> Any:
