@@ -329,7 +329,8 @@ NORMFUSE_API normfuse_status normfuse_affine_backward_scratch_bytes(const normfu
  *
  *   ..._stats           x [pre_add] [pre_bias] -> stats of this shard (and u)
  *   normfuse_stats_merge              joins the stats of all shards, in the order given
- *   ..._apply           x, stats and all of forward's inputs -> y, mean, rstd, running statistics
+ *   ..._apply           x, stats and all of forward's inputs -> y, mean, rstd, running statistics. Where u was written
+ *                       it takes x's place, and what was added is left out
  *   ..._backward_sums   backward's inputs -> sums of this shard (and dpost_add)
  *   normfuse_sums_merge               adds the sums of all shards, in the order given
  *   ..._backward_apply  backward's inputs, sums -> dx, dweight, dbias, dscale, dshift, dpre_bias; set options.set_values

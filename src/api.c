@@ -72,7 +72,7 @@ static normfuse_status part_run(const struct normfuse_problem *problem, const no
 static bool takes_pre_bias(const struct normfuse_problem *problem)
 {
     return problem->pre_add.data == NULL && problem->u.data == NULL &&
-           (problem->sets != NORMFUSE_SETS_BATCH || problem->pre_bias.batch == 0);
+           (problem->sets != NORMFUSE_SETS_BATCH || !problem->biases_samples);
 }
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */

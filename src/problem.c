@@ -932,9 +932,8 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
         if (status != NORMFUSE_OK)
             return status;
     }
-    /* What one of several samples would do, as a shard of them. */
-    if (problem->sets == NORMFUSE_SETS_BATCH && (present & BIT(PRE_BIAS)) != 0 && tensors[PRE_BIAS]->ndim == 2 && problem->n == 1)
-        problem->pre_bias.batch = problem->c;
+    /* Of one sample, too, as a shard of several, and where all samples have the same. */
+    problem->biases_samples = (present & BIT(PRE_BIAS)) != 0 && tensors[PRE_BIAS]->ndim == 2;
     status = check_values(problem, settings, present);
     if (status == NORMFUSE_OK)
         status = check_overlap(problem, present, outputs, ranges);

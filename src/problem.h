@@ -65,6 +65,7 @@ struct normfuse_problem {
 
     struct normfuse_view x, pre_add, post_add, y, u, dy, du, dx, dpost_add;
     struct normfuse_parameter weight, bias, scale, shift, pre_bias;
+    bool biases_samples; /* pre_bias is [N, C] */
     struct normfuse_parameter dweight, dbias, dscale, dshift, dpre_bias;
     /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0. With SETS_NONE and `evaluate` the statistics are
      * running_mean and running_var. */

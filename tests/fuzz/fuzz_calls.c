@@ -759,7 +759,12 @@ static void check_parts(const struct call *call, const struct copies *whole, con
         part = *call;
         part.call = backward ? BACKWARD_APPLY : APPLY;
         part.set_values = 0; /* a call in one ignores it */
-        run_samples(&part, &copies, copies.present & calls[part.call].takes, 0, 0, problem->n);
+        uint32_t second = copies.present & calls[part.call].takes;
+        if (!backward && (copies.present & BIT(U)) != 0) { /* which was normalized, and has what was added */
+            copies.tensors[X] = copies.tensors[U];
+            second &= ~PRE;
+        }
+        run_samples(&part, &copies, second, 0, 0, problem->n);
     } else {
         outputs &= which;
     }
