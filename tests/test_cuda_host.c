@@ -1449,9 +1449,9 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
             const int64_t cluster = block / (g->parts * samples), sample = block / g->parts % samples;
             block_group = (cluster / g->blocks_wide * samples + sample) * g->blocks_wide + cluster % g->blocks_wide;
         }
-        for (int64_t set = block_group; set < g->sets; set += g->exchange == NORMFUSE_EXCHANGE_GRID
+        for (int64_t set = block_group; set < g->all_block_groups; set += g->exchange == NORMFUSE_EXCHANGE_GRID
                                                                   ? (int64_t)g->block_groups
-                                                                  : (int64_t)g->sets + launch->grid) {
+                                                                  : (int64_t)g->all_block_groups + launch->grid) {
             if (p->columns) {
                 const int64_t sample = set / g->blocks_wide, beside = set % g->blocks_wide;
                 const int64_t n = g->all_samples ? part / g->parts_a_sample : sample;
@@ -1486,7 +1486,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                         const int64_t own = many ? set * g->sets_a_block + thread / step : set;
                         const int64_t first = many ? 0 : part * g->part_rows + pass * g->segment_rows * step;
                         const int64_t end = (part + 1) * (int64_t)g->part_rows;
-                        const int64_t stop = own >= g->sets ? 0 : many || end > g->rows ? g->rows : end;
+                        const int64_t stop = own >= g->all_block_groups ? 0 : many || end > g->rows ? g->rows : end;
                         int slots = held + (vector_elements > 1 && !many ? g->held_shared : 0);
                         for (int64_t row = first + thread % step; row < stop && slots > 0; row += step, slots--)
                             seen[own * g->rows + row]++;
@@ -1500,7 +1500,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 const int64_t own = many ? set * g->sets_a_block + segment : set;
                 const int64_t first = many ? 0 : part * g->part_rows + segment * g->segment_rows;
                 int64_t end = many ? g->rows : (part + 1) * (int64_t)g->part_rows;
-                if (own >= g->sets)
+                if (own >= g->all_block_groups)
                     continue;
                 if (!many && first + g->segment_rows < end)
                     end = first + g->segment_rows;
@@ -1580,7 +1580,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
           g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
     HOLDS(divides(&g->by_joined_blocks) && divides(&g->by_channels));
     HOLDS((int64_t)g->width * g->unit_lanes <= (int64_t)launch->threads);
-    HOLDS(launch->grid == (int64_t)g->sets * g->parts && (int64_t)launch->grid % g->joined_blocks == 0);
+    HOLDS(launch->grid == (int64_t)g->all_block_groups * g->parts && (int64_t)launch->grid % g->joined_blocks == 0);
     HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID);
     const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
     if (both)
@@ -1623,7 +1623,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
         HOLDS((int64_t)g->blocks_wide * g->width * (p->columns ? vector_elements : 1) >=
               (p->columns ? g->row_channels : p->c));
-        HOLDS(g->sets == (g->all_samples ? 1 : p->n) * g->blocks_wide);
+        HOLDS(g->all_block_groups == (g->all_samples ? 1 : p->n) * g->blocks_wide);
     }
 #undef HOLDS
     general_launches++;
@@ -1635,7 +1635,7 @@ static void count_elements(const struct normfuse_cuda_arguments *a, int vector_e
 {
     const struct normfuse_problem *const p = &a->problem;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    for (int64_t set = 0; set < g->sets; set++)
+    for (int64_t set = 0; set < g->all_block_groups; set++)
         for (int64_t row = 0; row < g->rows; row++) {
             const int64_t stretch = row / g->spans, groups = p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1;
             const int64_t n = p->sets == NORMFUSE_SETS_BATCH ? stretch : set / groups;
@@ -2111,7 +2111,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(launch->cooperative == (g->exchange == NORMFUSE_EXCHANGE_GRID));
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         HOLDS(test->has_sync && a.grid_barriers != NULL);
-        HOLDS(launch->grid == (int64_t)g->block_groups * g->parts && g->block_groups <= g->sets);
+        HOLDS(launch->grid == (int64_t)g->block_groups * g->parts && g->block_groups <= g->all_block_groups);
         HOLDS((int64_t)g->block_groups * 64 <= NORMFUSE_CUDA_SYNC_BYTES);
         HOLDS(launch->grid <= (int64_t)resident * device->multiprocessors);
     }
@@ -2130,7 +2130,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     /* All elements, once. */
     const int64_t vectors = unaligned ? g->spans : (p->columns ? p->c * g->folded : p->s) / vector_elements;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
-    const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->sets * g->rows;
+    const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->all_block_groups * g->rows;
     if (tile) {
         check_tile(test, launch, &a, held);
         tile_launches++;
@@ -2146,10 +2146,11 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             unaligned_launches++;
             check_unaligned(test, launch, &a, vector_elements);
         }
-        HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->sets * g->outer == p->n * p->c);
+        HOLDS(g->rows == (int64_t)g->outer * g->spans && (int64_t)g->all_block_groups * g->outer == p->n * p->c);
         /* Of a thread's values that are summed about one of them. */
         HOLDS(g->held_shared <= 48 && held <= 48 && launch->threads <= 512);
-        HOLDS(g->stagger_cycles == 0 || (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->sets));
+        HOLDS(g->stagger_cycles == 0 ||
+              (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups));
         /* Four numbers a channel that a block touches, backward two more a channel of a segment, and what it holds. */
         const int64_t segments = !backward ? 0 : g->sets_a_block == 1 ? (int64_t)launch->threads / 32 : g->sets_a_block;
         const int64_t values = 4 * (int64_t)g->coefficients + 2 * segments * g->channels_a_segment;
@@ -2203,22 +2204,22 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
               launch->name, (long long)wrong, (long long)places, (long long)first, first < 0 ? 0 : seen[first]);
         free(seen);
     } else if (line) {
-        HOLDS(g->sets == p->n * p->groups);
+        HOLDS(g->all_block_groups == p->n * p->groups);
     } else if (p->columns && !is_short(launch->name)) {
         HOLDS(is_of_grid(held) ||
               g->passes * rows_at_once(&a, launch->name, held, launch->threads) * (held + g->held_shared) >=
                   (g->part_rows < g->rows ? g->part_rows : g->rows));
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
-        HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
-        HOLDS(g->sets == (g->all_samples ? 1 : p->n) * g->blocks_wide);
+        HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->all_block_groups * g->parts);
+        HOLDS(g->all_block_groups == (g->all_samples ? 1 : p->n) * g->blocks_wide);
         HOLDS(g->parts == (g->all_samples ? p->n : 1) * g->parts_a_sample);
     } else if (!p->columns && g->sets_a_block == 1) {
         const int64_t of_tile = (int64_t)launch->threads / (backward ? 32 : 1) * g->segment_rows;
         HOLDS(g->passes * of_tile >= g->part_rows || g->passes * of_tile >= g->rows);
         HOLDS((int64_t)g->parts * g->part_rows >= g->rows);
-        HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->sets * g->parts);
+        HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->all_block_groups * g->parts);
     } else if (!p->columns) {
-        HOLDS((int64_t)launch->grid * g->sets_a_block >= g->sets &&
+        HOLDS((int64_t)launch->grid * g->sets_a_block >= g->all_block_groups &&
               (int64_t)g->sets_a_block * lanes <= (int64_t)launch->threads);
     }
     HOLDS(divides(&g->by_parts) && divides(&g->by_groups) && divides(&g->by_spans) && divides(&g->by_outer));

@@ -280,12 +280,12 @@ struct block_turns {
     }
     __device__ __forceinline__ bool has_next(const normfuse_cuda_geometry &g) const
     {
-        return exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.sets;
+        return exchange == NORMFUSE_EXCHANGE_GRID && set + g.block_groups < g.all_block_groups;
     }
     __device__ __forceinline__ bool advance(const normfuse_cuda_geometry &g)
     {
         set += g.block_groups;
-        if (exchange != NORMFUSE_EXCHANGE_GRID || set >= g.sets)
+        if (exchange != NORMFUSE_EXCHANGE_GRID || set >= g.all_block_groups)
             return false;
         parity ^= 1;
         __syncthreads();

@@ -114,7 +114,7 @@ struct normfuse_cuda_divisor {
  * up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in
  * turn. */
 struct normfuse_cuda_geometry {
-    int32_t sets; /* rows: norm groups; columns: block groups */
+    int32_t all_block_groups; /* of the problem; rows: its norm groups */
     int32_t rows; /* of a norm group or block group */
     int32_t part_rows;
     int32_t parts;  /* blocks a norm group or block group */

@@ -63,7 +63,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t samples = g->sums_by_channel ? 1 : p->n;
     const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
-    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->sets;
+    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
         spans_samples(step, p->columns) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||

@@ -92,7 +92,7 @@ __device__ __forceinline__ row_vectors vectors_of(const normfuse_cuda_arguments 
         vectors.step = 1 << g.lane_bits;
         vectors.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
         vectors.index = (int)threadIdx.x & (vectors.step - 1);
-        vectors.end = vectors.set < g.sets ? g.rows : 0;
+        vectors.end = vectors.set < g.all_block_groups ? g.rows : 0;
         vectors.first_outer = 0;
     } else {
         vectors.set = set;

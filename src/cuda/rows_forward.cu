@@ -25,7 +25,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
         if (many) {
             const int nth = by_sample ? i : divide(i, g.by_outer);
             const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
-            if (set >= g.sets)
+            if (set >= g.all_block_groups)
                 break;
             begin_of(a, set, n, c);
             c += by_sample ? 0 : i - nth * g.outer;

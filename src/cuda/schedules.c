@@ -96,8 +96,8 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += normfuse_cuda_cluster_wait;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
-        time +=
-            policy->grid_wait[shape->direction] * (double)divide_up(g->sets, g->block_groups) + part_wait * g->parts;
+        time += policy->grid_wait[shape->direction] * (double)divide_up(g->all_block_groups, g->block_groups) +
+                part_wait * g->parts;
     return time;
 }
 

@@ -40,7 +40,7 @@ struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *s
     /* A sample begins up to all but one elements into its first vector. */
     g->rows = (int32_t)(shape->unaligned_samples ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
                                                  : p->s / shape->folded);
-    g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
+    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
     g->group = (int32_t)group;
     g->sums_by_channel = g->all_samples;
     return g;
@@ -59,7 +59,7 @@ static void part_rows_of(const struct shape *shape, struct step *step, int64_t p
     g->part_rows = (int32_t)part_rows;
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->sum_slots = g->all_samples ? (int32_t)(shape->problem->n * g->parts_a_sample) : g->parts_a_sample;
-    step->blocks = (int64_t)g->sets * g->parts;
+    step->blocks = (int64_t)g->all_block_groups * g->parts;
 }
 
 /* `joins`: the kernel sums. */
@@ -285,7 +285,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster + (step->cluster > 8 ? 4.0 : 0.0)) *
                 (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
-        const double rounds = (double)divide_up(g->sets, g->block_groups);
+        const double rounds = (double)divide_up(g->all_block_groups, g->block_groups);
         const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
@@ -337,7 +337,7 @@ static void choose_block_groups(const struct shape *shape, int bits, struct norm
 {
     const int64_t resident = (int64_t)shape->device->multiprocessors << bits,
                   bytes = (int64_t)g->width * 16 * shape->tensors;
-    int64_t block_groups = minimum(g->sets, resident);
+    int64_t block_groups = minimum(g->all_block_groups, resident);
     *parts = resident / block_groups;
     while (block_groups > 1 && divide_up(g->rows, *parts) * bytes > (int64_t)shape->policy->resident_bytes >> bits) {
         block_groups = (block_groups + 1) / 2;
@@ -412,7 +412,7 @@ static const char *configure_split(const struct shape *shape, struct step *step)
     }
     if (g->parts != parts) {
         g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-        step->blocks = (int64_t)g->sets * parts;
+        step->blocks = (int64_t)g->all_block_groups * parts;
     }
     exchange_by_cluster(step, parts);
     return NULL;
@@ -485,7 +485,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t waves = (elementwise && !sums ? elementwise_waves[shape->direction]
                            : parted && !sums    ? PARTED_WAVES
                                                 : normfuse_cuda_passing_waves[sums]);
-    int64_t passes = maximum(1, tiles * g->sets / (waves * resident));
+    int64_t passes = maximum(1, tiles * g->all_block_groups / (waves * resident));
     /* A thread's sums grow no longer than docs/numerics.md says. */
     passes = minimum(passes, sums              ? maximum(1, 128 / slots)
                              : shape->residual ? residual_passes[shape->direction]
@@ -495,7 +495,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     if (sums) {
         const int64_t parts =
             maximum(divide_up(g->rows, 128 * at_once),
-                    minimum(tiles, maximum(1, waves * resident / (g->sets * (g->all_samples ? p->n : 1)))));
+                    minimum(tiles, maximum(1, waves * resident / (g->all_block_groups * (g->all_samples ? p->n : 1)))));
         g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
         passes = divide_up(g->part_rows, tile_rows);
         g->interleaved = 1;

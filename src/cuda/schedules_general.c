@@ -129,7 +129,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     g->unaligned = shape->unaligned;
     g->all_samples = normfuse_cuda_takes_all_samples(p);
     g->sums_by_channel = g->all_samples;
-    g->sets = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
+    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
     g->block_groups = g->passes = g->joined_blocks = 1;
     return true;
 }
@@ -160,7 +160,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_general);
     step->threads = whole_warps((int64_t)g->width * g->unit_lanes);
-    step->blocks = (int64_t)g->sets * g->parts;
+    step->blocks = (int64_t)g->all_block_groups * g->parts;
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     if (sums && vectors > max_vectors(shape))
         return false;
@@ -328,7 +328,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     const int64_t fewest = (p->columns ? 4 : 2) * ahead, max_of_thread = minimum(max_vectors(shape), 96);
     const int64_t blocks_wanted = (sums || p->columns ? 6 : 16) * shape->device->multiprocessors;
-    const int64_t all = of_sample * samples * g->sets;
+    const int64_t all = of_sample * samples * g->all_block_groups;
     int64_t of_thread =
         maximum(divide_up(all, blocks_wanted), minimum(fewest, divide_up(all, 2 * shape->device->multiprocessors)));
     of_thread = minimum(of_thread, max_of_thread);

@@ -115,7 +115,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     struct normfuse_cuda_geometry *const g = begin_step(step);
     step->kernel = kernel;
     step->threads = (uint32_t)threads;
-    g->sets = (int32_t)(p->n * p->groups);
+    g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;
     g->lane_bits = bits;
     g->segment_rows = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE);

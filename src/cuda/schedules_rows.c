@@ -14,9 +14,9 @@ static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
     g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
                         : p->sets == NORMFUSE_SETS_BATCH ? p->n
                                                          : p->c);
-    g.sets = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->n * p->groups
-                       : p->sets == NORMFUSE_SETS_BATCH ? p->c
-                                                        : p->n);
+    g.all_block_groups = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->n * p->groups
+                                   : p->sets == NORMFUSE_SETS_BATCH ? p->c
+                                                                    : p->n);
     const int64_t rows = (int64_t)g.outer * g.spans;
     g.rows = is_countable(rows) ? (int32_t)rows : 0;
     g.part_rows = g.rows;
@@ -52,7 +52,7 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     g->coefficients = (int32_t)touched;
     g->channels_a_segment = shape->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
     g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
-    step->blocks = (int64_t)g->sets * g->parts;
+    step->blocks = (int64_t)g->all_block_groups * g->parts;
     const int64_t numbers = shape->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
     step->shared =
         (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + (size_t)numbers * shape->value_bytes;
@@ -80,7 +80,8 @@ static bool settle_lanes(const struct shape *given, struct step *step)
     int32_t lane_bits = 0;
     while (INT64_C(1) << lane_bits < divide_up(g->rows, min_vectors))
         lane_bits++;
-    if (g->rows == 0 || lane_bits > 5 || (int64_t)g->sets << lane_bits < INT64_C(1024) * shape.device->multiprocessors)
+    if (g->rows == 0 || lane_bits > 5 ||
+        (int64_t)g->all_block_groups << lane_bits < INT64_C(1024) * shape.device->multiprocessors)
         return false;
     g->lane_bits = lane_bits;
     const uint32_t threads = 128;
@@ -92,7 +93,7 @@ static bool settle_lanes(const struct shape *given, struct step *step)
     g->coefficients = g->sets_a_block * (by_sample ? 1 : (int32_t)g->outer);
     g->channels_a_segment = by_sample ? 1 : (int32_t)g->outer;
     g->sum_slots = 1;
-    step->blocks = divide_up(g->sets, g->sets_a_block);
+    step->blocks = divide_up(g->all_block_groups, g->sets_a_block);
     step->shared =
         (size_t)(shape.direction == FORWARD ? 4 * g->coefficients
                                             : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
@@ -122,7 +123,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
     trial.blocks = block_groups * trial.geometry.parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no vectors: 2375 us against 700). */
-    const bool rounds = block_groups < trial.geometry.sets;
+    const bool rounds = block_groups < trial.geometry.all_block_groups;
     if (rounds && (double)trial.geometry.part_rows * (double)shape->vector_bytes < policy->min_round_bytes)
         return false;
     if (!is_resident(shape, &trial))
@@ -160,8 +161,8 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
     enum { MIN_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
     int64_t parts = divide_up(set_bytes, policy->part_bytes[shape->direction]);
-    if (g->sets * parts < blocks_wanted)
-        parts = maximum(parts, minimum(divide_up(blocks_wanted, g->sets), set_bytes / MIN_PART_BYTES));
+    if (g->all_block_groups * parts < blocks_wanted)
+        parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / MIN_PART_BYTES));
     parts = maximum(1, parts);
     struct split split = {.schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
                           .parts = parts};
@@ -244,7 +245,7 @@ static const char *configure_grid(const struct shape *shape, struct step *step)
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
     return split.parts < 4                                                   ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.schedule, split.threads, g.sets) ? NULL
+           : settle_grid(shape, step, split.schedule, split.threads, g.all_block_groups) ? NULL
                                                                              : "its blocks are not resident together";
 }
 
@@ -253,7 +254,7 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
 {
     const struct normfuse_cuda_geometry g = rows_geometry(shape);
     const struct split split = split_of(shape, &g);
-    const int64_t sets = g.sets;
+    const int64_t sets = g.all_block_groups;
     /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
     enum { FEW_VECTORS = 32 };
     if (g.rows < FEW_VECTORS)
@@ -300,7 +301,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
             trial.geometry.parts = (int32_t)cluster;
             if (shape->problem->sets == NORMFUSE_SETS_BATCH)
                 trial.geometry.sum_slots = trial.geometry.parts;
-            trial.blocks = (int64_t)g->sets * cluster;
+            trial.blocks = (int64_t)g->all_block_groups * cluster;
             exchange_by_cluster(&trial, cluster);
             if (normfuse_cuda_resident_blocks(shape, &trial) == 0)
                 continue;
@@ -354,11 +355,11 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
         const int64_t resident = (int64_t)normfuse_cuda_blocks_per_multiprocessor(
                                      shape->device, kernel_of(shape, small), (uint32_t)threads, 1024) *
                                  shape->device->multiprocessors;
-        passes = tiles * g->sets / (waves * maximum(1, resident));
+        passes = tiles * g->all_block_groups / (waves * maximum(1, resident));
         passes = maximum(1, minimum(minimum(passes, tiles), sums ? 128 / slots : 2));
     } else if (sums && shape->direction == FORWARD) {
-        passes = maximum(
-            1, minimum(maximum(1, 128 / slots), tiles * g->sets / (8 * (int64_t)shape->device->multiprocessors)));
+        passes = maximum(1, minimum(maximum(1, 128 / slots),
+                                    tiles * g->all_block_groups / (8 * (int64_t)shape->device->multiprocessors)));
     }
     /* Sums have no coefficients to keep, whatever the number of channels. */
     while (!settle_rows(shape, step, small, stream && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
@@ -372,7 +373,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
     if (shape->problem->sets == NORMFUSE_SETS_BATCH)
         g->sum_slots = g->parts;
-    step->blocks = (int64_t)g->sets * g->parts;
+    step->blocks = (int64_t)g->all_block_groups * g->parts;
     g->backwards = !sums;
     return true;
 }

@@ -121,7 +121,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->blocks_wide = (int32_t)blocks_wide;
     g->group = (int32_t)group_of(shape->problem);
     g->lane_bits = tile->lane_bits;
-    g->sets = (int32_t)(view.samples * blocks_wide);
+    g->all_block_groups = (int32_t)(view.samples * blocks_wide);
     g->parts = (int32_t)parts;
     g->all_samples = g->sums_by_channel = shape->problem->sets == NORMFUSE_SETS_BATCH;
     g->sum_slots = tile->by_channels ? 1 : (int32_t)parts;
