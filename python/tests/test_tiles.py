@@ -127,7 +127,7 @@ def test_torch_tensors_in_parts(channels_last):
     assert (y - want).abs().max() < 2e-6
     # The same bits as the operators under normfuse.torch.
     importlib.import_module("normfuse.torch")
-    stats = torch.stack([torch.ops.normfuse.group_norm_stats(p, None, 3)[0] for p in parts])
+    stats = torch.stack([torch.ops.normfuse.group_norm_stats(p, None, None, 3)[0] for p in parts])
     assert torch.equal(torch.ops.normfuse.stats_merge(stats), merged)
 
 
