@@ -203,6 +203,12 @@ static normfuse_status batch_stats(void)
     return normfuse_batch_norm_stats(&batch, TENSORS(.stats = &tstats), &exec);
 }
 
+/* u is nowhere but in memory of the call. */
+static normfuse_status batch_stats_of_sum(void)
+{
+    return normfuse_batch_norm_stats(&batch, TENSORS(.pre_add = &tdy, .pre_bias = &channel[5], .stats = &tstats), &exec);
+}
+
 static normfuse_status batch_apply(void)
 {
     return normfuse_batch_norm_apply(&batch, TENSORS(.stats = &saved_stats, .y = &ty, .mean = &channel[0]), &exec);
@@ -352,6 +358,7 @@ static const struct call {
     {"batch norm forward", batch_forward, false, 0},
     {"batch norm backward", batch_backward, false, 0},
     {"batch norm stats", batch_stats, false, 0},
+    {"batch norm stats of a sum", batch_stats_of_sum, false, 0},
     {"batch norm apply", batch_apply, false, 0},
     {"batch norm backward_sums", batch_backward_sums, false, 0},
     {"batch norm backward_apply", batch_backward_apply, false, 0},

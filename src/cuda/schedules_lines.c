@@ -43,16 +43,15 @@ static bool pays(const struct shape *shape)
         return p->s <= (shape->unaligned ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
     /* Of several channels of unaligned vectors: 16x1024x686, 256 groups, bf16 90.1 us, by vectors 30.5;
      * 64x256x225, 32, f16 25.8, 12.1; 32x512x49, 32, f16 9.6, 7.3, but 256x512x49, 128, f16 half the time by lines;
-     * 15x6144x7, 24, f32 9.6, 9.7. Backward 26x603x1200,
-     * 201, f16 171, 109; 70x4096x56, 64, bf16 99.5, 80.0; 32x512x49, 32, f16 14.5, 16.8; 256x768x8, 8, f16 18.7, 39.2.
-     */
+     * 15x6144x7, 24, f32 9.6, 9.7. Backward 26x603x1200, 201, f16 171, 109; 70x4096x56, 64, bf16 99.5, 80.0;
+     * 32x512x49, 32, f16 14.5, 16.8; 256x768x8, 8, f16 18.7, 39.2. */
     const int vector = 16 / (int)normfuse_type_bytes(p->type);
     if (!p->columns && shape->plain && shape->unaligned)
         return forward ? p->s < 4 * vector || values_of_line(shape) <= FEW_VALUES
                        : p->s < FEW_VECTORS_OF_SEVERAL * vector && values_of_line(shape) <= 4 * FEW_VALUES;
     /* Additions over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16 40.8, 24.4. */
-    const bool is_long = !p->columns && p->type != NORMFUSE_F64 && has_additions(p);
-    if (p->type == NORMFUSE_F64 || (!shape->wide && !is_long))
+    const bool adds_to_rows = !p->columns && has_additions(p);
+    if (p->type == NORMFUSE_F64 || (!shape->wide && !adds_to_rows))
         return true;
     /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94. */
     if (has_additions(p))
