@@ -4,32 +4,33 @@
  * or a whole block where there is much to join, and adds in double in one fixed order. */
 #include "gradients.cuh"
 
-/* What a warp or a block works on: the set or channel, and the thread among those that share it. */
+/* What some adjacent threads work on, a part of a warp, a warp or a block: the set or channel, and the thread among
+ * those that share it. */
 struct shared_item {
-    int64_t index;
-    int lane, lanes;
+    int index, lane, lanes;
 
-    __device__ __forceinline__ shared_item(const normfuse_cuda_geometry &g, int first_block)
+    __device__ __forceinline__ shared_item(int lanes_of_item, int first_block) : lanes(lanes_of_item)
     {
         const int64_t thread = (int64_t)((int)blockIdx.x - first_block) * blockDim.x + threadIdx.x;
-        lanes = g.lanes;
-        index = thread / lanes;
-        lane = (int)(thread - index * lanes);
+        index = (int)(thread >> (31 - __clz(lanes)));
+        lane = (int)thread & (lanes - 1);
     }
 };
 
-/* Known to all threads of the item. */
-static __device__ __forceinline__ double sum_item(double value, const shared_item &item)
+/* Known to all threads of the item. Whole warps call. */
+static __device__ __forceinline__ double2 sum_item(double2 value, const shared_item &item)
 {
-    value = sum_lanes(value, 32);
-    if (item.lanes == 32)
+    value = {sum_few(value.x, item.lanes), sum_few(value.y, item.lanes)};
+    if (item.lanes <= 32)
         return value;
-    __shared__ double of_warps[max_warps];
+    __shared__ double2 of_warps[max_warps];
     __syncthreads();
-    if (item.lane % 32 == 0)
-        of_warps[item.lane / 32] = value;
+    const int warps = item.lanes / 32, first = ((int)threadIdx.x - item.lane) / 32, lane = item.lane % 32;
+    if (lane == 0)
+        of_warps[threadIdx.x / 32] = value;
     __syncthreads();
-    return sum_lanes(item.lane % 32 < item.lanes / 32 ? of_warps[item.lane % 32] : 0.0, 32);
+    value = lane < warps ? of_warps[first + lane] : make_double2(0.0, 0.0);
+    return {sum_few(value.x, 32), sum_few(value.y, 32)};
 }
 
 static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t c, double mean, double variance)
@@ -40,97 +41,103 @@ static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t
         update_running<float>(p, c, mean, variance);
 }
 
-/* The mean, then squares about it: both loops are loads and additions, no divisions that wait for one another. Triples
- * are `stride` doubles apart. */
-static __device__ __forceinline__ moments<double> join_triples(const double *triples, int64_t stride, int64_t count,
+/* The mean, then squares about it, of `count` triples that are `stride` apart; those that a lane holds are read once. */
+static __device__ __forceinline__ moments<double> join_triples(const double *triples, int64_t stride, int count,
                                                                const shared_item &item)
 {
-    moments<double> all = {0.0, 0.0, 0.0};
+    constexpr int held = 4;
     const double shift = count > 0 ? triples[1] : 0.0;
+    double counts[held], means[held], squares[held];
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        const int i = item.lane + k * item.lanes;
+        const double *const triple = triples + i * stride * TRIPLE;
+        counts[k] = i < count ? triple[0] : 0.0;
+        means[k] = i < count ? triple[1] : 0.0;
+        squares[k] = i < count ? triple[2] : 0.0;
+    }
+    moments<double> all = {0.0, 0.0, 0.0};
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        all.count += counts[k];
+        all.mean += counts[k] > 0.0 ? counts[k] * (means[k] - shift) : 0.0;
+    }
 #pragma unroll 8
-    for (int64_t i = item.lane; i < count; i += item.lanes) {
-        const double number = triples[i * stride];
+    for (int i = item.lane + held * item.lanes; i < count; i += item.lanes) {
+        const double number = triples[i * stride * TRIPLE];
         all.count += number;
-        all.mean += number > 0.0 ? number * (triples[i * stride + 1] - shift) : 0.0;
+        all.mean += number > 0.0 ? number * (triples[i * stride * TRIPLE + 1] - shift) : 0.0;
     }
-    all.count = sum_item(all.count, item);
-    all.mean = sum_item(all.mean, item) / (all.count > 0.0 ? all.count : 1.0);
+    const double2 both = sum_item({all.count, all.mean}, item);
+    all.count = both.x;
+    all.mean = both.y / (all.count > 0.0 ? all.count : 1.0);
+    const auto squares_of = [&](double number, double mean, double found) {
+        const double distance = mean - shift - all.mean;
+        return number > 0.0 ? found + number * distance * distance : 0.0;
+    };
+#pragma unroll
+    for (int k = 0; k < held; k++)
+        all.squares += squares_of(counts[k], means[k], squares[k]);
 #pragma unroll 8
-    for (int64_t i = item.lane; i < count; i += item.lanes) {
-        const double number = triples[i * stride], distance = triples[i * stride + 1] - shift - all.mean;
-        all.squares += number > 0.0 ? triples[i * stride + 2] + number * distance * distance : 0.0;
+    for (int i = item.lane + held * item.lanes; i < count; i += item.lanes) {
+        const double *const triple = triples + i * stride * TRIPLE;
+        all.squares += squares_of(triple[0], triple[1], triple[2]);
     }
-    all.squares = sum_item(all.squares, item);
+    all.squares = sum_item({all.squares, 0.0}, item).x;
     all.mean += shift;
     return all;
 }
 
-/* Triples of a set that tiles left. */
-static __device__ __forceinline__ int64_t parts_of_set(const normfuse_cuda_arguments &a)
+static __device__ __forceinline__ void write_triple(double *triple, const moments<double> &all)
 {
-    const normfuse_problem &p = a.problem;
-    const int64_t channels = p.sets == NORMFUSE_SETS_BATCH ? 1 : p.c / p.groups;
-    return channels / a.geometry.group * a.geometry.parts * max(1, a.geometry.copies);
+    triple[0] = all.count;
+    triple[1] = all.mean;
+    triple[2] = all.squares;
 }
 
 /* Of very many triples of a set, `shares` blocks first make one each, in the place of their first. */
 extern "C" __global__ void normfuse_shares(const __grid_constant__ normfuse_cuda_arguments a)
 {
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int set = divide((int)blockIdx.x, g.by_shares), first = ((int)blockIdx.x - set * g.shares) * g.share;
+    const shared_item item(g.lanes, (int)blockIdx.x);
+    double *const triples = a.partials + ((int64_t)set * g.triples + first) * TRIPLE;
     follow_kernel();
-    const int set = divide((int)blockIdx.x, a.geometry.by_shares);
-    const int share = (int)blockIdx.x - set * a.geometry.shares;
-    const shared_item item(a.geometry, (int)blockIdx.x);
-    const int64_t parts = parts_of_set(a), each = (parts + a.geometry.shares - 1) / a.geometry.shares;
-    double *const triples = a.partials + (set * parts + share * each) * TRIPLE;
-    const moments<double> all = join_triples(triples, TRIPLE, max(min(each, parts - share * each), (int64_t)0), item);
+    const moments<double> all = join_triples(triples, 1, max(min(g.share, g.triples - first), 0), item);
     __syncthreads();
-    if (item.lane == 0 && share * each < parts) {
-        triples[0] = all.count;
-        triples[1] = all.mean;
-        triples[2] = all.squares;
-    }
+    if (item.lane == 0 && first < g.triples)
+        write_triple(triples, all);
 }
 
 /* Triples of the parts of each set become its statistics: saved, running and for the tiles that follow, or a triple of
  * its own where a call ends with those. */
 extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_cuda_arguments a)
 {
-    follow_kernel();
     const normfuse_problem &p = a.problem;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const shared_item item(a.geometry, 0);
-    const int64_t sets = by_channel ? p.c : p.n * p.groups, set = item.index;
-    if (set >= sets)
-        return;
-    const bool sharded = !(p.phases & NORMFUSE_PHASE_STATISTICS);
-    const int64_t parts = sharded ? 1 : parts_of_set(a);
-    const double *const triples = sharded ? p.stats + set * TRIPLE : a.partials + set * parts * TRIPLE;
-    /* Of shares that have been joined, one each. */
-    const int64_t each = a.geometry.shares > 0 && !sharded ? (parts + a.geometry.shares - 1) / a.geometry.shares : 1;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, sharded = !(p.phases & NORMFUSE_PHASE_STATISTICS);
+    const shared_item item(g.lanes, 0);
+    const bool has = item.index < g.items;
+    const int set = has ? item.index : 0, n = by_channel ? 0 : divide(set, g.by_groups);
+    const double *const triples = sharded ? p.stats : a.partials;
+    follow_kernel();
 
-    const moments<double> all = join_triples(triples, each * TRIPLE, (parts + each - 1) / each, item);
-    if (item.lane != 0)
+    const moments<double> all =
+        join_triples(triples + (int64_t)set * g.triples * TRIPLE, g.share, has ? g.joined : 0, item);
+    if (item.lane != 0 || !has)
         return;
     if (p.stats && !sharded) {
         double *const triple = p.stats + set * TRIPLE;
-        if (p.accumulate) {
-            moments<double> before = {triple[0], triple[1], triple[2]};
-            if (before.count == 0.0)
-                before = {0.0, 0.0, 0.0};
+        moments<double> before = {0.0, 0.0, 0.0};
+        if (p.accumulate && triple[0] != 0.0)
+            before = {triple[0], triple[1], triple[2]};
+        if (p.accumulate)
             append(before, all);
-            triple[0] = before.count;
-            triple[1] = before.mean;
-            triple[2] = before.squares;
-            return;
-        }
-        triple[0] = all.count;
-        triple[1] = all.mean;
-        triple[2] = all.squares;
+        write_triple(triple, p.accumulate ? before : all);
         return;
     }
     const double variance = all.count > 0.0 ? all.squares / all.count : 0.0, rstd = root_inverse(p, variance);
-    const int64_t n = by_channel ? 0 : set / p.groups, group = by_channel ? set : set - n * p.groups;
-    store_statistics(a, n, (int)group, set, all.mean, variance, rstd, all.count);
+    store_statistics(a, n, by_channel ? set : set - n * (int)p.groups, set, all.mean, variance, rstd, all.count);
     if (p.has_running_momentum && by_channel && all.count > 0.0)
         update(p, set, all.mean, unbiased(variance, all.count));
 }
@@ -138,161 +145,198 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
 /* Instance norm's running statistics: the means over the batch of mean and unbiased variance. */
 extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cuda_arguments a)
 {
-    follow_kernel();
     const normfuse_problem &p = a.problem;
-    const shared_item item(a.geometry, 0);
-    const int64_t c = item.index;
-    if (c >= p.c)
-        return;
-    double mean = 0.0, variance = 0.0;
-    for (int64_t n = item.lane; n < p.n; n += item.lanes) {
-        mean += a.statistics[n * p.c + c].mean;
-        variance += a.statistics[n * p.c + c].variance;
+    const shared_item item(a.geometry.lanes, 0);
+    const int c = item.index, samples = c < p.c ? (int)p.n : 0;
+    follow_kernel();
+    double2 both = {0.0, 0.0}; /* mean, variance */
+#pragma unroll 4
+    for (int n = item.lane; n < samples; n += item.lanes) {
+        const normfuse_cuda_statistics &of_sample = a.statistics[n * p.c + c];
+        both.x += of_sample.mean;
+        both.y += of_sample.variance;
     }
-    mean = sum_item(mean, item);
-    variance = sum_item(variance, item);
-    if (item.lane == 0)
-        update(p, c, mean / (double)p.n, variance / (double)p.n);
+    both = sum_item(both, item);
+    if (item.lane == 0 && c < p.c)
+        update(p, c, both.x / (double)p.n, both.y / (double)p.n);
 }
 
 /* ---- the backward ----------------------------------------------------------------------------------------------- */
 
-/* How the threads of an item share out channels or samples, `outers`, of about `slots` parts each: all of those at once
- * if there are threads, since each waits for parameters of its own, and the parts of each among the threads then left.
- */
-struct shared_parts {
-    int first, step, slot, lanes;
-
-    __device__ __forceinline__ shared_parts(const shared_item &item, int64_t outers, int slots)
-    {
-        const auto exponent = [](int value) { return value <= 1 ? 0 : 32 - __clz(value - 1); };
-        const int all = exponent(item.lanes), bits = min(exponent(slots), all - min(all, exponent((int)outers)));
-        lanes = 1 << bits;
-        first = item.lane >> bits;
-        step = item.lanes >> bits;
-        slot = item.lane & (lanes - 1);
-    }
-    /* What this thread has of them. */
-    __device__ __forceinline__ double2 add(const channel_parts &parts) const
-    {
-        double2 sum = make_double2(0.0, 0.0);
-#pragma unroll 8
-        for (int i = slot; i < parts.count; i += lanes) {
-            sum.x += parts.pairs[i * PAIR];
-            sum.y += parts.pairs[i * PAIR + 1];
-        }
-        return sum;
-    }
-};
-
-/* The weighted sums of a set. */
-static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments &a, const shared_item &item)
+/* The lane's share of the pairs of `outers` channels of a norm group, or samples of a channel, `apart` pairs from one to
+ * the next. What a pair is weighed by is requested with it, several at once: request(outer, wanted), then
+ * take(outer, pair, what was requested). slots_of(outer): how many pairs that has. */
+template <typename Slots, typename Request, typename Take>
+static __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, const shared_item &item, int outers,
+                                                  const double *pairs, int64_t apart, Slots slots_of, Request request,
+                                                  Take take)
 {
-    const normfuse_problem &p = a.problem;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const int64_t set = item.index;
-    if (set >= (by_channel ? p.c : p.n * p.groups))
-        return;
-    const int channels = by_channel ? 1 : (int)(p.c / p.groups), slots = a.sums ? a.geometry.sum_slots : 1;
-    const int64_t n = by_channel ? 0 : set / p.groups, first = by_channel ? set : (set - n * p.groups) * channels;
-    const shared_parts share(item, channels, slots);
-    double plain = 0.0, centred = 0.0;
-    for (int64_t outer = share.first; outer < channels; outer += share.step) {
-        const int64_t c = first + outer;
-        const double2 sum = share.add(parts_of(a, n, c));
-        const double slope =
-            rstd_of(p, n, c) * parameter<double>(p.weight, n, c, 1.0) * (1.0 + parameter<double>(p.scale, n, c, 0.0));
-        plain += slope * sum.x;
-        centred += slope * sum.y;
-    }
-    plain = sum_item(plain, item);
-    centred = sum_item(centred, item);
-    if (item.lane == 0) {
-        a.totals[set * PAIR] = plain;
-        a.totals[set * PAIR + 1] = centred;
+    constexpr int at_once = 4;
+    const int slots = a.sums ? a.geometry.sum_slots : 1, all = outers * slots;
+#pragma unroll 1
+    for (int first = item.lane; first < all; first += at_once * item.lanes) {
+        double2 found[at_once];
+        decltype(request(0, true)) by[at_once];
+        int outer[at_once];
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int i = first + k * item.lanes;
+            outer[k] = divide(i, a.geometry.by_sum_slots);
+            const int slot = i - outer[k] * slots;
+            const bool wanted = i < all && slot < slots_of(outer[k]);
+            const double *const pair = pairs + (wanted ? outer[k] * apart + slot : 0) * PAIR;
+            found[k] = {wanted ? pair[0] : 0.0, wanted ? pair[1] : 0.0};
+            by[k] = request(outer[k], wanted);
+        }
+#pragma unroll
+        for (int k = 0; k < at_once; k++)
+            take(found[k], by[k]);
     }
 }
 
-/* The parts of a channel become the gradients of its parameters, or a sharded call's sums. */
-static __device__ __forceinline__ void find_gradients(const normfuse_cuda_arguments &a, const shared_item &item)
+static __device__ __forceinline__ double number_or(const normfuse_parameter &p, const requested_value &found,
+                                                   double absent)
+{
+    return p.data ? receive<double>(found, p.type) : absent;
+}
+
+/* The weighted sums of a set. */
+static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments &a)
 {
     const normfuse_problem &p = a.problem;
-    const int64_t c = item.index;
-    if (c >= p.c)
-        return;
-    const bool by_channel = a.sums ? a.geometry.sums_by_channel != 0 : p.sets != NORMFUSE_SETS_GROUP;
-    const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight.batch != 0 || p.dbias.batch != 0);
-    const bool writes_sums = !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY);
-    const bool writes_pairs = writes_sums && p.sets == NORMFUSE_SETS_GROUP;
-    const bool each = per_sample || writes_pairs || p.dscale.data || p.dshift.data; /* something for each sample */
-    const int64_t samples = by_channel ? 1 : p.n;
-    /* Sums of all samples of group norm have each sample's rstd in them. */
-    const bool has_rstd = writes_sums || (by_channel && p.sets == NORMFUSE_SETS_GROUP);
-    const auto normalized_of = [&](int64_t n, double centred) {
-        return has_rstd ? centred : centred * rstd_of(p, n, c);
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
+    const shared_item item(g.lanes, 0);
+    const bool has = item.index < g.items;
+    const int set = has ? item.index : 0, n = by_channel ? 0 : divide(set, g.by_groups);
+    const int channels = (int)g.by_set_channels.divisor, c = by_channel ? set : (set - n * (int)p.groups) * channels;
+    const int64_t apart = a.sums ? g.sum_slots : 1, first = a.sums && g.sums_by_channel ? c : n * p.c + c;
+    const double rstd = rstd_of(p, n, c);
+    const double *const sums = a.sums ? a.sums : p.sums;
+    follow_kernel();
+
+    struct weights {
+        requested_value weight, scale;
     };
+    double2 total = {0.0, 0.0}; /* plain, centred */
+    walk_pairs(
+      a, item, has ? channels : 0, sums + first * apart * PAIR, apart,
+      [&](int outer) { return a.sums ? sum_slots_of(a, by_channel ? 0 : outer) : 1; },
+      [&](int outer, bool wanted) {
+          const int64_t of = c + outer;
+          return weights{request_at_once(p.weight, n * p.weight.batch + of * p.weight.channel, wanted),
+                         request_at_once(p.scale, n * p.scale.batch + of * p.scale.channel, wanted)};
+      },
+      [&](const double2 &pair, const weights &by) {
+          const double slope = rstd * number_or(p.weight, by.weight, 1.0) * (1.0 + number_or(p.scale, by.scale, 0.0));
+          total.x += slope * pair.x;
+          total.y += slope * pair.y;
+      });
+    total = sum_item(total, item);
+    if (item.lane == 0 && has)
+        reinterpret_cast<double2 *>(a.totals)[set] = total;
+}
+
+/* What each sample of channel c gets. Many parts are added by a warp, few by one thread. `normalized_by`: what a sum of
+ * centred values becomes one of normalized ones by. */
+template <typename Normalized>
+static __device__ __forceinline__ double2 write_samples(const normfuse_cuda_arguments &a, const shared_item &item,
+                                                        int samples, int c, bool per_sample, bool writes_pairs,
+                                                        Normalized normalized_by)
+{
+    const normfuse_problem &p = a.problem;
+    const bool many = a.sums && a.geometry.sum_slots > 8 && item.lanes >= 32;
+    const int lane = many ? item.lane % 32 : 0, lanes = many ? 32 : 1;
     double weight = 0.0, bias = 0.0;
-    if (!each) {
-        const shared_parts share(item, samples, a.sums ? a.geometry.sum_slots : 1);
-        for (int64_t n = share.first; n < samples; n += share.step) {
-            const double2 sum = share.add(parts_of(a, n, c));
-            const double scale = 1.0 + parameter<double>(p.scale, n, c, 0.0);
-            weight += scale * normalized_of(n, sum.y);
-            bias += scale * sum.x;
-        }
-    } else {
-        /* Many parts are added by a warp, few by one thread. */
-        const bool many = a.sums && a.geometry.sum_slots > 8;
-        const int lane = many ? item.lane % 32 : 0, lanes = many ? 32 : 1;
-        for (int64_t n = item.lane / lanes; n < samples; n += item.lanes / lanes) {
-            const channel_parts parts = parts_of(a, n, c);
-            double plain = 0.0, centred = 0.0;
+    for (int n = item.lane / lanes; n < samples; n += item.lanes / lanes) {
+        const channel_parts parts = parts_of(a, n, c);
+        double plain = 0.0, centred = 0.0;
 #pragma unroll 4
-            for (int i = lane; i < parts.count; i += lanes) {
-                plain += parts.pairs[i * PAIR];
-                centred += parts.pairs[i * PAIR + 1];
-            }
-            plain = sum_lanes(plain, lanes);
-            centred = sum_lanes(centred, lanes);
-            if (lane != 0)
-                continue; /* all lanes have the sum; one writes and adds */
-            if (writes_pairs) {
-                write_shard_sums(p, n * p.c + c, plain, centred);
-                continue;
-            }
-            const double normalized = normalized_of(n, centred);
-            if (per_sample) {
-                write_gradient(p, p.dweight, n, c, normalized);
-                write_gradient(p, p.dbias, n, c, plain);
-            }
-            const double scale = write_modulation(p, n, c, plain, normalized);
-            weight += scale * normalized;
-            bias += scale * plain;
+        for (int i = lane; i < parts.count; i += lanes) {
+            plain += parts.pairs[i * PAIR];
+            centred += parts.pairs[i * PAIR + 1];
         }
-        if (writes_pairs)
-            return;
+        plain = sum_lanes(plain, lanes);
+        centred = sum_lanes(centred, lanes);
+        if (lane != 0)
+            continue; /* all lanes have the sum; one writes and adds */
+        if (writes_pairs) {
+            write_shard_sums(p, n * p.c + c, plain, centred);
+            continue;
+        }
+        const double normalized = centred * normalized_by(n);
+        if (per_sample) {
+            write_gradient(p, p.dweight, n, c, normalized);
+            write_gradient(p, p.dbias, n, c, plain);
+        }
+        const double scale = write_modulation(p, n, c, plain, normalized);
+        weight += scale * normalized;
+        bias += scale * plain;
     }
-    weight = sum_item(weight, item);
-    bias = sum_item(bias, item);
-    if (item.lane != 0 || per_sample)
+    return {bias, weight};
+}
+
+/* The parts of a channel become the gradients of its parameters, or a sharded call's sums. */
+static __device__ __forceinline__ void find_gradients(const normfuse_cuda_arguments &a)
+{
+    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const shared_item item(g.gradient_lanes, g.totals_blocks);
+    const bool has = item.index < p.c, by_group = p.sets == NORMFUSE_SETS_GROUP;
+    const int c = has ? item.index : 0, group = divide(c, g.by_set_channels);
+    const bool by_channel = a.sums ? g.sums_by_channel != 0 : !by_group;
+    const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight.batch != 0 || p.dbias.batch != 0);
+    const bool writes_sums = !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY), writes_pairs = writes_sums && by_group;
+    const bool each = per_sample || writes_pairs || p.dscale.data || p.dshift.data; /* something for each sample */
+    const int samples = !has ? 0 : by_channel ? 1 : (int)p.n;
+    /* Sums of all samples of group norm have each sample's rstd in them. */
+    const bool has_rstd = writes_sums || (by_channel && by_group);
+    const double rstd = has_rstd || by_group ? 1.0 : rstd_of(p, 0, c);
+    const int slots = a.sums ? sum_slots_of(a, by_group ? c - group * (int)g.by_set_channels.divisor : c) : 1;
+    const int64_t apart = a.sums ? g.sum_slots : 1;
+    const double *const sums = (a.sums ? a.sums : p.sums) + c * apart * PAIR;
+    follow_kernel();
+
+    double2 found = {0.0, 0.0}; /* bias, weight */
+    if (!each) {
+        struct weights {
+            requested_value rstd, scale;
+        };
+        walk_pairs(
+          a, item, samples, sums, p.c * apart, [&](int) { return slots; },
+          [&](int n, bool wanted) {
+              return weights{
+                request_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted && by_group && !has_rstd),
+                request_at_once(p.scale, n * p.scale.batch + c * p.scale.channel, wanted)};
+          },
+          [&](const double2 &pair, const weights &by) {
+              const double scale = 1.0 + number_or(p.scale, by.scale, 0.0);
+              found.x += scale * pair.x;
+              found.y += scale * (pair.y * (by_group && !has_rstd ? number_or(p.rstd, by.rstd, 1.0) : rstd));
+          });
+    } else {
+        found = write_samples(a, item, samples, c, per_sample, writes_pairs,
+                              [&](int n) { return by_group && !has_rstd ? rstd_of(p, n, c) : rstd; });
+    }
+    found = sum_item(found, item);
+    if (item.lane != 0 || !has || per_sample || writes_pairs)
         return;
     if (writes_sums) {
-        write_shard_sums(p, c, bias, weight);
+        write_shard_sums(p, c, found.x, found.y);
         return;
     }
-    write_gradient(p, p.dweight, 0, c, weight);
-    write_gradient(p, p.dbias, 0, c, bias);
+    write_gradient(p, p.dweight, 0, c, found.y);
+    write_gradient(p, p.dbias, 0, c, found.x);
 }
 
 /* Both follow from the same sums: the first blocks have the sets' totals, which results wait for, the others what
  * the parameters get. */
 extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_cuda_arguments a)
 {
-    follow_kernel();
     if ((int)blockIdx.x < a.geometry.totals_blocks)
-        find_totals(a, shared_item(a.geometry, 0));
+        find_totals(a);
     else
-        find_gradients(a, shared_item(a.geometry, a.geometry.totals_blocks));
+        find_gradients(a);
 }
 
 /* ---- shards ----------------------------------------------------------------------------------------------------- */
