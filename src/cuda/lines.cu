@@ -90,54 +90,42 @@ __device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
     return g.group == 1;
 }
 
-/* weight and bias of the thread's slots, of one channel those of the first, before any tensor is requested: they are
- * waited for first. */
-template <int K>
-__device__ __forceinline__ void request_weights(const normfuse_cuda_arguments &a, const line_place &place, bool wanted,
-                                                requested_value (&weight)[K], requested_value (&bias)[K])
-{
-    const normfuse_problem &p = a.problem;
-    const int count = !wanted ? 0 : is_one_channel(a.geometry) ? min(place.count, 1) : place.count;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        const int64_t c = place.channel_of(a, k);
-        weight[k] = request_at_once(p.weight, c * p.weight.channel, k < count);
-        bias[k] = request_at_once(p.bias, c * p.bias.channel, k < count);
-    }
-}
-
 /* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
-template <int K, typename R>
-__device__ __forceinline__ void hold_weights(const normfuse_cuda_arguments &a, const line_place &place,
-                                             const requested_value (&weight)[K], const requested_value (&bias)[K],
-                                             line_pair<R> *own)
-{
-    const bool one = is_one_channel(a.geometry);
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        if (k % slots_at_once == 0 && k >= a.geometry.segment_rows)
-            break;
-        R slope, offset;
-        weigh(a.problem, {weight[one ? 0 : k], bias[one ? 0 : k], requested_value(), requested_value()}, slope, offset);
-        own[k] = k < place.count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
-    }
-}
-
-/* The same of a sample that is modulated: one at a time, since the registers are full of values. */
-template <typename R>
-__device__ __forceinline__ void modulate_line(const normfuse_cuda_arguments &a, const line_place &place, int n,
-                                              int count, line_pair<R> *own)
+template <int M, typename R>
+__device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place &place, int n,
+                                             int count, line_pair<R> *own)
 {
     const normfuse_problem &p = a.problem;
-#pragma unroll 1
-    for (int k = 0; k < a.geometry.segment_rows; k++) {
-        const int64_t c = place.channel_of(a, k);
+    if (is_one_channel(a.geometry)) {
         const auto request = [&](const normfuse_parameter &of) {
-            return request_at_once(of, n * of.batch + c * of.channel, k < count);
+            return request_at_once(of, n * of.batch + place.group * of.channel, count > 0);
         };
+        const requested_weights found = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
         R slope, offset;
-        weigh(p, {request(p.weight), request(p.bias), request(p.scale), request(p.shift)}, slope, offset);
-        own[k] = k < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+        weigh(p, found, slope, offset);
+#pragma unroll 1
+        for (int k = 0; k < a.geometry.segment_rows; k++)
+            own[k] = k < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+        return;
+    }
+#pragma unroll 1
+    for (int first = 0; first < a.geometry.segment_rows; first += M) {
+        requested_weights found[M];
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            const bool wanted = first + i < count;
+            const int64_t c = place.channel_of(a, first + i);
+            const auto request = [&](const normfuse_parameter &of) {
+                return request_at_once(of, n * of.batch + c * of.channel, wanted);
+            };
+            found[i] = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
+        }
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            R slope, offset;
+            weigh(p, found[i], slope, offset);
+            own[first + i] = first + i < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+        }
     }
 }
 
@@ -173,11 +161,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const auto request_sample = [&](int n) {
         request_values<T, K>(a, p.x, place, n, n < samples ? place.count : 0, requested);
     };
-    requested_value weight[K], bias[K];
-    request_weights(a, place, !modulated, weight, bias);
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        hold_weights(a, place, weight, bias, own);
+        prepare_line<slots_at_once>(a, place, 0, place.count, own);
 
 #pragma unroll 1
     for (int first = part * g.sets_a_block; first < samples; first += apart) {
@@ -205,7 +191,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             request_values<T, K>(a, p.post_add, place, n, count, more);
         request_sample(n + apart);
         if (modulated)
-            modulate_line(a, place, n, count, own);
+            prepare_line<1>(a, place, n, count, own);
 
         /* About the line's first value, or that of each warp; then about the mean, which cannot cancel. */
         R base = __shfl_sync(full_mask, x[0], first_lane), sum = R(0), square = R(0);
@@ -285,7 +271,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
 /* The sums of the block's channels, of what its threads have of positions (of one channel two doubles, in the place of
- * the first), to memory: 2^bits threads of a warp have a channel together. */
+ * the first), to memory: `bits` say how many threads of a
+ * warp have a channel together. */
 template <typename R>
 __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions,
                                                 int part, int block_of_row)
@@ -293,9 +280,7 @@ __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a
     const normfuse_cuda_geometry &g = a.geometry;
     const int threads = (int)blockDim.x, lanes = 1 << g.lane_bits;
     const bool by_thread = is_one_channel(g);
-    const int channels = g.width * g.group, first_channel = block_of_row * channels;
-    const int places = by_thread ? lanes : g.spans, apart = !by_thread && a.problem.columns ? g.group : 1;
-    const int of_sample = (g.width << g.lane_bits) * pairs_of_thread(g);
+    const int channels = g.width * g.group, first_channel = block_of_row * channels, length = (int)a.problem.s;
     int bits = 0;
     while (bits < 5 && channels << (bits + 1) <= threads)
         bits++;
@@ -304,21 +289,26 @@ __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a
         const int item = begin + (int)threadIdx.x, channel = item >> bits, of = item & ((1 << bits) - 1);
         const bool has = channel < channels && first_channel + channel < (int)a.problem.c;
         double plain = 0.0, normalized = 0.0;
-        const int line = divide(channel, g.by_group), within = channel - line * g.group;
-        const int first = by_thread ? 0 : a.problem.columns ? within : within * g.spans;
+        if (has) {
+            const int line = divide(channel, g.by_group), within = channel - line * g.group;
+            const int first = a.problem.columns ? within : within * length, apart = a.problem.columns ? g.group : 1;
+#pragma unroll 1
+            for (int i = of; i < (by_thread ? lanes : length); i += 1 << bits) {
+                const int value = first + i * apart;
+                const int thread = (line << g.lane_bits) + (value & (lanes - 1));
+                const line_pair<R> *const from =
+                    positions + thread * pairs_of_thread(g) + (by_thread ? 0 : value >> g.lane_bits);
 #pragma unroll 4
-        for (int i = of; i < (has ? places * g.sets_a_block : 0); i += 1 << bits) {
-            const int sample = by_thread ? i >> g.lane_bits : divide(i, g.by_spans);
-            const int value = first + (i - sample * places) * apart;
-            const line_pair<R> *const sums = positions + sample * of_sample +
-                                             ((line << g.lane_bits) + (value & (lanes - 1))) * pairs_of_thread(g) +
-                                             (by_thread ? 0 : value >> g.lane_bits);
-            const double *const of_thread = reinterpret_cast<const double *>(sums);
-            plain += by_thread ? of_thread[0] : (double)sums->first;
-            normalized += by_thread ? of_thread[1] : (double)sums->second;
+                for (int sample = 0; sample < g.sets_a_block; sample++) {
+                    const line_pair<R> *const sums = from + sample * (g.width << g.lane_bits) * pairs_of_thread(g);
+                    const double *const of_thread = reinterpret_cast<const double *>(sums);
+                    plain += by_thread ? of_thread[0] : (double)sums->first;
+                    normalized += by_thread ? of_thread[1] : (double)sums->second;
+                }
+            }
         }
-        plain = sum_few(plain, 1 << bits);
-        normalized = sum_few(normalized, 1 << bits);
+        plain = sum_lanes(plain, 1 << bits);
+        normalized = sum_lanes(normalized, 1 << bits);
         if (has && of == 0)
             reinterpret_cast<double2 *>(a.sums)[(int64_t)(first_channel + channel) * g.sum_slots + part] =
                 make_double2(plain, normalized);
@@ -375,11 +365,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         request_values<T, K>(a, p.x, place, n, count, requested_x);
         request_values<T, K>(a, p.dy, place, n, count, requested_dy);
     };
-    requested_value weight[K], bias[K];
-    request_weights(a, place, !modulated, weight, bias);
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        hold_weights(a, place, weight, bias, own);
+        prepare_line<slots_at_once>(a, place, 0, place.count, own);
     R plain[K], normalized[K]; /* of each position, over samples */
 #pragma unroll
     for (int k = 0; k < K; k++)
@@ -406,7 +394,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         if (has_post)
             request_values<T, K>(a, p.post_add, place, n, count, more);
         if (modulated)
-            modulate_line(a, place, n, count, own);
+            prepare_line<1>(a, place, n, count, own);
 #pragma unroll
         for (int k = 0; k < K; k++)
             x[k] -= about;
