@@ -30,6 +30,8 @@ CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,
          "instance_norm 40x16x{8x8,24x24} layout={nchw,nhwc} dtype={f32,f16,bf16} dir={fwd,bwd}",
          "batch_norm 2x64x24x24 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
          "batch_norm 2x64x8x8 mode=eval layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} +post_add"]
+# More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
+MANY_PARTS = "group_norm 100x1501x24 groups=1 layout=nhwc dtype=f16 device=cuda"
 
 
 totals = [0, 0, 0]
@@ -117,6 +119,7 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         tasks["without sync memory"] = pool.submit(
             emulator.run, "test_operators", "--with", "device=cuda +no_sync", "--seed", str(seed), "--random",
             str(2 * cases))
+        tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--case", MANY_PARTS)
         for k, name in enumerate(names):
             path = pathlib.Path(folder) / f"{k}.tuning"
             path.write_text(tuning_of(name, schedules))

@@ -2082,8 +2082,19 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const struct normfuse_problem *const p = &a.problem;
     const struct normfuse_cuda_geometry *const g = &a.geometry;
     if (sscanf(numbers, "_%dx%d", &vector_elements, &held) != 2) {
+        const int64_t threads = (int64_t)launch->threads, of_totals = g->totals_blocks * threads;
         CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name,
               launch->name);
+        /* Each item has its threads. */
+        if (strcmp(launch->name, "normfuse_gradients") != 0)
+            CHECK(launch->grid * threads >= (int64_t)g->items * g->lanes, "%s: %s", test->name, launch->name);
+        else
+            CHECK(of_totals >= (int64_t)g->items * g->lanes &&
+                      ((int64_t)launch->grid == g->totals_blocks ||
+                       launch->grid * threads - of_totals >= p->c * g->gradient_lanes),
+                  "%s: %s", test->name, launch->name);
+        CHECK(threads % g->lanes == 0 && (g->lanes & (g->lanes - 1)) == 0 && threads % g->gradient_lanes == 0, "%s: %s",
+              test->name, launch->name);
         return;
     }
     const bool backward = strstr(launch->name, "backward") != NULL;

@@ -95,17 +95,19 @@ static __device__ __forceinline__ void write_triple(double *triple, const moment
     triple[2] = all.squares;
 }
 
-/* Of very many triples of a set, `shares` blocks first make one each, in the place of their first. */
+/* Of very many triples of a set, `shares` items first make one each, in the place of their first. */
 extern "C" __global__ void normfuse_shares(const __grid_constant__ normfuse_cuda_arguments a)
 {
     const normfuse_cuda_geometry &g = a.geometry;
-    const int set = divide((int)blockIdx.x, g.by_shares), first = ((int)blockIdx.x - set * g.shares) * g.share;
-    const shared_item item(g.lanes, (int)blockIdx.x);
+    const shared_item item(g.lanes, 0);
+    const int share = item.index < g.items ? item.index : 0, set = divide(share, g.by_shares);
+    const int first = (share - set * g.shares) * g.share;
+    const int count = item.index < g.items ? max(min(g.share, g.triples - first), 0) : 0;
     double *const triples = a.partials + ((int64_t)set * g.triples + first) * TRIPLE;
     follow_kernel();
-    const moments<double> all = join_triples(triples, 1, max(min(g.share, g.triples - first), 0), item);
-    __syncthreads();
-    if (item.lane == 0 && first < g.triples)
+    const moments<double> all = join_triples(triples, 1, count, item);
+    __syncthreads(); /* all of the item have read them */
+    if (item.lane == 0 && count > 0)
         write_triple(triples, all);
 }
 
@@ -127,7 +129,7 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     if (item.lane != 0 || !has)
         return;
     if (p.stats && !sharded) {
-        double *const triple = p.stats + set * TRIPLE;
+        double *const triple = p.stats + (int64_t)set * TRIPLE;
         moments<double> before = {0.0, 0.0, 0.0};
         if (p.accumulate && triple[0] != 0.0)
             before = {triple[0], triple[1], triple[2]};
