@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * finish.cu - the small kernels beside the tiles: they join what tiles left in memory. A warp has a set or a channel,
- * or a whole block where there is much to join, and adds in double in one fixed order. */
+ * finish.cu - the small kernels beside the tiles: they join what tiles left in memory, in double, in one fixed order.
+ * What follows another kernel finds its places before it waits for that. */
 #include "gradients.cuh"
 
-/* What some adjacent threads work on, a part of a warp, a warp or a block: the set or channel, and the thread among
- * those that share it. */
+/* What adjacent threads of a block share, 1 to 256 of them: the set or channel, and the thread among those. */
 struct shared_item {
     int index, lane, lanes;
 
@@ -165,9 +164,9 @@ extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cud
 
 /* ---- the backward ----------------------------------------------------------------------------------------------- */
 
-/* The lane's share of the pairs of `outers` channels of a norm group, or samples of a channel, `apart` pairs from one to
- * the next. What a pair is weighed by is requested with it, several at once: request(outer, wanted), then
- * take(outer, pair, what was requested). slots_of(outer): how many pairs that has. */
+/* The lane's pairs of `outers`, the channels of a norm group or the samples of a channel, which are `apart` pairs from
+ * one another and have slots_of(outer) each. Several are on their way at once, with what they are weighed by:
+ * request(outer, wanted), then take(pair, what was requested). */
 template <typename Slots, typename Request, typename Take>
 static __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, const shared_item &item, int outers,
                                                   const double *pairs, int64_t apart, Slots slots_of, Request request,
@@ -179,16 +178,13 @@ static __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments 
     for (int first = item.lane; first < all; first += at_once * item.lanes) {
         double2 found[at_once];
         decltype(request(0, true)) by[at_once];
-        int outer[at_once];
 #pragma unroll
         for (int k = 0; k < at_once; k++) {
-            const int i = first + k * item.lanes;
-            outer[k] = divide(i, a.geometry.by_sum_slots);
-            const int slot = i - outer[k] * slots;
-            const bool wanted = i < all && slot < slots_of(outer[k]);
-            const double *const pair = pairs + (wanted ? outer[k] * apart + slot : 0) * PAIR;
+            const int i = first + k * item.lanes, outer = divide(i, a.geometry.by_sum_slots), slot = i - outer * slots;
+            const bool wanted = i < all && slot < slots_of(outer);
+            const double *const pair = pairs + (wanted ? outer * apart + slot : 0) * PAIR;
             found[k] = {wanted ? pair[0] : 0.0, wanted ? pair[1] : 0.0};
-            by[k] = request(outer[k], wanted);
+            by[k] = request(outer, wanted);
         }
 #pragma unroll
         for (int k = 0; k < at_once; k++)
@@ -239,12 +235,12 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
         reinterpret_cast<double2 *>(a.totals)[set] = total;
 }
 
-/* What each sample of channel c gets. Many parts are added by a warp, few by one thread. `normalized_by`: what a sum of
- * centred values becomes one of normalized ones by. */
-template <typename Normalized>
+/* What each sample of channel c gets, and the lane's sums of bias and weight. Many parts are added by a warp, few by one
+ * thread. rstd_by(n): a sum of centred values times this is one of normalized ones. */
+template <typename Rstd>
 static __device__ __forceinline__ double2 write_samples(const normfuse_cuda_arguments &a, const shared_item &item,
                                                         int samples, int c, bool per_sample, bool writes_pairs,
-                                                        Normalized normalized_by)
+                                                        Rstd rstd_by)
 {
     const normfuse_problem &p = a.problem;
     const bool many = a.sums && a.geometry.sum_slots > 8 && item.lanes >= 32;
@@ -266,7 +262,7 @@ static __device__ __forceinline__ double2 write_samples(const normfuse_cuda_argu
             write_shard_sums(p, n * p.c + c, plain, centred);
             continue;
         }
-        const double normalized = centred * normalized_by(n);
+        const double normalized = centred * rstd_by(n);
         if (per_sample) {
             write_gradient(p, p.dweight, n, c, normalized);
             write_gradient(p, p.dbias, n, c, plain);
@@ -293,6 +289,7 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     const int samples = !has ? 0 : by_channel ? 1 : (int)p.n;
     /* Sums of all samples of group norm have each sample's rstd in them. */
     const bool has_rstd = writes_sums || (by_channel && by_group);
+    const bool each_has_rstd = by_group && !has_rstd; /* each sample */
     const double rstd = has_rstd || by_group ? 1.0 : rstd_of(p, 0, c);
     const int slots = a.sums ? sum_slots_of(a, by_group ? c - group * (int)g.by_set_channels.divisor : c) : 1;
     const int64_t apart = a.sums ? g.sum_slots : 1;
@@ -308,17 +305,17 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
           a, item, samples, sums, p.c * apart, [&](int) { return slots; },
           [&](int n, bool wanted) {
               return weights{
-                request_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted && by_group && !has_rstd),
+                request_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted && each_has_rstd),
                 request_at_once(p.scale, n * p.scale.batch + c * p.scale.channel, wanted)};
           },
           [&](const double2 &pair, const weights &by) {
               const double scale = 1.0 + number_or(p.scale, by.scale, 0.0);
               found.x += scale * pair.x;
-              found.y += scale * (pair.y * (by_group && !has_rstd ? number_or(p.rstd, by.rstd, 1.0) : rstd));
+              found.y += scale * (pair.y * (each_has_rstd ? number_or(p.rstd, by.rstd, 1.0) : rstd));
           });
     } else {
         found = write_samples(a, item, samples, c, per_sample, writes_pairs,
-                              [&](int n) { return by_group && !has_rstd ? rstd_of(p, n, c) : rstd; });
+                              [&](int n) { return each_has_rstd ? rstd_of(p, n, c) : rstd; });
     }
     found = sum_item(found, item);
     if (item.lane != 0 || !has || per_sample || writes_pairs)

@@ -159,8 +159,9 @@ struct normfuse_cuda_geometry {
     struct normfuse_general_sizes general;
     struct normfuse_cuda_divisor by_joined_blocks, by_channels, by_shares;
     /* the small kernels */
-    int32_t lanes, gradient_lanes; /* threads that share a set, a channel: a power of two */
-    int32_t items;                 /* sets */
+    int32_t items; /* sets, shares of them, or channels */
+    int32_t lanes; /* threads that share one of these, a power of two; */
+    int32_t gradient_lanes; /* gradients: one of the channels, which come after the sets */
     int32_t triples, share, joined; /* of a set: its partial statistics, those of a share, and those that are joined,
                                        one of each share */
     int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */
@@ -168,8 +169,7 @@ struct normfuse_cuda_geometry {
     struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
     struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once, by_row_step;
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group, */
-    struct normfuse_cuda_divisor by_set_channels; /* and channels of a set: of a group, or 1; small
-                                                   kernels, too */
+    struct normfuse_cuda_divisor by_set_channels; /* and channels of a set: of a group, or 1 */
 };
 
 /* Blocks of a cluster over rows, at most. */

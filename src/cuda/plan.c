@@ -10,6 +10,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Once everything else is known. */
+static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
+{
+    g->by_parts = normfuse_cuda_divisor_of(g->parts);
+    g->by_groups = normfuse_cuda_divisor_of(p->groups);
+    g->by_spans = normfuse_cuda_divisor_of(g->spans);
+    g->by_outer = normfuse_cuda_divisor_of(g->outer);
+    g->by_width = normfuse_cuda_divisor_of(g->width);
+    g->by_blocks_wide = normfuse_cuda_divisor_of(g->blocks_wide);
+    g->by_group = normfuse_cuda_divisor_of(g->group);
+    g->by_parts_a_sample = normfuse_cuda_divisor_of(g->parts_a_sample);
+    const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
+    g->by_rows_at_once = normfuse_cuda_divisor_of(g->unit_lanes > 0 ? g->unit_lanes : at_once);
+    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
+    g->by_sum_slots = normfuse_cuda_divisor_of(g->sum_slots);
+    g->by_channels = normfuse_cuda_divisor_of(p->c);
+    g->by_joined_blocks = normfuse_cuda_divisor_of(g->joined_blocks);
+    g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
+}
+
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,
  * but no more threads than a GPU holds. Batch norm 2x797x46x24 bf16 NHWC backward, of 144 parts: a warp each 39.4 us, a
  * block 49.8; affine 9x6x58192 bf16 backward, of 198: 24.0 us, 16.2. */
@@ -36,9 +56,7 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
     g->lanes = g->gradient_lanes = (int32_t)lanes;
     g->items = (int32_t)items;
     g->totals_blocks = 0;
-    g->by_groups = normfuse_cuda_divisor_of(p->groups);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
-    g->by_sum_slots = normfuse_cuda_divisor_of(maximum(1, g->sum_slots));
+    set_divisors(p, step->threads, g);
     return step;
 }
 
@@ -96,24 +114,6 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
         return false;
     g->contributors = (int32_t)contributors;
     return true;
-}
-
-/* Once everything else is known. */
-static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
-{
-    g->by_parts = normfuse_cuda_divisor_of(g->parts);
-    g->by_groups = normfuse_cuda_divisor_of(p->groups);
-    g->by_spans = normfuse_cuda_divisor_of(g->spans);
-    g->by_outer = normfuse_cuda_divisor_of(g->outer);
-    g->by_width = normfuse_cuda_divisor_of(g->width);
-    g->by_blocks_wide = normfuse_cuda_divisor_of(g->blocks_wide);
-    g->by_group = normfuse_cuda_divisor_of(g->group);
-    g->by_parts_a_sample = normfuse_cuda_divisor_of(g->parts_a_sample);
-    const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
-    g->by_rows_at_once = normfuse_cuda_divisor_of(g->unit_lanes > 0 ? g->unit_lanes : at_once);
-    g->by_channels = normfuse_cuda_divisor_of(p->c);
-    g->by_joined_blocks = normfuse_cuda_divisor_of(g->joined_blocks);
-    g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
 }
 
 /* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */

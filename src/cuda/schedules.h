@@ -79,12 +79,6 @@ bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bo
 /* Whether these are the better ones for a plain gradient without statistics. */
 bool normfuse_cuda_has_short_rows(const struct shape *shape);
 
-/* Threads of a small kernel that share what has so many parts: a warp, or a block where a warp would go round often. */
-static inline int64_t normfuse_cuda_lanes_of_parts(int64_t parts)
-{
-    return parts > 256 ? 256 : 32;
-}
-
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 /* Blocks of a step that run at the same time. */
 int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step);
@@ -179,7 +173,6 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
     while (in_subvectors && g->group % (2 << g->subvector_bits) == 0 && 2 << g->subvector_bits <= shape->elements)
         g->subvector_bits++;
     g->by_subvectors = normfuse_cuda_divisor_of(g->group >> g->subvector_bits);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
 }
 
 /* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small

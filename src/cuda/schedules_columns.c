@@ -206,7 +206,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
         return "samples are too few";
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
-    g->by_subvectors = g->by_set_channels = normfuse_cuda_divisor_of(d);
+    g->by_subvectors = normfuse_cuda_divisor_of(d);
     step->blocks = blocks_wide * parts;
     return resident > 0 ? NULL : "no block is resident";
 }
@@ -215,7 +215,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
  * after the other. */
 static double gradients_time(int64_t parts)
 {
-    return (double)divide_up(parts, normfuse_cuda_lanes_of_parts(parts));
+    return (double)divide_up(parts, parts > 256 ? 256 : 32);
 }
 
 /* Microseconds that a way of keeping sets would take: the memory's time, longer where blocks are few or rows narrow,

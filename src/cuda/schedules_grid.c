@@ -51,7 +51,6 @@ static bool share_grid(const struct shape *shape, struct step *step, int64_t blo
     g->parts = g->parts_a_sample = (int32_t)parts;
     g->block_groups = step->of.grid.block_groups = (int32_t)block_groups;
     g->by_subvectors = normfuse_cuda_divisor_of(g->group);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(shape->problem));
     step->at_once = (int32_t)at_once;
     step->blocks = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
