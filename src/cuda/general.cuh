@@ -77,13 +77,18 @@ template <typename T, int V, bool columns> struct general_tile {
     }
 };
 
-/* The elements of a vector that are its line's: [begin, end). */
+/* The elements of a vector that are its line's: [begin, end); of most vectors all. */
 template <int V> struct general_range {
-    int begin, end;
+    bool whole;
+    int element, length; /* of the line, in the vector's place 0; of all of it. Not where it is whole. */
 
-    __device__ __forceinline__ bool is_whole() const
+    __device__ __forceinline__ int begin() const
     {
-        return V == 1 || (begin == 0 && end >= V);
+        return max(0, -element);
+    }
+    __device__ __forceinline__ int end() const
+    {
+        return min(V, length - element);
     }
 };
 
@@ -112,30 +117,37 @@ template <typename T> static __device__ __noinline__ uint4 filled(uint4 vector, 
 template <typename T, int V, bool columns> struct general_ranges {
     int element, first; /* of the line, in the vector's place 0: of the next vector, and of a sample's first one */
     int step;           /* elements from vector to vector */
-    int length, in_sample, sample;
-    bool unaligned;
+    int length, left, sample;
+    unsigned whole_below; /* vectors with such elements are whole, from 0 on */
+    int unaligned;
 
     __device__ __forceinline__ general_ranges(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile)
     {
-        unaligned = V > 1 && a.geometry.unaligned;
-        in_sample = 0;
+        unaligned = V > 1 ? a.geometry.unaligned : 0;
+        left = tile.each;
         sample = tile.n;
         const int row = columns ? a.geometry.row_channels : V;
         length = (int)(columns ? a.problem.s * a.problem.c : a.problem.s);
         first = tile.row * row + (columns ? tile.channel() : 0);
         element = first - tile.lead;
         step = a.geometry.unit_lanes * row;
+        whole_below = (unsigned)max(0, length - V + 1);
+        if constexpr (V > 1) {
+            make_opaque(step);
+            make_opaque(whole_below);
+            make_opaque(unaligned);
+        }
     }
     __device__ __forceinline__ general_range<V> next(const normfuse_cuda_arguments &a,
                                                      const general_tile<T, V, columns> &tile)
     {
         if (!unaligned)
-            return {0, V};
-        const general_range<V> range = {max(0, -element), min(V, length - element)};
+            return {true, 0, V};
+        const general_range<V> range = {(unsigned)element < whole_below, element, length};
         element += step;
-        in_sample++;
-        if (in_sample == tile.each) {
-            in_sample = 0;
+        left--;
+        if (left == 0) {
+            left = tile.each;
             sample++;
             element = first - tile.lead_of(a, sample);
         }
@@ -173,6 +185,10 @@ struct general_place {
         at = (tile.n * view.batch + tile.channel() * channel) * (int64_t)sizeof(T) + tile.row * row;
         step = lanes * row;
         jump = view.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
+        if constexpr (V > 1) {
+            make_opaque(step);
+            make_opaque(jump);
+        }
     }
     __device__ __forceinline__ void advance(bool ends)
     {
@@ -183,21 +199,17 @@ struct general_place {
 /* `N` tensors, or one place for all of them. */
 template <int N> struct general_places {
     general_place of[N];
-    int in_sample, each; /* 0: of one sample */
+    int left, each; /* vectors, of the sample */
 
-    __device__ __forceinline__ void begin(int vectors_of_sample, int samples)
+    __device__ __forceinline__ void begin(int vectors_of_sample)
     {
-        in_sample = 0;
-        each = samples > 1 ? vectors_of_sample : 0;
+        left = each = vectors_of_sample;
     }
     __device__ __forceinline__ void advance()
     {
-        bool ends = false;
-        if (each > 0) {
-            in_sample++;
-            ends = in_sample == each;
-            in_sample = ends ? 0 : in_sample;
-        }
+        left--;
+        const bool ends = left == 0;
+        left = ends ? each : left;
 #pragma unroll
         for (int i = 0; i < N; i++)
             of[i].advance(ends);
@@ -236,8 +248,10 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     const char *from[N]; /* nullptr: not read */
     general_places<places> next;
     int64_t end; /* of the tensors, in bytes */
-    uint4 *slot, *first_slot;
+    uint4 *first_slot;
     int apart, offset[N]; /* of slots, and in them of tensors */
+    int beyond;           /* vectors that may reach beyond the tensor, the last ones */
+    bool adds;            /* others than x and dy are read */
     vectors held[through_shared ? 1 : K];
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
@@ -257,33 +271,39 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                : i == GENERAL_DY       ? p.dy
                                        : p.du;
     }
-    __device__ __forceinline__ void copy(uint4 *to)
+    /* What every call reads is not asked for at each vector. */
+    __device__ __forceinline__ bool reads(int i) const
     {
-        const int64_t at = next.of[0].at;
-        if (a.geometry.unaligned) {
-            const int64_t aligned = at & ~(int64_t)15;
+        return i == GENERAL_X || i == GENERAL_DY || from[i];
+    }
+    template <typename Work> __device__ __forceinline__ void each_read(Work work) const
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (i == GENERAL_X || i == GENERAL_DY)
+                work(i);
+        if (adds) {
 #pragma unroll
             for (int i = 0; i < N; i++)
-                if (from[i])
-                    copy_before(to + offset[i], from[i] + aligned, end - aligned);
-        } else {
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                if (from[i])
-                    copy_ahead(to + offset[i], from[i], at);
+                if (i != GENERAL_X && i != GENERAL_DY && from[i])
+                    work(i);
         }
+    }
+    /* `left`: vectors of the thread from this one on. The last two may reach beyond the tensor. */
+    __device__ __forceinline__ void copy(uint4 *to, int left)
+    {
+        const int64_t at = next.of[0].at & ~(int64_t)15;
+        if (left <= beyond)
+            each_read([&](int i) { copy_before(to + offset[i], from[i] + at, end - at); });
+        else
+            each_read([&](int i) { copy_ahead(to + offset[i], from[i], at); });
         next.advance();
     }
     __device__ __forceinline__ vectors read(const uint4 *at)
     {
         vectors found;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            found.of[i] = zero_vector<T, V>();
-            if constexpr (through_shared)
-                if (from[i])
-                    found.of[i] = at[offset[i]];
-        }
+        if constexpr (through_shared)
+            each_read([&](int i) { found.of[i] = at[offset[i]]; });
         return found;
     }
     __device__ __forceinline__ void request(vectors &to, bool wanted)
@@ -301,22 +321,28 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 #pragma unroll
         for (int i = 0; i < places; i++)
             next.of[i].find(tile, through_shared ? a.problem.x : view(i), a.geometry.unit_lanes);
-        next.begin(tile.each, tile.samples);
+        next.begin(tile.each);
         if constexpr (through_shared) {
             NORMFUSE_DYNAMIC_SHARED(dynamic);
             first_slot = dynamic + threadIdx.x;
             apart = 0;
+            adds = false;
+            beyond = a.geometry.unaligned ? 2 : 0;
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 offset[i] = apart;
-                apart += from[i] ? (int)blockDim.x : 0;
+                apart += reads(i) ? (int)blockDim.x : 0;
+                adds = adds || (i != GENERAL_X && i != GENERAL_DY && from[i]);
             }
-            slot = first_slot;
+            make_opaque(apart);
+            make_opaque(beyond);
+            make_opaque(end);
+            uint4 *slot = first_slot;
             const int ahead = holds ? tile.count : K;
 #pragma unroll 1
             for (int k = 0; k < ahead; k++) {
                 if (k < tile.count)
-                    copy(slot);
+                    copy(slot, tile.count - k);
                 slot += apart;
                 if (!holds)
                     commit_copies();
@@ -351,13 +377,12 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                     general_ranges<T, V, columns> ranges(a, tile);
                     const general_range<V> range = ranges.next(a, tile), after = ranges.next(a, tile);
                     const bool has_next = columns && tile.count > 1;
-#pragma unroll
-                    for (int i = 0; i < N; i++) {
+                    each_read([&](int i) {
                         raw<T, V> other = zero_vector<T, V>();
-                        if (has_next && from[i])
-                            other = filled<T>(first_slot[apart + offset[i]], other, after.begin, after.end);
-                        found.of[i] = filled<T>(found.of[i], other, range.begin, range.end);
-                    }
+                        if (has_next)
+                            other = filled<T>(first_slot[apart + offset[i]], other, after.begin(), after.end());
+                        found.of[i] = filled<T>(found.of[i], other, range.begin(), range.end());
+                    });
                 }
             }
         } else {
@@ -371,31 +396,27 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     {
         general_ranges<T, V, columns> ranges(a, tile);
         if constexpr (through_shared) {
-            uint4 *const last_slot = first_slot + (holds ? tile.count : K) * apart;
             if (holds)
                 wait_for_copies();
-            slot = first_slot;
+            uint4 *slot = first_slot, *const last_slot = first_slot + (holds ? tile.count : K) * apart;
+            int to_copy = holds ? 0 : tile.count - K;
 #pragma unroll 1
             for (int left = tile.count; left > 0; left--) {
-                if (!holds)
-                    wait_for_older_copies<K - 1>();
+                wait_for_older_copies<K - 1>();
                 vectors found = read(slot);
-                if (!holds) {
-                    if (left > K)
-                        copy(slot);
-                    commit_copies();
-                }
+                if (to_copy > 0)
+                    copy(slot, to_copy);
+                to_copy--;
+                commit_copies();
                 slot += apart;
                 slot = slot == last_slot ? first_slot : slot;
                 const general_range<V> range = ranges.next(a, tile);
                 if constexpr (sizeof(T) <= 4) {
-                    if (!range.is_whole()) {
-#pragma unroll
-                        for (int i = 0; i < N; i++)
-                            if (from[i])
-                                found.of[i] = filled<T>(found.of[i], i == GENERAL_X ? fill : zero_vector<T, V>(),
-                                                        range.begin, range.end);
-                    }
+                    if (!range.whole)
+                        each_read([&](int i) {
+                            found.of[i] = filled<T>(found.of[i], i == GENERAL_X ? fill : zero_vector<T, V>(),
+                                                    range.begin(), range.end());
+                        });
                 }
                 work(found, range);
             }
@@ -406,7 +427,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 for (int k = 0; k < K; k++) {
                     if (k >= left)
                         break;
-                    work(held[k], general_range<V>{0, V});
+                    work(held[k], general_range<V>{true, 0, V});
                 }
                 if (!holds) {
 #pragma unroll
@@ -428,7 +449,7 @@ template <typename T, int V, bool columns> struct general_result {
         : data(view.data)
     {
         places.of[0].find(tile, V > 1 ? a.problem.x : view, a.geometry.unit_lanes);
-        places.begin(tile.each, tile.samples);
+        places.begin(tile.each);
     }
     /* At the place of `of`, which is this or, of vectors, another result's. */
     __device__ __forceinline__ void store(const general_result &of, raw<T, V> vector,
@@ -437,11 +458,11 @@ template <typename T, int V, bool columns> struct general_result {
         if (!data)
             return;
         const int64_t at = (V > 1 ? of : *this).places.of[0].at;
-        if (range.is_whole()) {
+        if (range.whole) {
             store_vector<T, V>(data + (V > 1 ? at & ~(int64_t)15 : at), 0, vector);
         } else if constexpr (V > 1 && sizeof(T) <= 4) {
-            if (range.end > range.begin)
-                store_part<T>(data + (at & ~(int64_t)15), vector, range.begin, range.end);
+            if (range.end() > range.begin())
+                store_part<T>(data + (at & ~(int64_t)15), vector, range.begin(), range.end());
         }
     }
 };

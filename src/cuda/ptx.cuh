@@ -50,6 +50,14 @@ __device__ __forceinline__ void make_opaque(unsigned &value)
 {
     asm("" : "+r"(value));
 }
+__device__ __forceinline__ void make_opaque(int &value)
+{
+    asm("" : "+r"(value));
+}
+__device__ __forceinline__ void make_opaque(int64_t &value)
+{
+    asm("" : "+l"(value));
+}
 __device__ __forceinline__ char *opaque(char *address)
 {
     asm("" : "+l"(address));

@@ -155,7 +155,7 @@ template <typename T> inline void compiler_barrier(T &)
 inline void compiler_barrier(int &, int &)
 {
 }
-inline void make_opaque(unsigned &) {}
+template <typename Value> inline void make_opaque(Value &) {}
 inline char *opaque(char *address) { return address; }
 
 inline float reciprocal(float x) { return fabsf(x) > 0x1p126f ? 0.0f : 1.0f / x; }
