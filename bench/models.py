@@ -132,17 +132,18 @@ def unet(device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtyp
                 True, dtype, layout, autocast=autocast)
 
 
-def vae(device: str, tiny: bool, layout: str, dtype: torch.dtype, size: int) -> Task:
-    """The decoder of Stable Diffusion's autoencoder, one image."""
+def vae(device: str, tiny: bool, layout: str, dtype: torch.dtype, size: int, flux: bool = False) -> Task:
+    """The decoder of Stable Diffusion's and SDXL's autoencoder, or of FLUX's; one image."""
     from diffusers import AutoencoderKL
     widths = (32, 32, 64, 64) if tiny else (128, 256, 512, 512)
     size = 64 if tiny else size
     with torch.device(device):
         model = AutoencoderKL(down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
-                              block_out_channels=widths, layers_per_block=2, latent_channels=4)
+                              block_out_channels=widths, layers_per_block=2, latent_channels=16 if flux else 4,
+                              use_quant_conv=not flux, use_post_quant_conv=not flux)
     model.encoder = model.quant_conv = None  # the decoder's weights alone
     model = placed(model, device, dtype, layout, False)
-    latents = images((1, 4, size // 8, size // 8), device, dtype, layout)
+    latents = images((1, 16 if flux else 4, size // 8, size // 8), device, dtype, layout)
     return Task(Decoder(model), (latents,), lambda m, z: m(z), False, dtype, layout)
 
 
@@ -154,7 +155,7 @@ class Decoder(nn.Module):
         self.post_quant_conv, self.decoder = autoencoder.post_quant_conv, autoencoder.decoder
 
     def forward(self, latents: Tensor) -> Tensor:
-        return self.decoder(self.post_quant_conv(latents))
+        return self.decoder(latents if self.post_quant_conv is None else self.post_quant_conv(latents))
 
 
 def resnet(name: str, device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtype, batch: int,
@@ -228,6 +229,9 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "unet-eager": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F16, 2, 64)),
         "unet-nchw": ("diffusers", lambda d, t: unet(d, t, False, "nchw", F16, 2, 64, graph=True)),
         "unet-train": ("diffusers", lambda d, t: unet(d, t, True, "nhwc", BF16, 4, 64, autocast=True)),
+        "vae-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", F16, 2048)),
+        "flux-decode-1024": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 1024, flux=True)),
+        "flux-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 2048, flux=True)),
         "resnet50-gn-train-nchw": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nchw", BF16, 256, True)),
     },
     "cpu": {
@@ -237,6 +241,8 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "resnet50-gn-train-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", F32, 8)),
         # Those of the other device, for dry runs.
         "vae-decode": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 256)),
+        "vae-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 2048)),
+        "flux-decode": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 256, flux=True)),
         "resnet50-gn-train-bf16": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", BF16, 8, True)),
         "resnet50-bn-train-bf16": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 8, True)),
         "mask-rcnn-train": ("torchvision", lambda d, t: mask_rcnn(d, t, BF16, 1)),

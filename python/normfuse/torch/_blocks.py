@@ -338,6 +338,13 @@ def addend(node: torch.fx.Node, value: torch.fx.Node) -> Optional[torch.fx.Node]
     return first if second is value and not overwrites else None
 
 
+def is_divided_by_one(node: torch.fx.Node, value: torch.fx.Node) -> bool:
+    """Is this node value / 1?"""
+    return (node.target in (operator.truediv, torch.div, torch.true_divide, "div") and not node.kwargs
+            and len(node.args) == 2 and node.args[0] is value and type(node.args[1]) in (int, float)
+            and node.args[1] == 1)
+
+
 def scale_and_shift(node: torch.fx.Node) -> Optional[tuple[torch.fx.Node, ...]]:
     """(scale, shift, 1 + scale, the sum) of `node * (1 + scale) + shift`."""
     product = next(iter(node.users)) if len(node.users) == 1 else None
@@ -638,7 +645,7 @@ class RewrittenBlock:
         return body.forward(self, *call[1])
 
     def _normfuse_call_both(self, first: str, second: str, *args: Any) -> Any:
-        from .convert import call_both
+        from ._calls import call_both
         return call_both(getattr(self, first), getattr(self, second), *args)
 
     def _normfuse_warn(self, kind: CallKind) -> None:

@@ -294,3 +294,8 @@ def takes_activation(module: Optional[nn.Module]) -> bool:
     if isinstance(module, _ByRule):
         return _rule_takes_activation(type(module)._normfuse_rule)
     return isinstance(module, _Activated) and module.activation is None and not isinstance(module, _WithOwnActivation)
+
+
+def takes_bias(module: Optional[nn.Module]) -> bool:
+    """Whether its call takes pre_bias."""
+    return type(module) in _OURS

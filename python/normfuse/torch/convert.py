@@ -14,14 +14,16 @@ the last one in a container that the block calls, such as nn.Sequential(convolut
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Mapping, Optional, Union
+import operator
+from typing import Mapping, Optional
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 
 from . import _activations, _blocks, _rules, functional, modules
-from ._rules import Rule, takes_activation
+from ._calls import add_with_biases, complete, convolve, fused_adaptive_call, fused_call, has_bias_to_move, over_one
+from ._rules import Rule, takes_activation, takes_bias
 from ._watch import hooked, plain_class
 from .modules import _Activated
 
@@ -49,8 +51,10 @@ class LayerReport:
 
 @dataclasses.dataclass
 class ConversionReport:
-    """layers: one LayerReport for each normalization layer of the model, in the order of named_modules()."""
+    """layers: one LayerReport for each normalization layer of the model, in the order of named_modules(). biases: the
+    convolutions whose biases what follows them adds on CUDA, by their paths in the model."""
     layers: list[LayerReport]
+    biases: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def converted(self) -> list[LayerReport]:
@@ -65,49 +69,9 @@ class ConversionReport:
         return [layer for layer in self.layers if not layer.done]
 
     def __str__(self) -> str:
+        biases = f"; on CUDA the biases of {len(self.biases)} convolutions move" if self.biases else ""
         return "\n".join([f"{len(self.layers)} layers: {len(self.converted)} done, {len(self.folded)} of them with "
-                          f"what follows, {len(self.left)} left", *map(str, self.layers)])
-
-
-def fused_call(layer: nn.Module, input: Tensor, post_add: Optional[Tensor],
-               activation: Union[nn.Module, _activations.Choice]) -> Tensor:
-    """activation(layer(input) [+ post_add]), in one call where that is the same: what a rewritten block does.
-
-    That the modules are still what they were is looked up in each call. They are called one after the other where
-    someone has hooked or replaced one of them since, or where the addition would broadcast or promote."""
-    module = isinstance(activation, nn.Module)
-    choice = _activations.of_module(activation) if module else activation
-    fits = post_add is None or (isinstance(post_add, Tensor) and post_add.shape == input.shape
-                                and post_add.dtype == input.dtype and post_add.device == input.device)
-    if (fits and choice is not None and takes_activation(layer)
-            and not hooked(layer) and not (module and hooked(activation))):
-        return layer(input, post_add=post_add, activation=choice[0], act_param=choice[1])
-    output = layer(input)
-    if post_add is not None:
-        output = output + post_add
-    return activation(output) if module else _activations.apply(output, *activation)
-
-
-def fused_adaptive_call(layer: nn.Module, input: Tensor, scale: Tensor, shift: Tensor,
-                        activation: Union[nn.Module, _activations.Choice]) -> Tensor:
-    """activation(layer(input) * (1 + scale) + shift), of a group norm; see fused_call."""
-    module = isinstance(activation, nn.Module)
-    choice = _activations.of_module(activation) if module else activation
-    per_channel = (*input.shape[:2], *(1,) * (input.dim() - 2))
-    fits = all(isinstance(t, Tensor) and t.shape == per_channel and t.dtype == input.dtype and t.device == input.device
-               for t in (scale, shift))
-    if (fits and choice is not None and takes_activation(layer) and isinstance(layer, modules.GroupNorm)
-            and not hooked(layer) and not (module and hooked(activation))):
-        return layer(input, scale=scale, shift=shift, activation=choice[0], act_param=choice[1])
-    output = layer(input) * (1 + scale) + shift
-    return activation(output) if module else _activations.apply(output, *activation)
-
-
-def call_both(layer: nn.Module, activation: Any, *arguments: Any) -> Any:
-    """activation(layer(*arguments)), of two statements of a forward."""
-    if len(arguments) == 1 and isinstance(arguments[0], Tensor) and isinstance(activation, nn.Module):
-        return fused_call(layer, arguments[0], None, activation)
-    return activation(layer(*arguments))
+                          f"what follows, {len(self.left)} left{biases}", *map(str, self.layers)])
 
 
 # ---- convert --------------------------------------------------------------------------------------------------------
@@ -155,7 +119,8 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     for module, layer in layers.items():
         if layer.done and not layer.folded and layer.reason is None and takes_activation(module):
             layer.reason = "nothing that can be folded follows it in the code that calls it"
-    return ConversionReport(list(layers.values()))
+    return ConversionReport(list(layers.values()), [name for name, module in model.named_modules()
+                                                    if module in fold.moved])
 
 
 def revert(model: nn.Module) -> None:
@@ -207,11 +172,13 @@ def _why_not(activation: nn.Module) -> Optional[str]:
 
 
 class _Folding:
-    """One convert's search for what can be folded. found: (layer, the module whose code calls it) -> what was."""
+    """One convert's search for what can be folded. found: (layer, the module whose code calls it) -> what was. moved:
+    the convolutions whose biases what follows them adds."""
 
     def __init__(self, layers: dict[nn.Module, LayerReport]) -> None:
         self.layers = layers
         self.found: dict[tuple[nn.Module, nn.Module], tuple[str, ...]] = {}
+        self.moved: set[nn.Module] = set()
         self._ends: dict[nn.Module, Optional[nn.Module]] = {}
         self._effects: dict[nn.Module, _blocks.Effects] = {}
 
@@ -246,7 +213,9 @@ class _Folding:
                 pairs = self._statements(block, folded)
         for kind, trace in list(traces.items()):
             what = self._graph(block, trace)
-            if not what:
+            moved = _move_biases(block, trace.graph)
+            self.moved |= moved
+            if not what and not moved:
                 del traces[kind]
             for key, folds in what.items():
                 folded[key] = max(folded.get(key, ()), folds, key=len)
@@ -405,6 +374,55 @@ class _Folding:
             if old in gone:
                 graph.erase_node(old)
         return chosen[0] if addition is None else f"add + {chosen[0]}"
+
+
+def _move_biases(block: nn.Module, graph: torch.fx.Graph) -> set[nn.Module]:
+    """Has biases of convolutions added by what reads these alone, in one graph; of which convolutions. Nothing is called
+    at another place than it was."""
+    moved = set()
+    for node in list(graph.nodes):
+        convolution = _blocks.called_module(block, node)
+        if has_bias_to_move(convolution) and _blocks.plain_input(node) is not None and _takes_biased(block, node):
+            moved.add(convolution)
+            with graph.inserting_before(node):
+                called = graph.create_node("get_attr", str(node.target))
+                node.replace_all_uses_with(graph.call_function(convolve, (called, node.args[0])))
+            graph.erase_node(node)
+    return moved
+
+
+def _takes_biased(block: nn.Module, value: torch.fx.Node) -> bool:
+    """Whether what reads a value can take it as a Biased. It does then, and its own reader gets what it got before."""
+    graph, reader = value.graph, next(iter(value.users), None)
+    if len(value.users) != 1:
+        return False
+    if reader.target is add_with_biases:  # of another convolution
+        return True
+    if reader.target in (fused_call, fused_adaptive_call):
+        layer, source, *others = reader.args
+        return source is value and source not in others and takes_bias(block.get_submodule(str(layer.target)))
+    if takes_bias(_blocks.called_module(block, reader)) and _blocks.plain_input(reader) is value:
+        with graph.inserting_before(reader):
+            called = graph.create_node("get_attr", str(reader.target))
+            reader.replace_all_uses_with(graph.call_function(fused_call, (called, value, None, (None, None))))
+        graph.erase_node(reader)
+        return True
+    if _blocks.addend(reader, value) is None:
+        return False
+    in_place = reader.target in (operator.iadd, "add_")
+    with graph.inserting_before(reader):
+        total = graph.call_function(add_with_biases, (*reader.args, in_place))
+    reader.replace_all_uses_with(total)
+    graph.erase_node(reader)
+    if not _takes_biased(block, total):
+        readers = list(total.users)
+        with graph.inserting_after(total):
+            tensor = graph.call_function(complete, (total,))
+        for later in readers:
+            later.replace_input_with(total, tensor)
+        if not in_place and len(readers) == 1 and _blocks.is_divided_by_one(readers[0], tensor):
+            readers[0].op, readers[0].target, readers[0].args = "call_function", over_one, (tensor,)
+    return True
 
 
 # ---- fold_batch_norm ------------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""What rewritten blocks call in the place of what convert folded.
+
+That the modules are still what they were is looked up in each call. They are called one after the other where someone
+has hooked or replaced one of them since, or where tensors have other shapes, types or devices than one call takes.
+
+A convolution's bias can be added by what reads the convolution. `convolve` gives both apart, as a Biased. Sums and
+layers take a Biased in the place of a tensor.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import _activations, functional, modules
+from ._rules import takes_activation, takes_bias
+from ._watch import hooked
+
+# Where a convolution's bias costs a pass over its output. On the CPU oneDNN's convolutions add it for nothing.
+BIAS_DEVICES = {"cuda"}
+
+_TRANSPOSED = {nn.ConvTranspose1d: F.conv_transpose1d, nn.ConvTranspose2d: F.conv_transpose2d,
+               nn.ConvTranspose3d: F.conv_transpose3d}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
+
+class Biased(NamedTuple):
+    """value + bias, not added yet. bias: [C] or [N, C], or None where value is the whole."""
+    value: Any
+    bias: Optional[Tensor]
+
+
+Operand = Union[Tensor, Biased]
+
+# ---- convolutions and sums ------------------------------------------------------------------------------------------
+
+
+def has_bias_to_move(convolution: Optional[nn.Module]) -> bool:
+    """Is it of exactly one of PyTorch's classes, with a bias, and does no one watch or replace its calls?"""
+    return type(convolution) in _CONVOLUTIONS and convolution.bias is not None and not hooked(convolution)
+
+
+def convolve(convolution: nn.Module, input: Any) -> Biased:
+    """convolution(input), with its bias apart where that is worth it. An input without a batch axis has no [C] at its
+    second."""
+    if not (isinstance(input, Tensor) and input.device.type in BIAS_DEVICES and has_bias_to_move(convolution)):
+        return Biased(convolution(input), None)
+    weight, bias = convolution.weight, convolution.bias
+    if input.dim() != weight.dim() or bias.dtype != weight.dtype or not weight.is_floating_point():
+        return Biased(convolution(input), None)
+    transposed = _TRANSPOSED.get(type(convolution))
+    if transposed is None:
+        return Biased(convolution._conv_forward(input, weight, None), bias)
+    return Biased(transposed(input, weight, None, convolution.stride, convolution.padding, convolution.output_padding,
+                             convolution.groups, convolution.dilation), bias)
+
+
+def complete(sum: Biased) -> Any:
+    """The tensor that it stands for."""
+    return sum.value if sum.bias is None else functional.channel_affine(sum.value, None, sum.bias)
+
+
+def _sum_of_biases(bias: Tensor, other: Tensor) -> Tensor:
+    """In f32 at least: in 16 bits it would be rounded at the size of the biases, whatever that of the whole sum."""
+    return (bias.float() if bias.dtype in _SIXTEEN_BITS else bias) + other
+
+
+def add_with_biases(first: Operand, second: Operand, in_place: bool) -> Biased:
+    """first + second. A tensor [N, C, 1, ...], such as an embedding, goes to the bias of the other one; two of the same
+    shape are added in one pass, with both biases. in_place: stock writes the sum to first."""
+    (value, bias), (other, other_bias) = (
+        operand if isinstance(operand, Biased) else Biased(operand, None) for operand in (first, second))
+    if bias is None:
+        value, bias, other, other_bias = other, other_bias, value, bias
+    if bias is not None and isinstance(other, Tensor) and other.dtype == value.dtype and other.device == value.device:
+        if other_bias is None and other.shape == (*value.shape[:2], *(1,) * (value.dim() - 2)):
+            return Biased(value, _sum_of_biases(bias, other.reshape(other.shape[:2])))
+        if other.shape == value.shape and other.stride() == value.stride():  # or else the sum is laid out as first
+            if other_bias is not None:
+                bias = _sum_of_biases(bias, other_bias)
+            return Biased(functional.channel_affine(value, None, bias, post_add=other), None)
+    first, second = (complete(operand) if isinstance(operand, Biased) else operand for operand in (first, second))
+    if in_place:
+        first += second
+        return Biased(first, None)
+    return Biased(first + second, None)
+
+
+def over_one(total: Any) -> Any:
+    """total / 1."""
+    return total if isinstance(total, Tensor) and total.is_floating_point() else total / 1
+
+
+# ---- layers ---------------------------------------------------------------------------------------------------------
+
+
+def _given(layer: nn.Module, input: Operand) -> tuple[Any, dict[str, Tensor]]:
+    """What the layer is called with: its input, and the keyword of the input's bias."""
+    if not isinstance(input, Biased):
+        return input, {}
+    if input.bias is not None and takes_bias(layer) and not hooked(layer):
+        return input.value, {"pre_bias": input.bias}
+    return complete(input), {}
+
+
+def fused_call(layer: nn.Module, input: Operand, post_add: Optional[Tensor],
+               activation: Union[nn.Module, _activations.Choice]) -> Tensor:
+    """activation(layer(input) [+ post_add]), in one call where that is the same. The addition is made outside where it
+    would broadcast or promote."""
+    module = isinstance(activation, nn.Module)
+    choice = _activations.of_module(activation) if module else activation
+    input, bias = _given(layer, input)
+    fits = post_add is None or (isinstance(post_add, Tensor) and post_add.shape == input.shape
+                                and post_add.dtype == input.dtype and post_add.device == input.device)
+    if (fits and choice is not None and takes_activation(layer)
+            and not hooked(layer) and not (module and hooked(activation))):
+        return layer(input, post_add=post_add, activation=choice[0], act_param=choice[1], **bias)
+    output = layer(input, **bias)
+    if post_add is not None:
+        output = output + post_add
+    return activation(output) if module else _activations.apply(output, *activation)
+
+
+def fused_adaptive_call(layer: nn.Module, input: Operand, scale: Tensor, shift: Tensor,
+                        activation: Union[nn.Module, _activations.Choice]) -> Tensor:
+    """activation(layer(input) * (1 + scale) + shift), of a group norm; see fused_call."""
+    module = isinstance(activation, nn.Module)
+    choice = _activations.of_module(activation) if module else activation
+    input, bias = _given(layer, input)
+    per_channel = (*input.shape[:2], *(1,) * (input.dim() - 2))
+    fits = all(isinstance(t, Tensor) and t.shape == per_channel and t.dtype == input.dtype and t.device == input.device
+               for t in (scale, shift))
+    if (fits and choice is not None and takes_activation(layer) and isinstance(layer, modules.GroupNorm)
+            and not hooked(layer) and not (module and hooked(activation))):
+        return layer(input, scale=scale, shift=shift, activation=choice[0], act_param=choice[1], **bias)
+    output = layer(input, **bias) * (1 + scale) + shift
+    return activation(output) if module else _activations.apply(output, *activation)
+
+
+def call_both(layer: nn.Module, activation: Any, *arguments: Any) -> Any:
+    """activation(layer(*arguments)), of two statements of a forward."""
+    if len(arguments) == 1 and isinstance(arguments[0], Tensor) and isinstance(activation, nn.Module):
+        return fused_call(layer, arguments[0], None, activation)
+    return activation(layer(*arguments))

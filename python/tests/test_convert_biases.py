@@ -1,0 +1,913 @@
+# SPDX-License-Identifier: MIT
+"""convert has the biases of convolutions added by what follows them. Models are f64 and compared with the same model as
+it was: outputs, gradients, buffers. Which tensors the operators got says what moved. Biases move on CUDA alone by
+default; here also on the CPU."""
+import collections
+import contextlib
+import copy
+import pickle
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import normfuse.torch as nft  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
+from normfuse.torch import _calls  # noqa: E402
+from normfuse.torch.convert import FoldedBatchNorm  # noqa: E402, F401
+from test_convert_meaning import check_same, step  # noqa: E402
+from test_models import compared, images, load, load_torchvision  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+X = (2, 4, 5, 5)
+BY_DEFAULT = frozenset(_calls.BIAS_DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    monkeypatch.setattr(_calls, "BIAS_DEVICES", {"cpu", "cuda"})
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators. Convolutions count as "biased" or "bare"; those of ours with pre_bias have "+bias" after their
+    names."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[1]
+        if name == "convolution":
+            name = "bare" if args[2] is None else "biased"
+        elif func.namespace == "normfuse":
+            given = dict(zip((argument.name for argument in func._schema.arguments), args))
+            name += "+bias" if given.get("pre_bias") is not None else ""
+        self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(model, *inputs, call=lambda m, *x: m(*x)):
+    with Operators() as found, torch.no_grad():
+        call(model, *inputs)
+    return found.counts
+
+
+def random(model):
+    """With parameters and running statistics that show where they are."""
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point():
+                tensor.uniform_(0.3, 1.2)
+    return model
+
+
+def both(model):
+    """The converted model, stock's and the report."""
+    stock = random(model)
+    model = copy.deepcopy(stock)
+    return model, stock, nft.convert(model)
+
+
+class Block(nn.Module):
+    """Children, and code given by a test."""
+
+    def __init__(self, code, **children):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU()
+        self.other, self.embed = nn.Conv2d(4, 4, 1), nn.Linear(25, 4)
+        for name, child in children.items():
+            setattr(self, name, child)
+        self.code = code
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+def embedding(s, x):
+    """[N, C, 1, 1]."""
+    return s.embed(x[:, 0].flatten(1))[:, :, None, None]
+
+
+# ---- what moves -----------------------------------------------------------------------------------------------------
+
+CONVOLUTIONS = {
+    "1d": nn.Conv1d(4, 6, 3), "2d": nn.Conv2d(4, 6, 3), "3d": nn.Conv3d(4, 6, 3),
+    "transposed 1d": nn.ConvTranspose1d(4, 6, 3), "transposed 2d": nn.ConvTranspose2d(4, 6, 3),
+    "transposed 3d": nn.ConvTranspose3d(4, 6, 3),
+    "options": nn.Conv2d(4, 6, 3, stride=2, padding=(2, 1), dilation=(1, 2), groups=2),
+    "transposed options": nn.ConvTranspose2d(4, 6, 3, stride=3, padding=1, output_padding=(1, 2), groups=2, dilation=2),
+    "reflect": nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), "same": nn.Conv1d(4, 6, 4, padding="same"),
+}
+NORMS = ["GroupNorm", "BatchNorm", "InstanceNorm", "SyncBatchNorm"]
+
+
+def norm_of(kind, channels, spatial):
+    if kind == "GroupNorm":
+        return nn.GroupNorm(2, channels)
+    if kind == "InstanceNorm":
+        return getattr(nn, f"{kind}{spatial}d")(channels, affine=True, track_running_stats=True)
+    return nn.SyncBatchNorm(channels) if kind == "SyncBatchNorm" else getattr(nn, f"{kind}{spatial}d")(channels)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_every_convolution_before_every_norm(name, norm):
+    convolution = copy.deepcopy(CONVOLUTIONS[name]).to(DEVICE, torch.float64)
+    spatial = convolution.weight.dim() - 2
+    if norm == "SyncBatchNorm" and not ON_CUDA:
+        norm = "BatchNorm"  # stock's refuses the CPU while training; the class itself is in test_sync_batch_norm
+    model, stock, report = both(nn.Sequential(convolution, norm_of(norm, 6, spatial), nn.ReLU()))
+    assert report.biases == ["0"] and "the biases of 1 convolutions" in str(report)
+    x = torch.randn(2, 4, *(5,) * spatial)
+    check_same(model, stock, x)
+    for training in (True, False):
+        counts = operators(model.train(training), x)
+        assert counts["bare"] == 1 and counts["biased"] == 0
+        assert sum(n for name, n in counts.items() if name.endswith("+bias")) == 1
+
+
+def test_sync_batch_norm():
+    model, stock, report = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.SyncBatchNorm(4)))
+    check_same(model, nn.Sequential(stock[0], copy_to_2d(stock[1])))
+    assert report.biases == ["0"] and operators(model, torch.randn(X))["bare"] == 1
+
+
+def copy_to_2d(layer):
+    made = nn.BatchNorm2d(layer.num_features)
+    made.load_state_dict(layer.state_dict())
+    return made
+
+
+CHAINS = {
+    "norm": lambda s, x: s.norm(s.conv(x)),
+    "norm, activation": lambda s, x: s.act(s.norm(s.conv(x))),
+    "norm, addition, activation": lambda s, x: s.act(s.norm(s.conv(x)) + x),
+    "norm, addition of another": lambda s, x: F.relu(s.norm(s.conv(x)) + s.other(x)),
+    "norm, dropout, activation": lambda s, x: F.relu(F.dropout(s.norm(s.conv(x)), 0.0)),
+    "norm, shift and scale": lambda s, x: s.act(s.norm(s.conv(x)) * (1 + embedding(s, x)) + embedding(s, x)),
+    "embedding": lambda s, x: s.act(s.norm(s.conv(x) + embedding(s, x))),
+    "embedding first": lambda s, x: s.norm(embedding(s, x) + s.conv(x)),
+    "two embeddings": lambda s, x: s.norm(s.conv(x) + embedding(s, x) + embedding(s, 2 * x)),
+    "embedding, then shift and scale": lambda s, x: s.norm(s.conv(x) + embedding(s, x)) * (1 + embedding(s, x))
+    + embedding(s, x),
+}
+
+
+@pytest.mark.parametrize("norm", ["group", "batch", "instance"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_to_a_norm(name, norm):
+    layer = {"group": nn.GroupNorm(2, 4), "batch": nn.BatchNorm2d(4), "instance": nn.InstanceNorm2d(4)}[norm]
+    model, stock, report = both(Block(CHAINS[name], norm=layer))
+    check_same(model, stock)
+    counts = operators(model.eval(), torch.randn(X))
+    assert report.biases == ["conv"] and counts["bare"] == 1 and counts["biased"] == ("other" in name)
+    assert sum(n for name, n in counts.items() if name.endswith("+bias")) == 1
+    if "embedding" in name:  # [N, C] alone is added
+        assert counts["channel_affine"] == 0
+
+
+SUMS = {
+    "residual": lambda s, x: s.conv(s.norm(x)) + x,
+    "residual first": lambda s, x: x + s.conv(s.norm(x)),
+    "in place": lambda s, x: s.conv(s.norm(x)).add_(x),
+    "operator in place": lambda s, x: iadd(s.conv(s.norm(x)), x),
+    "function": lambda s, x: torch.add(s.conv(s.norm(x)), x),
+    "method": lambda s, x: s.conv(s.norm(x)).add(x),
+    "embedding and residual": lambda s, x: s.conv(s.norm(x)) + embedding(s, x) + x,
+    "over 1.0": lambda s, x: (s.conv(s.norm(x)) + x) / 1.0,
+    "over 1": lambda s, x: (x + s.conv(s.norm(x))) / 1,
+    "div": lambda s, x: torch.div(x + s.conv(s.norm(x)), 1.0),
+    "true_divide": lambda s, x: torch.true_divide(x + s.conv(s.norm(x)), 1.0),
+    "method div": lambda s, x: (x + s.conv(s.norm(x))).div(1),
+}
+
+
+def iadd(a, b):
+    a += b
+    return a
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name):
+    model, stock, report = both(Block(SUMS[name]))
+    check_same(model, stock)
+    counts = operators(model, torch.randn(X))
+    assert report.biases == ["conv"] and counts["bare"] == counts["channel_affine"] == 1
+    assert counts["div"] == counts["biased"] == counts["add_"] == 0
+    assert counts["add"] == ("embedding" in name)  # [N, C]
+
+
+@pytest.mark.parametrize("divisor", [None, 1.0])
+def test_two_convolutions_in_one_sum(divisor):
+    def code(s, x):
+        y = s.other(x) + s.conv(s.norm(x))
+        return y if divisor is None else y / divisor
+
+    model, stock, report = both(Block(code))
+    check_same(model, stock)
+    counts = operators(model, torch.randn(X))
+    assert report.biases == ["conv", "other"] and counts["bare"] == 2 and counts["channel_affine"] == 1
+    assert counts["add"] == 1 and counts["div"] == 0  # of the biases, [C]
+
+
+def test_a_sum_before_a_norm():
+    model, stock, report = both(Block(lambda s, x: s.norm(s.conv(x) + x)))
+    check_same(model, stock)
+    counts = operators(model, torch.randn(X))
+    assert report.biases == ["conv"] and counts["channel_affine"] == 1 and counts["add"] == 0
+
+
+@pytest.mark.parametrize("name,code", {
+    "2.0": lambda y: y / 2.0, "backwards": lambda y: 1.0 / y, "rounded": lambda y: torch.div(y, 1.0, rounding_mode="floor"),
+    "floor": lambda y: y // 1.0, "in place": lambda y: y.div_(1.0), "true": lambda y: y / True,
+    "product": lambda y: y * 1.0}.items())
+def test_other_divisions_stay(name, code):
+    model, stock, report = both(Block(lambda s, x: code(s.conv(s.norm(x)) + x)))
+    check_same(model, stock)
+    y, z = model(torch.full(X, 2.0)), stock(torch.full(X, 2.0))
+    torch.testing.assert_close(y, z)
+    assert report.biases == ["conv"] and operators(model, torch.randn(X))["channel_affine"] == 1
+
+
+def test_a_sum_that_is_read_twice_is_divided():
+    def code(s, x):
+        y = s.conv(s.norm(x)) + x
+        return y / 1.0, y
+
+    model, stock, report = both(Block(code))
+    a, b = model(torch.randn(X))
+    assert a.data_ptr() != b.data_ptr() and report.biases == ["conv"]
+
+
+def test_a_divisor_that_changes():
+    class Scaled(Block):
+        def forward(self, x):
+            return (self.conv(self.norm(x)) + x) / self.factor
+
+    block = Scaled(None)
+    block.factor = 1.0
+    model, stock, _ = both(block)
+    check_same(model, stock)
+    model.factor = stock.factor = 1.5
+    with pytest.warns(UserWarning, match="factor changed after convert"):
+        check_same(model, stock)
+
+
+def test_a_container_that_ends_in_a_norm():
+    model, stock, report = both(Block(lambda s, x: s.act(s.part(x) + x), part=nn.Sequential(
+        nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Identity())))
+    check_same(model, stock)
+    assert report.biases == ["part.0"] and operators(model, torch.randn(X))["bare"] == 1
+    assert operators(model.part, torch.randn(X))["bare"] == 1
+
+
+def test_a_norm_with_an_activation_of_its_own():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nft.GroupNorm(2, 4, activation="silu"))
+    stock = copy.deepcopy(nn.Sequential(model[0], nn.GroupNorm(2, 4), nn.SiLU()))
+    assert nft.convert(model).biases == ["0"]
+    check_same(model, stock)
+    assert operators(model, torch.randn(X))["bare"] == 1
+
+
+def test_shared_modules():
+    """A convolution that is called twice, one that stands in two blocks, and convolutions that share a bias."""
+    shared = nn.Conv2d(4, 4, 1)
+    model = nn.Sequential(nn.Sequential(shared, nn.GroupNorm(2, 4), nn.SiLU(), shared, nn.GroupNorm(4, 4)),
+                          nn.Sequential(shared, nn.BatchNorm2d(4)), nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)))
+    model[2][0].bias = shared.bias
+    model, stock, report = both(model)
+    check_same(model, stock)
+    assert report.biases == ["0.0", "2.0"] and operators(model, torch.randn(X))["bare"] == 4
+
+
+# ---- what does not --------------------------------------------------------------------------------------------------
+
+
+class Subclass(nn.Conv2d):
+    pass
+
+
+class ReadsBias(Block):
+    def forward(self, x):
+        return self.norm(self.conv(x)) + self.conv.bias[:, None, None]
+
+
+def twice(s, x):
+    c = s.conv(x)
+    return s.norm(c) + c.tanh()
+
+
+def twice_in_one_call(s, x):
+    c = s.conv(x)
+    return s.act(s.norm(c) + c)
+
+
+def returned(s, x):
+    c = s.conv(x)
+    return s.norm(c), c
+
+
+LEFT = {
+    "no bias": Block(CHAINS["norm"], conv=nn.Conv2d(4, 4, 1, bias=False)),
+    "subclass": Block(CHAINS["norm"], conv=Subclass(4, 4, 1)),
+    "parametrized": Block(CHAINS["norm"], conv=nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))),
+    "spectral norm": Block(CHAINS["norm"], conv=nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 1))),
+    "linear": Block(lambda s, x: s.norm(s.linear(x.movedim(1, 3)).movedim(3, 1)), linear=nn.Linear(4, 4)),
+    "read twice": Block(twice),
+    "read twice by one call": Block(twice_in_one_call),
+    "something between": Block(lambda s, x: s.norm(s.conv(x).tanh())),
+    "a product": Block(lambda s, x: s.norm(s.conv(x) * x)),
+    "alpha": Block(lambda s, x: s.norm(torch.add(s.conv(x), x, alpha=2))),
+    "a number": Block(lambda s, x: s.norm(s.conv(x) + 1.5)),
+    "twice itself": Block(lambda s, x: s.norm(double(s.conv(x)))),
+    "added to another in place": Block(lambda s, x: s.norm(iadd(x * 1, s.conv(x)))),
+    "layer norm": Block(lambda s, x: s.layer(s.conv(x)), layer=nn.LayerNorm(5)),
+    "in a post_add": Block(lambda s, x: s.act(s.norm(x) + s.conv(x))),
+    "an output size": Block(lambda s, x: s.norm(s.conv(x, x.shape[2:])), conv=nn.ConvTranspose2d(4, 4, 1)),
+}
+
+
+def double(c):
+    return c + c
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left(name):
+    model, stock, report = both(copy.deepcopy(LEFT[name]).to(DEVICE, torch.float64))
+    assert report.biases == [] and "biases" not in str(report)
+    if name in ("parametrized", "spectral norm"):
+        model, stock = model.eval(), stock.eval()
+    check_same(model, stock, modes=(False,) if "norm" in name or name == "parametrized" else (True, False, True))
+    assert operators(model, torch.randn(X))["bare"] == (name == "no bias")
+
+
+def test_a_value_that_is_returned():
+    model, stock, report = both(Block(returned))
+    x = torch.randn(X)
+    for a, b in zip(model(x), stock(x)):
+        torch.testing.assert_close(a, b)
+    assert report.biases == []
+
+
+HOOKS = ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+         "register_full_backward_pre_hook"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooked_convolutions_are_left(hook):
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.ReLU())
+    seen = []
+    getattr(model[0], hook)(lambda *a: seen.append(a) or None)
+    assert nft.convert(model).biases == []
+    model(torch.randn(X).requires_grad_()).sum().backward()
+    assert len(seen) == 1
+
+
+def test_other_layers_take_no_bias():
+    class Mine(nn.GroupNorm):
+        pass
+
+    def rule(layer, x, **fused):
+        return nft.group_norm(x, 2, layer.weight, layer.bias, **fused)
+
+    for layer, rules in ((Mine(2, 4), {}), (Mine(2, 4), {Mine: rule}), (nn.LocalResponseNorm(2), {})):
+        model = nn.Sequential(nn.Conv2d(4, 4, 1), layer, nn.ReLU())
+        stock = copy.deepcopy(model)
+        assert nft.convert(model, rules).biases == []
+        check_same(model, stock)
+
+
+# ---- shapes, types and devices --------------------------------------------------------------------------------------
+
+ADDENDS = {
+    "[N, C, 1, 1]": lambda x: x[:, :, :1, :1], "[N, C, H, W]": lambda x: x, "[1, C, 1, 1]": lambda x: x[:1, :, :1, :1],
+    "[C, 1, 1]": lambda x: x[0, :, :1, :1], "[N, 1, 1, 1]": lambda x: x[:, :1, :1, :1], "[]": lambda x: x.mean(),
+    "[N, C, H, 1]": lambda x: x[..., :1], "[H, W]": lambda x: x[0, 0], "[N, 1, H, W]": lambda x: x[:, :1],
+    "[1, N, C, 1, 1]": lambda x: x[None, :, :, :1, :1],
+    "other layout": lambda x: x.permute(0, 1, 3, 2), "strided": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+    "f32": lambda x: x.float(), "f32, [N, C, 1, 1]": lambda x: x[:, :, :1, :1].float(),
+    "integers": lambda x: x.long(), "complex": None,
+}
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("name", [name for name in ADDENDS if ADDENDS[name]])
+def test_addends_of_other_shapes_and_types(name, single):
+    """Batches of one too: [N, C, 1, 1] and [1, C, 1, 1] are the same then."""
+    for code in (lambda s, x: s.conv(s.norm(x)) + ADDENDS[name](x), lambda s, x: ADDENDS[name](x) + s.conv(s.norm(x))):
+        model, stock, report = both(Block(code))
+        assert report.biases == ["conv"]
+        check_addends(model, stock, torch.randn(1, *X[1:]) if single else torch.randn(X))
+    if not name.startswith("[1, N"):
+        model, stock, _ = both(Block(lambda s, x: s.norm(s.conv(x) + ADDENDS[name](x))))
+        check_addends(model, stock, torch.randn(1, *X[1:]) if single else torch.randn(X))
+
+
+def check_addends(model, stock, x):
+    check_same(model, stock, x)
+    a, b = model(x), stock(x)
+    assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_images_of_one_position(format):
+    """An addend [N, C, 1, 1] has the sum's shape there."""
+    model, stock, _ = both(Block(lambda s, x: s.conv(s.norm(x)) + x))
+    check_addends(model, stock, torch.randn(3, 4, 1, 1).contiguous(memory_format=format))
+
+
+def test_channels_last():
+    model, stock, _ = both(Block(lambda s, x: s.conv(s.act(s.norm(s.other(x) + embedding(s, x)))) + x))
+    for m in (model, stock):
+        m.to(memory_format=torch.channels_last)
+    x = torch.randn(X).contiguous(memory_format=torch.channels_last)
+    check_addends(model, stock, x)
+    assert model(x).is_contiguous(memory_format=torch.channels_last)
+    assert operators(model, x)["bare"] == 2 and operators(model, x)["channel_affine"] == 1
+
+
+@pytest.mark.parametrize("convolution,norm,shape", [
+    (nn.Conv1d(4, 6, 1), nn.BatchNorm1d(5), (4, 5)), (nn.Conv1d(4, 6, 1), nn.InstanceNorm1d(6, affine=True), (4, 5)),
+    (nn.Conv2d(4, 6, 1), nn.InstanceNorm2d(6, affine=True), (4, 5, 5)), (nn.Conv2d(4, 6, 1), nn.GroupNorm(5, 5), (4, 5, 5)),
+    (nn.ConvTranspose3d(4, 6, 1), nn.InstanceNorm3d(6), (4, 5, 5, 5))], ids=str)
+def test_inputs_without_a_batch_axis(convolution, norm, shape):
+    """Channels are the first axis of what a convolution gives then. BatchNorm1d and GroupNorm take that for the batch."""
+    model, stock, report = both(nn.Sequential(copy.deepcopy(convolution), copy.deepcopy(norm)).to(DEVICE, torch.float64))
+    assert report.biases == ["0"]
+    check_same(model, stock, torch.randn(shape))
+    model, stock, _ = both(Block(lambda s, x: s.conv(x) + x, conv=nn.Conv2d(4, 4, 1)))
+    nft.convert(model)
+    check_same(model, stock, torch.randn(4, 5, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_16_bits_are_no_farther_from_the_truth(dtype, autocast):
+    """Than stock's are, in the Euclidean norm: there is a rounding less for each bias and each sum."""
+    code = lambda s, x: (s.other(s.act(s.norm(s.conv(x) + embedding(s, x)))) + x) / 1.0  # noqa: E731
+    torch.set_default_dtype(torch.float32)
+    model, stock, _ = both(Block(code))
+    exact = copy.deepcopy(stock).double()
+    x = torch.randn(8, *X[1:])
+    if not autocast:
+        model, stock, x = model.to(dtype), stock.to(dtype), x.to(dtype)
+        exact = copy.deepcopy(stock).double()
+    with torch.autocast(DEVICE, dtype) if autocast else contextlib.nullcontext():
+        y, z = model(x), stock(x)
+        counts = operators(model, x)
+    want = exact(x.double())
+    assert y.dtype == z.dtype and counts["bare"] == 2 and counts["biased"] == 0
+    assert (y.double() - want).norm() <= 1.02 * (z.double() - want).norm()
+
+
+def test_sums_of_biases_are_not_rounded_to_16_bits():
+    """1000 and -999.7 cancel; 16 bits have 1000's neighbours at a distance of 0.5, and a sum of the two at 0.25."""
+    value = torch.zeros(1, 1, 2, 2, dtype=torch.bfloat16)
+    bias = torch.tensor([256.0], dtype=torch.bfloat16)
+    for other in (torch.full((1, 1, 1, 1), 1.0, dtype=torch.bfloat16),):
+        sum = _calls.add_with_biases(_calls.Biased(value, bias), other, False)
+        assert sum.value is value and float(sum.bias) == 257.0  # 256 in bf16
+    sum = _calls.add_with_biases(_calls.Biased(value - 256, bias), _calls.Biased(value, other.flatten()), False)
+    assert sum.bias is None and sum.value.unique().item() == 1.0
+
+
+def test_biases_of_another_type_are_stocks_affair():
+    """Stock refuses a bias in f32 with a weight in f64."""
+    model, stock, _ = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)))
+    for m in (model, stock):
+        m[0].bias.data = m[0].bias.data.float()
+        with pytest.raises(RuntimeError, match="should be the same"):
+            m(torch.randn(X))
+
+
+@of_the_cpu
+def test_complex_convolutions():
+    model, stock, report = both(Block(lambda s, x: (s.conv(x) + x) / 1.0 if x.is_complex() else s.norm(x)))
+    model = Block(lambda s, x: (s.conv(x) + x) / 1.0)
+    model.conv.to(torch.complex128)
+    stock = copy.deepcopy(model)
+    nft.convert(model)
+    x = torch.randn(X, dtype=torch.complex128)
+    torch.testing.assert_close(model(x), stock(x))
+
+
+def test_by_default_on_cuda_alone(monkeypatch):
+    """Asked in each call: a model may move."""
+    assert BY_DEFAULT == {"cuda"}
+    model, stock, report = both(Block(lambda s, x: (s.other(s.norm(s.conv(x) + embedding(s, x))) + x) / 1.0))
+    assert report.biases == ["conv", "other"]
+    x = torch.randn(X)
+    for devices, moved in (({"elsewhere"}, 0), ({torch.device(DEVICE).type}, 2), ({"elsewhere"}, 0)):
+        monkeypatch.setattr(_calls, "BIAS_DEVICES", devices)
+        counts = operators(model, x)
+        assert counts["bare"] == moved and counts["biased"] == 2 - moved and counts["div"] == 0
+        check_same(model, stock)
+
+
+def test_a_model_that_moves(monkeypatch):
+    """The device of a meta tensor stands for another one."""
+    monkeypatch.setattr(_calls, "BIAS_DEVICES", {"meta"})
+    model, stock, _ = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()))
+    check_same(model, stock)
+    assert operators(model, torch.randn(X))["bare"] == 0
+    moved = copy.deepcopy(model).to("meta")
+    x = torch.randn(X).to("meta")
+    assert operators(moved, x)["bare"] == 1 and moved(x).shape == X
+    assert operators(model, torch.randn(X))["bare"] == 0
+
+
+# ---- what changes later ---------------------------------------------------------------------------------------------
+
+
+def whole():
+    return Block(lambda s, x: (s.other(s.act(s.norm(s.conv(x) + embedding(s, x)))) + x) / 1.0)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("where", ["conv", "norm", "act", "other"])
+def test_hooks_that_come_later(hook, where):
+    """They are called with stock's values."""
+    model, stock, report = both(whole())
+    assert report.biases == ["conv", "other"]
+    seen = {}
+    for m in (model, stock):
+        values = seen[m] = []
+        getattr(getattr(m, where), hook)(lambda module, *a, values=values: values.append(a) or None)
+    check_same(model, stock)
+    assert len(seen[model]) == len(seen[stock]) == 3
+    for a, b in zip(seen[model], seen[stock]):
+        for u, v in zip(a, b):
+            for s, t in zip(*((w if isinstance(w, tuple) else (w,)) for w in (u, v))):
+                torch.testing.assert_close(s, t)
+    getattr(model, where).__dict__[{"register_forward_hook": "_forward_hooks", "register_forward_pre_hook":
+                                    "_forward_pre_hooks", "register_full_backward_hook": "_backward_hooks",
+                                    "register_full_backward_pre_hook": "_backward_pre_hooks"}[hook]].clear()
+    assert operators(model, torch.randn(X))["bare"] == 2
+
+
+def set_forward(m):
+    m.conv.forward = lambda x: 2 * nn.Conv2d.forward(m.conv, x)
+
+
+def global_hook(m):
+    pass
+
+
+class Lora(nn.Conv2d):
+    """As PEFT wraps layers."""
+
+    def __init__(self, base):
+        nn.Module.__init__(self)
+        self.base, self.bias = base, base.bias
+
+    def forward(self, x):
+        return self.base(x) + x
+
+
+def prune(m):
+    torch.manual_seed(3)
+    nn.utils.prune.random_unstructured(m.conv, "bias", 0.5)
+    nn.utils.prune.random_unstructured(m.other, "weight", 0.5)
+
+
+def parametrize(m):
+    nn.utils.parametrizations.weight_norm(m.conv)
+
+
+def old_weight_norm(m):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(m.conv)
+
+
+def new_bias(m):
+    torch.manual_seed(2)
+    m.conv.bias = nn.Parameter(torch.randn(4))
+
+
+def own_convolution(m):
+    """As seamless tiling is made."""
+    m.conv._conv_forward = lambda x, weight, bias: F.conv2d(F.pad(x, (1,) * 4, mode="circular"), weight, bias)
+
+
+CHANGES = {
+    "bias is removed": (lambda m: setattr(m.conv, "bias", None), 2),
+    "another bias": (new_bias, 2),
+    "forward on the object": (set_forward, 1),
+    "a convolution of its own": (own_convolution, 2),
+    "identity": (lambda m: setattr(m, "conv", nn.Identity()), 1),
+    "another convolution": (lambda m: setattr(m, "conv", random(nn.Conv2d(4, 4, 1))), 2),
+    "a wrapper": (lambda m: setattr(m, "conv", Lora(m.conv)), 1),
+    "weights of another size": (lambda m: setattr(m, "norm", random(nn.GroupNorm(4, 4))), 2),
+    "a norm of another package": (lambda m: setattr(m, "norm", nn.LayerNorm((4, 5, 5))), 2),
+    "no norm": (lambda m: setattr(m, "norm", nn.Identity()), 2),
+    "pruned": (prune, 0),
+    "parametrized": (parametrize, 1),
+    "weight_norm": (old_weight_norm, 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_modules_that_change_later(name):
+    model, stock, _ = both(whole())
+    change, bare = CHANGES[name]
+    for m in (model, stock):
+        torch.manual_seed(5)
+        change(m)
+    check_same(model, stock)
+    assert operators(model, torch.randn(X))["bare"] == bare
+    nft.revert(model) if name != "parametrized" else None
+    check_same(model, stock)
+
+
+def test_global_hooks():
+    model, stock, _ = both(whole())
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *a: seen.append(type(module)))
+    try:
+        model(torch.randn(X))
+    finally:
+        handle.remove()
+    assert seen.count(nn.Conv2d) == 2 and seen.count(nft.GroupNorm) == 1
+
+
+def test_converting_again():
+    model, stock, report = both(whole())
+    model.conv = nn.Conv2d(4, 4, 1, bias=False)
+    model.other.register_forward_hook(lambda *a: None)
+    assert nft.convert(model).biases == []
+    model.other._forward_hooks.clear()
+    assert nft.convert(model).biases == ["other"]
+
+
+# ---- around it ------------------------------------------------------------------------------------------------------
+
+
+def test_copies_and_undoing():
+    model, stock, report = both(whole())
+    assert list(model.state_dict()) == list(stock.state_dict()) and repr(model.other) == repr(stock.other)
+    assert type(model.conv) is nn.Conv2d and vars(model.conv).keys() == vars(stock.conv).keys()
+    x = torch.randn(X)
+    module = nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4))
+    pair = copy.deepcopy(module)
+    nft.convert(module)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        other.load_state_dict(pair.state_dict())
+        check_same(other, pair)
+        assert operators(other, x)["bare"] == 1
+    nft.revert(module)
+    assert type(module) is nn.Sequential and operators(module, x)["biased"] == 1
+    check_same(module, pair)
+    nft.revert(model)
+    assert type(model) is Block and repr(model) == repr(stock) and operators(model, x)["biased"] == 2
+
+
+def test_optimizers_and_averages_go_on():
+    model, stock, _ = both(whole())
+    for m in (model, stock):
+        optimizer = torch.optim.AdamW(m.parameters(), lr=1e-2)
+        average = torch.optim.swa_utils.AveragedModel(m)
+        torch.manual_seed(1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (m(torch.randn(X)) ** 2).mean().backward()
+            optimizer.step()
+            average.update_parameters(m)
+        m.average = list(average.parameters())
+    for a, b in zip([*model.parameters(), *model.average], [*stock.parameters(), *stock.average], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_frozen_parameters():
+    model, stock, _ = both(whole())
+    for m in (model, stock):
+        m.conv.bias.requires_grad_(False), m.other.weight.requires_grad_(False), m.norm.requires_grad_(False)
+    for training in (True, False):
+        for a, b in zip(step(model, torch.randn(X), training), step(stock, torch.randn(X), training)):
+            assert (a is None) == (b is None)
+    for m in (model, stock):
+        m.requires_grad_(False)
+    with torch.inference_mode():
+        x = torch.randn(X)
+        torch.testing.assert_close(model(x), stock(x))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant):
+    model, stock, _ = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()))
+
+    class Recomputed(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body = body
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=reentrant)
+
+    check_same(Recomputed(model), Recomputed(stock))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_compile(training):
+    model, stock, _ = both(whole())
+    model.train(training), stock.train(training)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x = torch.randn(X)
+    results = []
+    for m, call in ((model, compiled), (stock, stock)):
+        m.zero_grad()
+        y = call(x)
+        y.square().sum().backward()
+        results.append([y.detach(), *(p.grad for p in m.parameters())])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    model.conv.register_forward_hook(lambda module, args, output: output * 2)
+    stock.conv.register_forward_hook(lambda module, args, output: output * 2)
+    torch.testing.assert_close(compiled(x), stock(x))
+
+
+def test_export_and_traces():
+    model, stock, _ = both(whole().eval())
+    x = torch.randn(X)
+    want = stock(x)
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},))
+    assert "pre_bias" not in [node.op for node in program.graph.nodes]
+    convolutions = [node for node in program.graph.nodes if "conv2d" in str(node.target)]
+    assert len(convolutions) == 2 and all(len(node.args) < 3 or node.args[2] is None for node in convolutions)
+    larger = torch.randn(5, *X[1:])
+    torch.testing.assert_close(program.module()(larger), stock(larger))
+    torch.testing.assert_close(program.run_decompositions().module()(x), want)
+    torch.testing.assert_close(torch.jit.trace(model, (x,))(x), want)
+    pair = nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4))
+    want = pair(x)
+    nft.convert(pair)
+    torch.testing.assert_close(torch.fx.symbolic_trace(pair)(x), want)
+
+
+def test_function_transforms():
+    model, stock, _ = both(whole())
+    x = torch.randn(3, *X)
+    torch.testing.assert_close(torch.vmap(model)(x), torch.stack([stock(part) for part in x]))
+    parameters = {name: p.detach() * 1.1 for name, p in stock.named_parameters()}
+
+    def loss(parameters, module):
+        return (torch.func.functional_call(module, parameters, (x[0],)) ** 2).sum()
+
+    for a, b in zip(torch.func.grad(loss)(parameters, model).values(), torch.func.grad(loss)(parameters, stock).values()):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    _, a = torch.func.jvp(model, (x[0],), (x[1],))
+    _, b = torch.func.jvp(stock, (x[0],), (x[1],))
+    torch.testing.assert_close(a, b)
+
+
+def test_second_derivatives():
+    model, stock, _ = both(whole())
+    results = []
+    for m in (model, stock):
+        x = torch.linspace(-1, 1, 200).view(X).requires_grad_()
+        first = torch.autograd.grad(m(x).square().sum(), [x, *m.parameters()], create_graph=True)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in first), [x, *m.parameters()], allow_unused=True))
+    for a, b in zip(*results):
+        assert (a is None) == (b is None)
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8) if a is not None else None
+
+
+def test_data_parallel_training(tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("this PyTorch has no torch.distributed")
+    torch.distributed.init_process_group("nccl" if ON_CUDA else "gloo", init_method=f"file://{tmp_path}/store", rank=0,
+                                         world_size=1)
+    try:
+        model, stock, _ = both(whole())
+        check_same(nn.parallel.DistributedDataParallel(model), stock)
+        assert operators(model, torch.randn(X))["bare"] == 2
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_folding_batch_norms_afterwards():
+    """The convolution has a new bias then, and what is left of the batch norm takes a tensor."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    model, stock, _ = both(model)
+    assert not nft.fold_batch_norm(model).left
+    check_same_evaluating(model, stock)
+    nft.convert(model)
+    check_same_evaluating(model, stock)
+
+
+def check_same_evaluating(model, stock):
+    x = torch.randn(X)
+    torch.testing.assert_close(model(x), stock(x), rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_in_f32():
+    """Of every parameter and the input, beside f64: no farther than twice stock's distance and a few roundings."""
+    model, stock, _ = both(whole())
+    exact = copy.deepcopy(stock)
+    model, stock = model.float(), stock.float()
+    x = torch.randn(16, *X[1:])
+    results = []
+    for m, t in ((model, x.float()), (stock, x.float()), (exact, x.float().double())):
+        t = t.clone().requires_grad_()
+        y = m(t)
+        y.backward(torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))
+        results.append([y.detach(), t.grad, *(p.grad for p in m.parameters())])
+    for ours, stocks, want in zip(*results):
+        unit = 2.0**-24 * want.norm() * 8
+        assert (ours.double() - want).norm() <= 2 * (stocks.double() - want).norm() + unit
+
+
+# ---- diffusers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def diffusers():
+    load_torchvision()  # which diffusers imports
+    return load("diffusers")
+
+
+@pytest.mark.parametrize("options,counts", [
+    ({}, {"channel_affine": 1}), ({"out_channels": 16}, {"channel_affine": 1}),
+    ({"temb_channels": None}, {"channel_affine": 1}), ({"skip_time_act": True}, {"channel_affine": 1}),
+    ({"time_embedding_norm": "scale_shift"}, {"channel_affine": 1}),
+    ({"output_scale_factor": 2**0.5}, {"channel_affine": 1, "div": 1}), ({"dropout": 0.2}, {"channel_affine": 1})],
+    ids=str)
+def test_resnet_block(diffusers, options, counts):
+    from diffusers.models.resnet import ResnetBlock2D
+    block = random(ResnetBlock2D(**{"in_channels": 8, "temb_channels": 12, "groups": 4, **options}).double())
+    stock = copy.deepcopy(block)
+    report = nft.convert(block)
+    assert report.biases == ["conv1", "conv2", *["conv_shortcut"] * ("out_channels" in options)]
+    x, temb = torch.randn(2, 8, 5, 5), torch.randn(2, 12) if options.get("temb_channels", 1) else None
+    for training in (True, False):
+        results = []
+        for m in (block.train(training), stock.train(training)):
+            m.zero_grad()
+            torch.manual_seed(1)
+            a = x.clone().requires_grad_()
+            y = m(a, temb)
+            y.square().sum().backward()
+            results.append([y.detach(), a.grad, *(p.grad for p in m.parameters())])
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    found = operators(block, x, temb)
+    assert found["bare"] == len(report.biases) and found["biased"] == 0
+    assert found["group_norm_inference+bias"] == 1
+    for name in ("channel_affine", "div"):
+        assert found[name] == counts.get(name, 0)
+
+
+def stable_diffusion_vae(diffusers, **options):
+    return diffusers.AutoencoderKL(down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
+                                   block_out_channels=(32, 32, 64, 64), layers_per_block=2, **options)
+
+
+@pytest.mark.parametrize("options", [{"latent_channels": 4}, {"latent_channels": 16, "use_quant_conv": False,
+                                                              "use_post_quant_conv": False}], ids=["SD, SDXL", "FLUX"])
+def test_decoders(diffusers, options):
+    def decode(m, z):
+        return m.decode(z, return_dict=False)[0]
+
+    latents = images(1, options["latent_channels"], 4, 4)
+    report = compared(lambda: stable_diffusion_vae(diffusers, **options), latents, call=decode, training=(True, False))
+    moved = [name for name in report.biases if name.startswith("decoder")]
+    # Two in each of 14 residual blocks, one in the shortcut of the one that changes its width.
+    assert len(moved) == 29
+    stock = stable_diffusion_vae(diffusers, **options).double().eval()
+    model = copy.deepcopy(stock)
+    nft.convert(model)
+    before, after = (operators(m, latents, call=decode) for m in (stock, model))
+    # What is left: the first, those behind the upsamplings, the last.
+    assert after["bare"] == 29 and after["biased"] == before["biased"] - 29 == 5 + (options["latent_channels"] == 4)
+    assert after["channel_affine"] == 14 and before["div"] - after["div"] == 14
+
+
+def test_unet(diffusers):
+    """Training: gradients of embeddings and of biases."""
+    inputs = images(2, 4, 8, 8), torch.tensor([3, 500]), images(2, 5, 16)
+
+    def make():
+        return diffusers.UNet2DConditionModel(sample_size=8, block_out_channels=(32, 64), cross_attention_dim=16,
+                                              attention_head_dim=8, layers_per_block=1,
+                                              down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+                                              up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"))
+
+    def call(m, x, t, e):
+        return m(x, t, e, return_dict=False)[0]
+
+    report = compared(make, *inputs, call=call)
+    blocks = {name.rsplit(".", 1)[0] for name in report.biases if "resnets" in name}
+    assert len(blocks) == 8 and all(f"{block}.conv{i}" in report.biases for block in blocks for i in (1, 2))
+    assert sum("proj_out" in name for name in report.biases) == 4  # the sums behind attentions
+    model = make().double().eval()
+    nft.convert(model)
+    assert operators(model, *inputs, call=call)["group_norm_inference+bias"] == 8
