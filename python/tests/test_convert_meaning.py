@@ -19,6 +19,7 @@ import normfuse.torch as nft  # noqa: E402
 import numpy as np  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from device import DEVICE, default_device, of_the_cpu  # noqa: E402, F401
+from normfuse.torch import _calls  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -28,7 +29,8 @@ X = (2, 4, 5, 5)
 
 
 @pytest.fixture(autouse=True)
-def seed():
+def seed(monkeypatch):
+    monkeypatch.setattr(_calls, "BIAS_DEVICES", {"cpu", "cuda"})  # what moves there must mean the same, too
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     yield
@@ -997,7 +999,8 @@ ACTS = ["self.relu({})", "self.relu_({})", "self.silu({})", "self.leaky_({})", "
         "F.leaky_relu({}, 0.1)", "{}.relu_()", "F.gelu({})", "self.nothing(self.relu({}))", "self.relu(self.drop({}))"]
 OTHERS = ["self.conv0({})", "self.conv1({})", "self.nothing({})", "self.drop({})", "self.drop_({})", "self.over({})",
           "self.over2({})", "self.pair({})", "self.aliases({})", "self.list[1]({})", "{}.view(2, 4, 3, 3)", "{}",
-          "{}.clone()", "{} * 1.5", "{}.detach()", "torch.tanh({})"]
+          "{}.clone()", "{} * 1.5", "{}.detach()", "torch.tanh({})", "self.conv0({0}) + {0}.mean((2, 3), keepdim=True)",
+          "(self.conv1({0}) + {0}) / 1.0", "self.conv0({0}) + self.conv1({0})"]
 IN_PLACE = ["{0} += {1}", "{0}.mul_(1.25)", "{0}.add_({1})", "{0} *= 0.5", "torch.add({1}, 1, out={0}.detach())"]
 
 
