@@ -350,11 +350,20 @@ class _ChannelAffineBackward:
     def save(ctx, inputs, outputs):
         x, scale, bias, post_add, ctx.activation, ctx.act_param = inputs
         post_add, ctx.from_y = saved_for_activation(post_add, outputs, ctx.activation, ctx.act_param)
-        ctx.save_for_backward(x, scale, bias, post_add)
+        ctx.is_sum = scale is None and ctx.activation == 0
+        if ctx.is_sum:  # as torch's additions, it keeps no tensor
+            ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+        else:
+            ctx.save_for_backward(x, scale, bias, post_add)
 
     @staticmethod
     def backward(ctx, dy):
         x_needs, scale_needs, bias_needs, post_add_needs = ctx.needs_input_grad[:4]
+        if ctx.is_sum:
+            shape, dtype = ctx.bias if bias_needs else (None, None)
+            dbias = _call(ops.channel_affine_backward.default, dy, dy, None, dy.new_empty(shape, dtype=dtype), None, 0,
+                          0.0, WANT_BIAS)[2] if bias_needs else None
+            return dy if x_needs else None, None, dbias, dy if post_add_needs else None, None, None
         wanted = (WANT_X if x_needs else 0) | (WANT_WEIGHT if scale_needs else 0) | (WANT_BIAS if bias_needs else 0)
         activation = ctx.activation
         if post_add_needs and activation:
