@@ -25,3 +25,16 @@ def test_train_digits():
     _, stock, ours = lines[-1]
     # What the script promises. Networks that learned nothing would agree as well, at 0.1; two epochs come to 0.86.
     assert abs(float(stock) - float(ours)) <= 0.02 and min(float(stock), float(ours)) > 0.7, done.stdout
+
+
+def test_decoder():
+    pytest.importorskip("diffusers", reason="diffusers, which makes the decoder, is not installed")
+    # Without torchvision, whose wheel from PyPI cannot be imported beside a PyTorch without CUDA.
+    words = [sys.executable, "-c", "import runpy, sys; sys.modules['torchvision'] = None; sys.argv = sys.argv[1:]; "
+             "runpy.run_path(sys.argv[0], run_name='__main__')", str(ROOT / "examples/decoder.py"), "--size", "64"]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\d+ layers: (\d+) done, \d+ of them with what follows, 0 left; on CUDA the biases of \d+ "
+                     r"convolutions move$", done.stdout, re.M), done.stdout
+    assert re.search(r"^64 x 64 pixels on (cpu|cuda): differs by", done.stdout, re.M), done.stdout
