@@ -35,6 +35,7 @@ def test_decoder():
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^\d+ layers: (\d+) done, \d+ of them with what follows, 0 left; on CUDA the biases of \d+ "
-                     r"convolutions move$", done.stdout, re.M), done.stdout
+    # Of both halves: 24 residual blocks with two convolutions each, and their shortcuts.
+    assert re.search(r"^52 layers: 52 done, 50 of them with what follows, 0 left; biases moved on CUDA: \d+$", done.stdout,
+                     re.M), done.stdout
     assert re.search(r"^64 x 64 pixels on (cpu|cuda): differs by", done.stdout, re.M), done.stdout

@@ -102,7 +102,7 @@ def _given(layer: nn.Module, input: Operand) -> tuple[Any, dict[str, Tensor]]:
     """What the layer is called with: its input, and the keyword of the input's bias."""
     if not isinstance(input, Biased):
         return input, {}
-    if input.bias is not None and takes_bias(layer) and not hooked(layer):
+    if input.bias is not None and takes_bias(layer):
         return input.value, {"pre_bias": input.bias}
     return complete(input), {}
 

@@ -297,5 +297,5 @@ def takes_activation(module: Optional[nn.Module]) -> bool:
 
 
 def takes_bias(module: Optional[nn.Module]) -> bool:
-    """Whether its call takes pre_bias."""
-    return type(module) in _OURS
+    """Whether its call takes pre_bias, with no one who watches what it gets."""
+    return type(module) in _OURS and not hooked(module)

@@ -10,6 +10,8 @@ proved that nothing else reads what lies between. Layers and activations stay wh
 that calls them, a module with a forward of its own or an nn.Sequential (a block). Its forward is rewritten from what
 torch.fx traces, or from its text where two statements in a row call the layer and its activation. The layer may also be
 the last one in a container that the block calls, such as nn.Sequential(convolution, norm).
+
+In the same graphs biases of convolutions are handed on to what reads the convolutions (see _calls.py).
 """
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ class ConversionReport:
         return [layer for layer in self.layers if not layer.done]
 
     def __str__(self) -> str:
-        biases = f"; on CUDA the biases of {len(self.biases)} convolutions move" if self.biases else ""
+        biases = f"; biases moved on CUDA: {len(self.biases)}" if self.biases else ""
         return "\n".join([f"{len(self.layers)} layers: {len(self.converted)} done, {len(self.folded)} of them with "
                           f"what follows, {len(self.left)} left{biases}", *map(str, self.layers)])
 
@@ -93,6 +95,9 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     else reads the values between. It may be ReLU, ReLU6, LeakyReLU, SiLU, GELU, Hardswish, ELU or Mish with its
     parameters, as a module or a function. `* (1 + scale) + shift` after a group norm is folded, too. What has hooks is
     not folded. PReLU is not: its slope is learned.
+
+    On CUDA biases of convolutions move into the calls of the layers that they feed, or into the residual additions
+    after them: `norm(conv(x) + embedding)` and `conv(x) + residual` are a convolution without bias and one pass each.
 
     This is seen where torch.fx traces the forward of the module or nn.Sequential that calls them, or that calls a
     container which ends in the layer. Where torch.fx does not trace it, an activation is folded that the next statement
