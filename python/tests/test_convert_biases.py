@@ -366,6 +366,22 @@ def test_hooked_convolutions_are_left(hook):
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("hook", HOOKS)
+def test_convolutions_before_hooked_layers_are_left(hook):
+    model, stock, report = both(hooked_norm(hook, nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.ReLU())))
+    assert report.biases == []
+    check_same(model, stock)
+
+
+def hooked_norm(hook, model):
+    getattr(model[1], hook)(nothing)
+    return model
+
+
+def nothing(*arguments):
+    pass
+
+
 def test_other_layers_take_no_bias():
     class Mine(nn.GroupNorm):
         pass
@@ -461,6 +477,20 @@ def test_16_bits_are_no_farther_from_the_truth(dtype, autocast):
     want = exact(x.double())
     assert y.dtype == z.dtype and counts["bare"] == 2 and counts["biased"] == 0
     assert (y.double() - want).norm() <= 1.02 * (z.double() - want).norm()
+
+
+def test_sums_keep_their_type_where_norms_give_f32():
+    torch.set_default_dtype(torch.float32)
+    model, stock, _ = both(Block(lambda s, x: s.other(s.conv(s.norm(x)) + x) + s.conv.weight.new_zeros(())))
+    before = nft.functional.autocast_to_float32(True)
+    try:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            x = torch.randn(X).bfloat16()
+            with Operators() as found:
+                y = model(x)
+            assert y.dtype == stock(x).dtype == torch.bfloat16 and found.counts["channel_affine"] == 2
+    finally:
+        nft.functional.autocast_to_float32(before)
 
 
 def test_sums_of_biases_are_not_rounded_to_16_bits():

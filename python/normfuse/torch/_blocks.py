@@ -340,9 +340,10 @@ def addend(node: torch.fx.Node, value: torch.fx.Node) -> Optional[torch.fx.Node]
 
 def is_divided_by_one(node: torch.fx.Node, value: torch.fx.Node) -> bool:
     """Is this node value / 1?"""
-    return (node.target in (operator.truediv, torch.div, torch.true_divide, "div") and not node.kwargs
-            and len(node.args) == 2 and node.args[0] is value and type(node.args[1]) in (int, float)
-            and node.args[1] == 1)
+    divides = (node.target in (operator.truediv, torch.div, torch.true_divide) if node.op == "call_function"
+               else node.op == "call_method" and node.target == "div")
+    return (divides and not node.kwargs and len(node.args) == 2 and node.args[0] is value
+            and type(node.args[1]) in (int, float) and node.args[1] == 1)
 
 
 def scale_and_shift(node: torch.fx.Node) -> Optional[tuple[torch.fx.Node, ...]]:

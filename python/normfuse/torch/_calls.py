@@ -4,8 +4,8 @@
 That the modules are still what they were is looked up in each call. They are called one after the other where someone
 has hooked or replaced one of them since, or where tensors have other shapes, types or devices than one call takes.
 
-A convolution's bias can be added by what reads the convolution. `convolve` gives both apart, as a Biased. Sums and
-layers take a Biased in the place of a tensor.
+A convolution's bias is added by what reads the convolution: `convolve` gives output and bias apart, as a Biased, and
+sums and layers take a Biased in the place of a tensor.
 """
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def has_bias_to_move(convolution: Optional[nn.Module]) -> bool:
 
 
 def convolve(convolution: nn.Module, input: Any) -> Biased:
-    """convolution(input), with its bias apart where that is worth it. An input without a batch axis has no [C] at its
-    second."""
+    """convolution(input), with its bias apart where that is worth it. An input without a batch axis has its channels
+    elsewhere."""
     if not (isinstance(input, Tensor) and input.device.type in BIAS_DEVICES and has_bias_to_move(convolution)):
         return Biased(convolution(input), None)
     weight, bias = convolution.weight, convolution.bias
@@ -59,9 +59,16 @@ def convolve(convolution: nn.Module, input: Any) -> Biased:
                              convolution.groups, convolution.dilation), bias)
 
 
-def complete(sum: Biased) -> Any:
+def complete(operand: Operand) -> Any:
     """The tensor that it stands for."""
-    return sum.value if sum.bias is None else functional.channel_affine(sum.value, None, sum.bias)
+    if not isinstance(operand, Biased):
+        return operand
+    return operand.value if operand.bias is None else _added(operand.value, operand.bias, None)
+
+
+def _added(value: Tensor, bias: Tensor, other: Optional[Tensor]) -> Tensor:
+    """value + bias [+ other] in one pass, and in value's type: autocast_to_float32 is about norms."""
+    return functional.channel_affine(value, None, bias, post_add=other).to(value.dtype)
 
 
 def _sum_of_biases(bias: Tensor, other: Tensor) -> Tensor:
@@ -82,8 +89,8 @@ def add_with_biases(first: Operand, second: Operand, in_place: bool) -> Biased:
         if other.shape == value.shape and other.stride() == value.stride():  # or else the sum is laid out as first
             if other_bias is not None:
                 bias = _sum_of_biases(bias, other_bias)
-            return Biased(functional.channel_affine(value, None, bias, post_add=other), None)
-    first, second = (complete(operand) if isinstance(operand, Biased) else operand for operand in (first, second))
+            return Biased(_added(value, bias, other), None)
+    first, second = complete(first), complete(second)
     if in_place:
         first += second
         return Biased(first, None)
@@ -91,7 +98,7 @@ def add_with_biases(first: Operand, second: Operand, in_place: bool) -> Biased:
 
 
 def over_one(total: Any) -> Any:
-    """total / 1."""
+    """total / 1, which a floating-point tensor is already."""
     return total if isinstance(total, Tensor) and total.is_floating_point() else total / 1
 
 
