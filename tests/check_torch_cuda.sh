@@ -59,7 +59,7 @@ run() {
         -o junit_family=xunit2 --junitxml="$logs/$1.xml" "python/tests/test_$1.py" "${@:2}" >"$logs/$1.txt" 2>&1
     echo $? >"$logs/$1.status"
 }
-for name in arrays functional operators modules convert convert_meaning rules tools models install distributed vmap; do
+for name in arrays functional operators modules convert convert_meaning convert_biases rules tools models install distributed vmap; do
     run "$name" "$@" &
 done
 wait

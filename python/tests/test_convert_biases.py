@@ -122,8 +122,6 @@ def norm_of(kind, channels, spatial):
 def test_every_convolution_before_every_norm(name, norm):
     convolution = copy.deepcopy(CONVOLUTIONS[name]).to(DEVICE, torch.float64)
     spatial = convolution.weight.dim() - 2
-    if norm == "SyncBatchNorm" and not ON_CUDA:
-        norm = "BatchNorm"  # stock's refuses the CPU while training; the class itself is in test_sync_batch_norm
     model, stock, report = both(nn.Sequential(convolution, norm_of(norm, 6, spatial), nn.ReLU()))
     assert report.biases == ["0"] and "0 left; biases moved on CUDA: 1\n" in str(report)
     x = torch.randn(2, 4, *(5,) * spatial)
@@ -132,18 +130,6 @@ def test_every_convolution_before_every_norm(name, norm):
         counts = operators(model.train(training), x)
         assert counts["bare"] == 1 and counts["biased"] == 0
         assert sum(n for name, n in counts.items() if name.endswith("+bias")) == 1
-
-
-def test_sync_batch_norm():
-    model, stock, report = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.SyncBatchNorm(4)))
-    check_same(model, nn.Sequential(stock[0], copy_to_2d(stock[1])))
-    assert report.biases == ["0"] and operators(model, torch.randn(X))["bare"] == 1
-
-
-def copy_to_2d(layer):
-    made = nn.BatchNorm2d(layer.num_features)
-    made.load_state_dict(layer.state_dict())
-    return made
 
 
 CHAINS = {
