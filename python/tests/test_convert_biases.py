@@ -255,6 +255,22 @@ def test_a_container_that_ends_in_a_norm():
     assert operators(model.part, torch.randn(X))["bare"] == 1
 
 
+def test_a_container_that_begins_with_a_norm():
+    model, stock, report = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(nn.InstanceNorm2d(4), nn.Dropout(0.2),
+                                                                                nn.PReLU())))
+    check_same(model, stock)
+    assert report.biases == ["0"] and operators(model.eval(), torch.randn(X))["bare"] == 1
+    seen = []
+    model[1].register_forward_hook(lambda module, arguments, output: seen.append(arguments[0]))
+    x = torch.randn(X)
+    torch.testing.assert_close(model(x), stock.eval()(x))
+    torch.testing.assert_close(seen, [stock[0](x)])
+    for behind in (nn.Sequential(nn.Tanh(), nn.GroupNorm(2, 4)), nn.Sequential(), nn.Sequential(nn.GELU())):
+        model, stock, report = both(nn.Sequential(nn.Conv2d(4, 4, 1), behind, nn.GroupNorm(2, 4)))
+        check_same(model, stock)
+        assert report.biases == []
+
+
 def test_a_norm_with_an_activation_of_its_own():
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nft.GroupNorm(2, 4, activation="silu"))
     stock = copy.deepcopy(nn.Sequential(model[0], nn.GroupNorm(2, 4), nn.SiLU()))
@@ -906,6 +922,14 @@ def test_decoders(diffusers, options):
     # What is left: the first, those behind the upsamplings, the last.
     assert after["bare"] == 29 and after["biased"] == before["biased"] - 29 == 5 + (options["latent_channels"] == 4)
     assert after["channel_affine"] == 14 and before["div"] - after["div"] == 14
+
+
+def test_monai_unet():
+    monai_nets = load("monai.networks.nets")
+    report = compared(lambda: monai_nets.UNet(spatial_dims=2, in_channels=1, out_channels=2, channels=(4, 8, 16),
+                                              strides=(2, 2), num_res_units=2), images(2, 1, 16, 16))
+    # All but those of the last unit's last convolution and of shortcuts, which no norm follows.
+    assert len(report.biases) == len(report.layers) and not report.left
 
 
 def test_unet(diffusers):

@@ -16,6 +16,7 @@ In the same graphs biases of convolutions are handed on to what reads the convol
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from typing import Mapping, Optional
 
@@ -188,20 +189,22 @@ class _Folding:
         self._effects: dict[nn.Module, _blocks.Effects] = {}
 
     def callers(self, owners: dict[nn.Module, list[nn.Module]]) -> list[nn.Module]:
-        """The modules that call layers, and those that call containers which end in one."""
+        """The modules that call layers, and those that call containers which end or begin with one."""
         callers: dict[nn.Module, None] = {}
         waiting = list(self.layers)
         for module in waiting:
             for owner in owners.get(module, ()):
                 if owner not in callers:
                     callers[owner] = None
-                    if self._end_of(owner) is not None:
+                    if self._end_of(owner) is not None or any(owner in self._fed(above)
+                                                              for above in owners.get(owner, ())):
                         waiting.append(owner)
         return list(callers)
 
     def block(self, block: nn.Module) -> None:
         """Rewrites the block where something can be folded."""
         inlined = {module for module in block.modules() if module is not block and self._end_of(module) is not None}
+        inlined |= self._fed(block)
         own = {layer for layer, owners in _owners(block).items()
                if self._foldable(layer) and any(owner is block for owner in owners)}
         pairs: tuple[tuple[str, str], ...] = ()
@@ -248,6 +251,16 @@ class _Folding:
                 last = children[-1] if children else None
                 self._ends[container] = last if last is None or self._foldable(last) else self._end_of(last)
         return self._ends[container]
+
+    def _fed(self, block: nn.Module) -> set[nn.Module]:
+        """Of an nn.Sequential, the nn.Sequentials in it that begin with a layer, behind a convolution whose bias can
+        move: MONAI's convolutions are such."""
+        if not _runs_as_sequential(block):
+            return set()
+        children = [child for child in block._modules.values() if child is not None]
+        return {after for before, after in zip(children, children[1:]) if has_bias_to_move(before)
+                and _runs_as_sequential(after) and not hooked(after)
+                and any(takes_bias(child) for child in itertools.islice(after._modules.values(), 1))}
 
     def _may_end(self, module: nn.Module) -> bool:
         return module in self.layers or (_runs_as_sequential(module)
