@@ -1235,6 +1235,45 @@ static bool is_of_grid(int held)
     return held == 0;
 }
 
+/* The problem that a kernel is given, as the host has it. */
+static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *a)
+{
+    const struct normfuse_cuda_problem *const from = &a->problem;
+    struct normfuse_problem p = {
+        .sets = (enum normfuse_sets)from->sets,
+        .phases = from->flags >> NORMFUSE_FLAG_PHASES_SHIFT,
+        .type = from->big_type,
+        .columns = (from->flags & NORMFUSE_FLAG_COLUMNS) != 0,
+        .from_y = (from->flags & NORMFUSE_FLAG_FROM_Y) != 0,
+        .evaluate = (from->flags & NORMFUSE_FLAG_EVALUATE) != 0,
+        .activation = from->activation,
+        .n = from->n,
+        .c = from->c,
+        .s = from->s,
+        .groups = from->groups,
+        .set_values = from->set_values,
+    };
+    const bool backward = (p.phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
+    struct normfuse_view *const views[NORMFUSE_VIEWS] = {
+        &p.x, backward ? &p.dx : &p.y, &p.dy, &p.post_add, &p.pre_add, backward ? &p.du : &p.u, &p.dpost_add};
+    for (int i = 0; i < NORMFUSE_VIEWS; i++)
+        *views[i] = i == 0 ? (struct normfuse_view){from->views[0], from->x_batch, from->x_channel, from->x_position}
+                           : (struct normfuse_view){from->views[i], from->other_strides[i - 1].batch,
+                                                    from->other_strides[i - 1].channel,
+                                                    from->other_strides[i - 1].position};
+    struct normfuse_parameter *const parameters[NORMFUSE_PARAMETERS] = {
+        &p.weight, &p.bias,         &p.scale,       &p.shift,   &p.pre_bias, &p.mean,   &p.rstd,
+        &p.running_mean, &p.running_var, &p.dweight, &p.dbias,    &p.dscale, &p.dshift};
+    for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
+        const int rare = i - NORMFUSE_COMMON_PARAMETERS;
+        const struct normfuse_cuda_strides strides = rare < 0 ? from->strides[i] : from->rare_strides[rare];
+        *parameters[i] =
+            (struct normfuse_parameter){rare < 0 ? from->parameters[i] : from->rare_parameters[rare], strides.batch,
+                                        strides.channel, rare < 0 ? from->types[i] : from->rare_types[rare]};
+    }
+    return p;
+}
+
 /* Columns: rows that the threads of a block have at once. */
 static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int held, uint32_t threads)
 {
@@ -1252,7 +1291,7 @@ static bool is_general(const char *kernel)
 /* Of a thread's sums; of what it joins, whose means are five more; of blocks. */
 static double longest_way_of_general(const struct normfuse_cuda_arguments *a, int vector_elements, bool backward)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows,
@@ -1281,7 +1320,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     if (is_general(kernel))
         return longest_way_of_general(a, vector_elements, backward);
 
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     /* What of a vector belongs to a row: adding the zeros in the place of the others rounds nothing. */
     const int64_t of_vector = unaligned && p->s < vector_elements ? p->s : vector_elements;
@@ -1403,7 +1442,7 @@ static bool divides(const struct normfuse_cuda_divisor *by)
 static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int vector_elements,
                          int held, unsigned char *seen)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     if (is_line(launch->name)) {
         for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
@@ -1519,7 +1558,7 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
 static void count_elements_of_general(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a,
                                       int vector_elements, unsigned char *seen)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const int64_t of_unit = p->columns ? vector_elements : 1, row_channels = p->columns ? g->row_channels : p->c;
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
@@ -1551,7 +1590,7 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
 static void check_general(const struct plan_case *test, const struct fake_launch *launch,
                           const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool backward = test->backward;
     const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
@@ -1633,7 +1672,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
  * that are aligned in memory). */
 static void count_elements(const struct normfuse_cuda_arguments *a, int vector_elements, unsigned char *of_elements)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     for (int64_t set = 0; set < g->all_block_groups; set++)
         for (int64_t row = 0; row < g->rows; row++) {
@@ -1652,7 +1691,7 @@ static void count_elements(const struct normfuse_cuda_arguments *a, int vector_e
 static void check_unaligned(const struct plan_case *test, const struct fake_launch *launch,
                             const struct normfuse_cuda_arguments *a, int vector_elements)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch == p->x.batch &&
@@ -1704,7 +1743,7 @@ static void check_packed(const struct plan_case *test, const struct fake_launch 
 static void check_compact(const struct plan_case *test, const struct fake_launch *launch,
                           const struct normfuse_cuda_arguments *a, int vector_elements)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_cuda_columns *const c = &a->columns;
     const struct normfuse_cuda_cluster *const of = &c->of.cluster;
@@ -1739,7 +1778,7 @@ static void check_compact(const struct plan_case *test, const struct fake_launch
 static void check_short(const struct plan_case *test, const struct fake_launch *launch,
                         const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_cuda_columns *const c = &a->columns;
     const struct normfuse_cuda_lanes *const of = &c->of.lanes;
@@ -1772,7 +1811,7 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
 static void check_line(const struct plan_case *test, const struct fake_launch *launch,
                        const struct normfuse_cuda_arguments *a, int held)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
                                                  &p->dy, &p->du,      &p->dx,       &p->dpost_add};
@@ -1821,7 +1860,7 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
 static void check_tile(const struct plan_case *test, const struct fake_launch *launch,
                        const struct normfuse_cuda_arguments *a, int held)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_cuda_tile *const t = &a->tile;
     const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
@@ -1906,7 +1945,7 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
 static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
                          const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_cuda_columns *const c = &a->columns;
 #define HOLDS(condition)                                                                                               \
@@ -1943,7 +1982,7 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
 static void check_grid(const struct plan_case *test, const struct fake_launch *launch,
                        const struct normfuse_cuda_arguments *a, int vector_elements)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_cuda_columns *const c = &a->columns;
     const struct normfuse_cuda_grid *const of = &c->of.grid;
@@ -2008,7 +2047,7 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
 static void check_folded(const struct plan_case *test, const struct fake_launch *launch,
                          const struct normfuse_cuda_arguments *a, int vector_elements)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool unaligned_samples = is_unaligned_samples(launch->name);
     /* Unaligned samples: rows enough wherever a sample begins in its first vector. */
@@ -2046,7 +2085,7 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
 static void check_unaligned_samples(const struct plan_case *test, const struct fake_launch *launch,
                                     const struct normfuse_cuda_arguments *a, int vector_elements)
 {
-    const struct normfuse_problem *const p = &a->problem;
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
@@ -2079,7 +2118,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     if (!CHECK(launch->argument_bytes == sizeof a, "%s: %zu bytes of arguments", test->name, launch->argument_bytes))
         return;
     memcpy(&a, launch->arguments, sizeof a);
-    const struct normfuse_problem *const p = &a.problem;
+    const struct normfuse_problem of_launch = problem_of(&a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a.geometry;
     if (sscanf(numbers, "_%dx%d", &vector_elements, &held) != 2) {
         const int64_t threads = (int64_t)launch->threads, of_totals = g->totals_blocks * threads;

@@ -34,7 +34,7 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     const int of_all = part - of_sample * g.parts_a_sample;
     place.first = of_all * (g.interleaved ? place.rows_at_once : g.part_rows);
     place.stop = g.interleaved ? g.rows : min(g.rows, place.first + g.part_rows);
-    place.step = g.by_row_step.divisor * (unsigned)a.problem.x.position * (unsigned)sizeof(T);
+    place.step = g.by_row_step.divisor * (unsigned)a.problem.x().position * (unsigned)sizeof(T);
     make_opaque(place.step);
     return place;
 }
@@ -48,7 +48,7 @@ template <typename T, int V> struct column_cursor {
     __device__ __forceinline__ column_cursor(const normfuse_view &own, const normfuse_view &x,
                                              const column_place &place, int row, int lead = 0)
     {
-        base = own.data + ((int64_t)place.n * own.batch - lead) * (int64_t)sizeof(T);
+        base = own.data + ((int64_t)place.n * x.batch - lead) * (int64_t)sizeof(T);
         /* Else it is found again at each access, by a dozen instructions. */
         base = opaque(base);
         at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
@@ -134,8 +134,8 @@ template <typename T, int V, bool allowed> struct column_edges {
         marks = V << 4;
         step = place.step;
         if constexpr (allowed) {
-            const normfuse_problem &p = a.problem;
-            const int lead = (int)(place.n * p.x.batch & (V - 1)), width = a.geometry.width;
+            const normfuse_cuda_problem &p = a.problem;
+            const int lead = (int)(place.n * p.x().batch & (V - 1)), width = a.geometry.width;
             const int elements = lead + (int)(p.s * p.c);
             const int vectors = (int)((unsigned)(elements + V - 1) / (unsigned)V);
             column_place own = place;
@@ -276,17 +276,17 @@ struct channel_values {
 };
 
 /* Behind them, where a forward sums: pre_bias of `channels`. */
-__device__ __forceinline__ float *biases_of(const normfuse_problem &p, const channel_values &of, int channels)
+__device__ __forceinline__ float *biases_of(const normfuse_cuda_problem &p, const channel_values &of, int channels)
 {
-    return of.shifts + (p.scale.data || p.shift.data ? channels : 0);
+    return of.shifts + (p.scale().data || p.shift().data ? channels : 0);
 }
 
-__device__ __forceinline__ void weigh(const normfuse_problem &p, const channel_values &of, int i, float &weight,
+__device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const channel_values &of, int i, float &weight,
                                       float &bias)
 {
-    const float scale = p.scale.data ? 1.0f + of.means[i] : 1.0f;
-    weight = (p.weight.data ? of.slopes[i] : 1.0f) * scale;
-    bias = (p.bias.data ? of.offsets[i] : 0.0f) * scale + (p.shift.data ? of.shifts[i] : 0.0f);
+    const float scale = p.scale().data ? 1.0f + of.means[i] : 1.0f;
+    weight = (p.weight().data ? of.slopes[i] : 1.0f) * scale;
+    bias = (p.bias().data ? of.offsets[i] : 0.0f) * scale + (p.shift().data ? of.shifts[i] : 0.0f);
 }
 
 /* The first place of the i-th of `count` channels, where rows begin `later` channels before their first one. */
@@ -304,34 +304,34 @@ template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int 
 }
 
 /* The parameters of a block's channels into shared memory. */
-__device__ __forceinline__ void stage(const normfuse_problem &p, const channel_values &of, int n, int first, int count,
+__device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const channel_values &of, int n, int first, int count,
                                       int all, int later, int threads)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
         const int c = first + i;
         bits<float> weight = 0, bias = 0, scale = 0, shift = 0, added = 0;
-        if (p.weight.data)
-            weight = request_bits<float>(p.weight, n * p.weight.batch + c * p.weight.channel);
-        if (p.bias.data)
-            bias = request_bits<float>(p.bias, n * p.bias.batch + c * p.bias.channel);
-        if (p.scale.data)
-            scale = request_bits<float>(p.scale, n * p.scale.batch + c * p.scale.channel);
-        if (p.shift.data)
-            shift = request_bits<float>(p.shift, n * p.shift.batch + c * p.shift.channel);
-        if (p.pre_bias.data)
-            added = request_bits<float>(p.pre_bias, n * p.pre_bias.batch + c * p.pre_bias.channel);
+        if (p.weight().data)
+            weight = request_bits<float>(p.weight(), n * p.weight().batch + c * p.weight().channel);
+        if (p.bias().data)
+            bias = request_bits<float>(p.bias(), n * p.bias().batch + c * p.bias().channel);
+        if (p.scale().data)
+            scale = request_bits<float>(p.scale(), n * p.scale().batch + c * p.scale().channel);
+        if (p.shift().data)
+            shift = request_bits<float>(p.shift(), n * p.shift().batch + c * p.shift().channel);
+        if (p.pre_bias().data)
+            added = request_bits<float>(p.pre_bias(), n * p.pre_bias().batch + c * p.pre_bias().channel);
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
-            if (p.weight.data)
-                of.slopes[at] = receive<float>(weight, p.weight.type);
-            if (p.bias.data)
-                of.offsets[at] = receive<float>(bias, p.bias.type);
-            if (p.scale.data)
-                of.means[at] = receive<float>(scale, p.scale.type);
-            if (p.shift.data)
-                of.shifts[at] = receive<float>(shift, p.shift.type);
-            if (p.pre_bias.data)
-                biases_of(p, of, all)[at] = receive<float>(added, p.pre_bias.type);
+            if (p.weight().data)
+                of.slopes[at] = receive<float>(weight, p.weight().type);
+            if (p.bias().data)
+                of.offsets[at] = receive<float>(bias, p.bias().type);
+            if (p.scale().data)
+                of.means[at] = receive<float>(scale, p.scale().type);
+            if (p.shift().data)
+                of.shifts[at] = receive<float>(shift, p.shift().type);
+            if (p.pre_bias().data)
+                biases_of(p, of, all)[at] = receive<float>(added, p.pre_bias().type);
         });
     }
 }
@@ -391,7 +391,7 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
                                                 const group_statistics<float> *groups, int column, int of_group,
                                                 bool ready, float (&slope)[V], float (&offset)[V], float (&shift)[V])
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     if (ready) {
         read_values<V>(of.slopes + column * V, slope);
         read_values<V>(of.offsets + column * V, offset);
@@ -403,11 +403,11 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
         slope[i] = 1.0f;
         offset[i] = 0.0f;
     }
-    if (p.weight.data)
+    if (p.weight().data)
         read_values<V>(of.slopes + column * V, slope);
-    if (p.bias.data)
+    if (p.bias().data)
         read_values<V>(of.offsets + column * V, offset);
-    if (p.scale.data) {
+    if (p.scale().data) {
         read_values<V>(of.means + column * V, shift);
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -415,7 +415,7 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
             offset[i] *= 1.0f + shift[i];
         }
     }
-    if (p.shift.data) {
+    if (p.shift().data) {
         read_values<V>(of.shifts + column * V, shift);
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -431,7 +431,7 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
         offset[i] -= found.rest * slope[i];
         shift[i] = found.mean;
     }
-    if (p.pre_bias.data) {
+    if (p.pre_bias().data) {
         float bias[V];
         read_values<V>(biases_of(p, of, a.geometry.width * V) + column * V, bias);
 #pragma unroll

@@ -57,7 +57,7 @@ template <typename T>
 __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, const gradient_memory &of, bool centred,
                                               bool ready)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const int n = g.all_samples ? 0 : of.n;
     if (ready) {
@@ -68,18 +68,18 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
             double mean = 0.0;
             if (a.source == NORMFUSE_SOURCE_SAVED) {
                 const int set = divide(c, g.by_set_channels);
-                rstd = parameter<float>(p.rstd, n, set, 1.0f);
-                mean = parameter<double>(p.mean, n, set, 0.0);
+                rstd = parameter<float>(p.rstd(), n, set, 1.0f);
+                mean = parameter<double>(p.mean(), n, set, 0.0);
             } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                mean = parameter<double>(p.running_mean, 0, c, 0.0);
+                mean = parameter<double>(p.running_mean(), 0, c, 0.0);
                 rstd = scaled_by_running(p, c, 1.0f);
             }
-            const float scale = 1.0f + parameter<float>(p.scale, n, c, 0.0f);
-            const float slope_here = parameter<float>(p.weight, n, c, 1.0f) * scale * rstd;
+            const float scale = 1.0f + parameter<float>(p.scale(), n, c, 0.0f);
+            const float slope_here = parameter<float>(p.weight(), n, c, 1.0f) * scale * rstd;
             const float offset_here =
-                parameter<float>(p.bias, n, c, 0.0f) * scale + parameter<float>(p.shift, n, c, 0.0f);
+                parameter<float>(p.bias(), n, c, 0.0f) * scale + parameter<float>(p.shift(), n, c, 0.0f);
             float mean_here;
-            split_mean<T>(mean - (double)parameter<float>(p.pre_bias, n, c, 0.0f), mean_here, rest);
+            split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), n, c, 0.0f), mean_here, rest);
             in_all_rows(first_place(i, of.later, of.here), of.here, of.channels, [&](int at) {
                 of.of_channels.means[at] = mean_here;
                 of.of_channels.slopes[at] = slope_here;
@@ -93,13 +93,13 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
         /* Of the of.groups, requested with the rest. */
         const auto request_group = [&](int i, bits<float> &rstd, bits<double> &mean) {
             const int set = divide(of.first_channel + i * g.group, g.by_set_channels);
-            rstd = request_bits<float>(p.rstd, n * p.rstd.batch + set * p.rstd.channel);
-            mean = request_bits<double>(p.mean, n * p.mean.batch + set * p.mean.channel);
+            rstd = request_bits<float>(p.rstd(), n * p.rstd().batch + set * p.rstd().channel);
+            mean = request_bits<double>(p.mean(), n * p.mean().batch + set * p.mean().channel);
         };
         const auto hold_group = [&](int i, bits<float> rstd, bits<double> mean) {
             group_statistics<float> found;
-            found.rstd = receive<float>(rstd, p.rstd.type);
-            split_mean<T>(receive<double>(mean, p.mean.type), found.mean, found.rest);
+            found.rstd = receive<float>(rstd, p.rstd().type);
+            split_mean<T>(receive<double>(mean, p.mean().type), found.mean, found.rest);
             in_all_rows(i, of.groups_here, of.groups, [&](int at) { of.of_groups[at] = found; });
         };
         bits<float> rstd = 0;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
                                               const column_place &place, int part, bool ready, const float (&first)[V],
                                               const float (&second)[V])
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     if (place.active) {
         const int column = place.column * V - of.later, at = place.beside * of.channels + column;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &a, co
                                             const block_turns &block, cluster_mailbox &mailbox,
                                             uint32_t grid_barrier_before, uint32_t &counted)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const float share = 1.0f / (float)p.set_values;
@@ -298,7 +298,7 @@ __device__ __forceinline__ void know_gradient(const normfuse_cuda_arguments &a, 
 
 /* Of part `h` of a vector, x and dy become x - shift and dy'. */
 template <bool fast, bool unaligned_samples, int V, int H, typename Chosen>
-__device__ __forceinline__ void differentiate_part(const normfuse_problem &p, Chosen chosen, int h,
+__device__ __forceinline__ void differentiate_part(const normfuse_cuda_problem &p, Chosen chosen, int h,
                                                    const float (&shift)[V], const float (&slope)[V],
                                                    const float (&offset)[V], float (&x)[H], float (&dy)[H])
 {
@@ -325,8 +325,8 @@ __device__ __forceinline__ void walk_passing_gradients(const normfuse_cuda_argum
     constexpr int H = values_a_part;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const int threads = (int)blockDim.x;
-    const normfuse_problem &p = a.problem;
-    column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, p.x, place, row, edges.lead());
+    const normfuse_cuda_problem &p = a.problem;
+    column_cursor<T, V> dx(p.dx().data ? p.dx() : p.x(), p.x(), place, row, edges.lead());
     char *const first_dx = dx.base + dx.at;
     if constexpr (unaligned_samples)
         dx.at += edges.skipped() - (unsigned)edges.edges() * place.step;
@@ -399,8 +399,8 @@ __device__ __forceinline__ void store_held_gradients(const normfuse_cuda_argumen
                                                      Differentiate differentiate, Gradient gradient, Done done)
 {
     constexpr int H = values_a_part;
-    const normfuse_problem &p = a.problem;
-    column_cursor<T, V> dx(p.dx.data ? p.dx : p.x, p.x, place, row);
+    const normfuse_cuda_problem &p = a.problem;
+    column_cursor<T, V> dx(p.dx().data ? p.dx() : p.x(), p.x(), place, row);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk<K>(count, shared, [&](int slot) {
             raw<T, V> dx_out = zero_vector<T, V>();
@@ -412,7 +412,7 @@ __device__ __forceinline__ void store_held_gradients(const normfuse_cuda_argumen
                 gradient(h, x, dy);
                 pack_part<T, V>(dx_out, h, x);
             }
-            if (p.dx.data) {
+            if (p.dx().data) {
                 dx.store(dx_out);
                 dx.advance(place);
             }
@@ -430,7 +430,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     using cursor = column_cursor<T, V>;
     constexpr int H = values_a_part;
     using values_of_part = float[H];
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
@@ -440,7 +440,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = holds || p.sets != NORMFUSE_SETS_NONE;
     /* Coefficients are made once a channel, else by each thread. */
-    const bool ready = !centred || g.group == 1 || p.pre_bias.data;
+    const bool ready = !centred || g.group == 1 || p.pre_bias().data;
     const bool half = takes_half<sizeof(T) == 2, true>(p.activation);
     block_turns block(a, false, holds, !holds && g.backwards);
     struct both {
@@ -465,7 +465,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         const column_edges<T, V, unaligned_samples> edges(a, place, row, holds ? K + shared : 1 << 30);
         const int count = edges.count;
         /* ---- load ---- */
-        cursor x_at(p.x, p.x, place, row, edges.lead()), dy_at(p.dy, p.x, place, row, edges.lead());
+        cursor x_at(p.x(), p.x(), place, row, edges.lead()), dy_at(p.dy(), p.x(), place, row, edges.lead());
         const auto load = [&](cursor &x, cursor &dy, int slot) {
             if (slot < 0) {
                 copy_once(&place_of_slot(slot, 0), x.base + x.at, 0);
@@ -556,15 +556,15 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             compiler_barrier(held[k].dy);
         }
         if constexpr (!holds) {
-            walk_passing_gradients<T, V, K, unaligned_samples>(a, place, row, edges, sums, applies && p.dx.data, copy,
+            walk_passing_gradients<T, V, K, unaligned_samples>(a, place, row, edges, sums, applies && p.dx().data, copy,
                                                                of_edges, differentiate, sum_up, gradient);
             if (sums)
                 join_threads();
-        } else if (p.dx.data) {
+        } else if (p.dx().data) {
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             const column_place next = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
-            cursor next_x(p.x, p.x, next, row), next_dy(p.dy, p.x, next, row);
+            cursor next_x(p.x(), p.x(), next, row), next_dy(p.dy(), p.x(), next, row);
             store_held_gradients<T, V, K>(a, place, row, count, shared, read, differentiate, gradient, [&](int slot) {
                 if (is_loaded)
                     load(next_x, next_dy, slot);

@@ -208,7 +208,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
                                                        const float4 *centred, float rest, float rstd)
 {
     const normfuse_cuda_columns &a = all.columns;
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     const int channels = a.width * V, quads = channels / 4, ranks = (int)a.of.cluster.by_ranks.divisor;
     const int owned = (quads + ranks - 1 - place.rank) / ranks; /* quads that this block adds up */
     /* Few channels leave lanes for several rows. */
@@ -270,8 +270,8 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
                 weight += (double)quad[4];
             }
             const int c = place.first_channel + 4 * (i / 4 * ranks + place.rank) + i % 4;
-            write_gradient(p, p.dweight, 0, c, weight);
-            write_gradient(p, p.dbias, 0, c, bias);
+            write_gradient(p, p.dweight(), 0, c, weight);
+            write_gradient(p, p.dbias(), 0, c, bias);
         }
         return;
     }

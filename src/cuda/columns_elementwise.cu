@@ -16,11 +16,11 @@
 /* Of the thread's channels: z = (x - shift) * slope + offset. */
 template <typename T, int V> struct elementwise_channels {
     channel_words<V> weight, bias;
-    __device__ __forceinline__ static void take_bias(const normfuse_problem &p, int n, int c, const float (&slope)[V],
+    __device__ __forceinline__ static void take_bias(const normfuse_cuda_problem &p, int n, int c, const float (&slope)[V],
                                                      float (&offset)[V], float (&about)[V])
     {
         float of[V];
-        receive_channels<V>(request_of(p, p.pre_bias, n, c), p.pre_bias.type, of);
+        receive_channels<V>(request_of(p, p.pre_bias(), n, c), p.pre_bias().type, of);
 #pragma unroll
         for (int i = 0; i < V; i++) {
             float left;
@@ -30,17 +30,17 @@ template <typename T, int V> struct elementwise_channels {
     }
 
     /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
-    __device__ __forceinline__ static channel_words<V> request_of(const normfuse_problem &p,
+    __device__ __forceinline__ static channel_words<V> request_of(const normfuse_cuda_problem &p,
                                                                   const normfuse_parameter &of, int n, int c)
     {
         const int64_t at = n * of.batch * (of.type == NORMFUSE_F32 ? 4 : 2);
-        return request_channels<V, true>(of.data ? of.data + at : p.x.data, of.data ? c : 0,
+        return request_channels<V, true>(of.data ? of.data + at : p.x().data, of.data ? c : 0,
                                          of.data ? of.type : NORMFUSE_F16);
     }
-    __device__ __forceinline__ void request(const normfuse_problem &p, int n, int c)
+    __device__ __forceinline__ void request(const normfuse_cuda_problem &p, int n, int c)
     {
-        weight = request_of(p, p.weight, n, c);
-        bias = request_of(p, p.bias, n, c);
+        weight = request_of(p, p.weight(), n, c);
+        bias = request_of(p, p.bias(), n, c);
     }
     /* The statistics of the sets that the channels are of; a vector of one group requests once. */
     __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
@@ -69,9 +69,9 @@ template <typename T, int V> struct elementwise_channels {
     };
     __device__ __forceinline__ static set_statistics statistics_of(const normfuse_cuda_arguments &a, int n, int set)
     {
-        const normfuse_problem &p = a.problem;
+        const normfuse_cuda_problem &p = a.problem;
         if (a.source == NORMFUSE_SOURCE_SAVED)
-            return {parameter<double>(p.mean, n, set, 0.0), parameter<float>(p.rstd, n, set, 1.0f)};
+            return {parameter<double>(p.mean(), n, set, 0.0), parameter<float>(p.rstd(), n, set, 1.0f)};
         const normfuse_cuda_statistics *const of =
             a.statistics + ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set);
         return {of->mean, (float)of->rstd};
@@ -80,38 +80,38 @@ template <typename T, int V> struct elementwise_channels {
     __device__ __forceinline__ void receive(const normfuse_cuda_arguments &a, int n, int c, float factor,
                                             float (&slope)[V], float (&offset)[V], float (&about)[V]) const
     {
-        const normfuse_problem &p = a.problem;
+        const normfuse_cuda_problem &p = a.problem;
         float of[V];
 #pragma unroll
         for (int i = 0; i < V; i++) {
             slope[i] = 1.0f;
             offset[i] = about[i] = 0.0f;
         }
-        if (p.weight.data)
-            receive_channels<V>(weight, p.weight.type, slope);
-        if (p.bias.data)
-            receive_channels<V>(bias, p.bias.type, offset);
-        if (p.scale.data) {
-            receive_channels<V>(request_of(p, p.scale, n, c), p.scale.type, of);
+        if (p.weight().data)
+            receive_channels<V>(weight, p.weight().type, slope);
+        if (p.bias().data)
+            receive_channels<V>(bias, p.bias().type, offset);
+        if (p.scale().data) {
+            receive_channels<V>(request_of(p, p.scale(), n, c), p.scale().type, of);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 slope[i] *= 1.0f + of[i];
                 offset[i] *= 1.0f + of[i];
             }
         }
-        if (p.shift.data) {
-            receive_channels<V>(request_of(p, p.shift, n, c), p.shift.type, of);
+        if (p.shift().data) {
+            receive_channels<V>(request_of(p, p.shift(), n, c), p.shift().type, of);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 offset[i] += of[i];
         }
-        if (p.evaluate) {
-            const channel_words<V> mean = request_of(p, p.running_mean, 0, c);
-            receive_channels<V>(request_of(p, p.running_var, 0, c), p.running_var.type, of);
+        if (p.evaluate()) {
+            const channel_words<V> mean = request_of(p, p.running_mean(), 0, c);
+            receive_channels<V>(request_of(p, p.running_var(), 0, c), p.running_var().type, of);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
-            receive_channels<V>(mean, p.running_mean.type, of);
+            receive_channels<V>(mean, p.running_mean().type, of);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 float rest;
@@ -121,7 +121,7 @@ template <typename T, int V> struct elementwise_channels {
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             centre(a, n, c, slope, offset, about);
         }
-        if (p.pre_bias.data)
+        if (p.pre_bias().data)
             take_bias(p, n, c, slope, offset, about);
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     using cursor = column_cursor<T, V>;
     using vectors = elementwise_vectors<residual>;
     constexpr bool fast = sizeof(T) == 2;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const int block = (int)(residual && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const int block_group = divide(block, g.by_parts), part = block - block_group * g.parts;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     if (count == 0)
         return;
     vectors held[K];
-    cursor x(p.x, p.x, place, row), y(p.y, p.x, place, row), other(residual ? p.post_add : p.x, p.x, place, row);
+    cursor x(p.x(), p.x(), place, row), y(p.y(), p.x(), place, row), other(residual ? p.post_add() : p.x(), p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x.base + x.at);
         if constexpr (residual)
@@ -215,17 +215,17 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     using vectors = elementwise_pairs<residual>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const int block_group = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - block_group * g.parts;
     const column_place place = place_of<T, V>(a, block_group, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
-    const bool writes_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx.data;
+    const bool writes_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx().data;
     vectors held[K];
-    cursor x_at(p.x, p.x, place, row), dy_at(p.dy, p.x, place, row), dx(p.dx.data ? p.dx : p.x, p.x, place, row);
-    cursor residual_at(residual ? p.post_add : p.x, p.x, place, row),
-        dresidual(residual && p.dpost_add.data ? p.dpost_add : p.x, p.x, place, row);
+    cursor x_at(p.x(), p.x(), place, row), dy_at(p.dy(), p.x(), place, row), dx(p.dx().data ? p.dx() : p.x(), p.x(), place, row);
+    cursor residual_at(residual ? p.post_add() : p.x(), p.x(), place, row),
+        dresidual(residual && p.dpost_add().data ? p.dpost_add() : p.x(), p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x_at.base + x_at.at);
         load_vector_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
@@ -262,7 +262,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
                         unpack_part<T, V>(of.residual, h, more);
 #pragma unroll
                         for (int i = 0; i < H; i++)
-                            z[i] = p.from_y ? more[i] : fmaf(more[i], factor, z[i]);
+                            z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]);
                     }
                     differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
                 }
@@ -284,7 +284,7 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
             if (writes_dx)
                 dx.store(out);
             if constexpr (residual) {
-                if (p.dpost_add.data)
+                if (p.dpost_add().data)
                     store_vector<T, V>(dresidual.base + dx.at, 0, out_residual);
             }
             dx.advance(place);
@@ -323,13 +323,13 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
         if (i >= here || lane != 0)
             continue;
         float rounded = 0.0f, rest = 0.0f, left;
-        if (p.evaluate)
-            elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean, 0, c, 0.0f), rounded, rest);
+        if (p.evaluate())
+            elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
         else if (residual && p.sets != NORMFUSE_SETS_NONE)
             split_mean<T>(elementwise_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean,
                           rounded, rest);
-        if (p.pre_bias.data) {
-            (void)add_exactly(rounded, -parameter<float>(p.pre_bias, place.n, c, 0.0f), left);
+        if (p.pre_bias().data) {
+            (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
             rest += left;
         }
         product -= rest * sum;

@@ -38,7 +38,7 @@ struct column_memory {
     __device__ __forceinline__ void lay_out(const normfuse_cuda_arguments &a, const column_place &place, int width,
                                             int vector_bits, uint4 *behind_vectors, int pipeline, bool sums)
     {
-        const normfuse_problem &p = a.problem;
+        const normfuse_cuda_problem &p = a.problem;
         const normfuse_cuda_geometry &g = a.geometry;
         channels = width << (vector_bits + subvector_bits);
         first_channel = place.first_channel;
@@ -50,7 +50,7 @@ struct column_memory {
         of_groups = reinterpret_cast<group_statistics<float> *>(reinterpret_cast<char *>(of_subvectors) +
                                                                 max(subvectors_bytes, pipeline));
         float *const values = reinterpret_cast<float *>(of_groups + (sums ? groups : 0));
-        const int modulated = sums && (p.scale.data || p.shift.data), biased = sums && p.pre_bias.data;
+        const int modulated = sums && (p.scale().data || p.shift().data), biased = sums && p.pre_bias().data;
         of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
         of_means = reinterpret_cast<double *>(values + (3 + modulated + biased) * channels);
         of_parts = reinterpret_cast<float2 *>(of_means + groups + (groups & 1));
@@ -62,25 +62,25 @@ template <typename T>
 __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, const column_memory &of, int later,
                                               bool sums, bool applies)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     /* The first value of each group, which all of its blocks know: means are sent less it. */
     const auto first_value = [&](int i) {
         const int64_t c = of.first_channel + i * g.group;
-        return load_vector<T, 1>(p.x.data, of.n * p.x.batch + c * p.x.channel);
+        return load_vector<T, 1>(p.x().data, of.n * p.x().batch + c * p.x().channel);
     };
     const auto hold_first = [&](int i, raw<T, 1> own) {
         float value[1];
         unpack<T, 1>(own, value);
-        if (p.pre_bias.data)
-            value[0] += parameter<float>(p.pre_bias, of.n, of.first_channel + i * g.group, 0.0f);
+        if (p.pre_bias().data)
+            value[0] += parameter<float>(p.pre_bias(), of.n, of.first_channel + i * g.group, 0.0f);
         of.of_groups[i].mean = value[0];
     };
     raw<T, 1> first_own = raw<T, 1>();
     if (sums && (int)threadIdx.x < of.groups_here)
         first_own = first_value((int)threadIdx.x);
-    if (sums && (applies || p.pre_bias.data))
+    if (sums && (applies || p.pre_bias().data))
         stage(p, of.of_channels, of.n, of.first_channel, of.here, of.channels, later, of.step);
     if (sums) {
         if ((int)threadIdx.x < of.groups_here)
@@ -93,10 +93,10 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < of.here; i += of.step) {
             const int c = of.first_channel + i;
-            const float scale = 1.0f + parameter<float>(p.scale, of.n, c, 0.0f);
-            float slope_here = parameter<float>(p.weight, of.n, c, 1.0f) * scale, rest;
+            const float scale = 1.0f + parameter<float>(p.scale(), of.n, c, 0.0f);
+            float slope_here = parameter<float>(p.weight(), of.n, c, 1.0f) * scale, rest;
             const float offset_here =
-                parameter<float>(p.bias, of.n, c, 0.0f) * scale + parameter<float>(p.shift, of.n, c, 0.0f);
+                parameter<float>(p.bias(), of.n, c, 0.0f) * scale + parameter<float>(p.shift(), of.n, c, 0.0f);
             double mean = 0.0;
             if (a.source == NORMFUSE_SOURCE_SCRATCH) {
                 const normfuse_cuda_statistics *const of_set =
@@ -104,11 +104,11 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
                 mean = of_set->mean;
                 slope_here *= (float)of_set->rstd;
             } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                mean = parameter<double>(p.running_mean, 0, c, 0.0);
+                mean = parameter<double>(p.running_mean(), 0, c, 0.0);
                 slope_here = scaled_by_running(p, c, slope_here);
             }
             float mean_here;
-            split_mean<T>(mean - (double)parameter<float>(p.pre_bias, of.n, c, 0.0f), mean_here, rest);
+            split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), of.n, c, 0.0f), mean_here, rest);
             in_all_rows(first_place(i, later, of.here), of.here, of.channels, [&](int at) {
                 of.of_channels.means[at] = mean_here;
                 of.of_channels.slopes[at] = slope_here;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_subvectors(const normfuse_cuda_arguments &
                                              float (&first)[V], float (&second)[V])
 {
     constexpr int max_bits = V == 8 ? 3 : 2;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const int vector_bits = max_bits - of.subvector_bits, subvectors_a_vector = 1 << vector_bits;
     const int subvectors = g.group >> of.subvector_bits, entries = subvectors * of.at_once;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_subvectors(const normfuse_cuda_arguments &
         second[i] -= first[i] * mean;
         first[i] = mean;
     }
-    if (p.pre_bias.data) {
+    if (p.pre_bias().data) {
         float bias[V];
         read_values<V>(biases_of(p, of.of_channels, of.channels) + place.column * V, bias);
         add_bias<float, V>(bias, shift, first);
@@ -166,7 +166,7 @@ template <typename T>
 __device__ __forceinline__ void finish_group(const normfuse_cuda_arguments &a, const column_memory &of, int group,
                                              float mean, float squares)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const float count_all = (float)of.rows * (float)g.row_values;
     group_statistics<float> of_group;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void finish_group(const normfuse_cuda_arguments &a, c
     if (g.group == 1) {
         float weight, bias, left = 0.0f, shift_here = of_group.mean;
         weigh(p, of.of_channels, group, weight, bias);
-        if (p.pre_bias.data)
+        if (p.pre_bias().data)
             shift_here = add_exactly(shift_here, -biases_of(p, of.of_channels, of.channels)[group], left);
         in_all_rows(group, of.groups_here, of.groups, [&](int at) {
             of.of_channels.slopes[at] = weight * of_group.rstd;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void join_subvectors(const normfuse_cuda_arguments &a
                                             const block_turns &block, const column_place &place,
                                             cluster_mailbox &mailbox, bool applies)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const int entries = (g.group >> of.subvector_bits) * of.at_once;
     const float rows_part = (float)rows_of(g, place) * (float)g.row_values;
@@ -303,7 +303,7 @@ __device__ __forceinline__ void join_parts(const normfuse_cuda_arguments &a, con
 /* The statistics of the block's groups, to memory. */
 __device__ __forceinline__ void store_groups(const normfuse_cuda_arguments &a, const column_memory &of)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const int first_set = divide(of.first_channel, g.by_group);
@@ -314,7 +314,7 @@ __device__ __forceinline__ void store_groups(const normfuse_cuda_arguments &a, c
         const group_statistics<float> found = of.of_groups[group];
         const double variance = store_statistics(a, of.n, set, by_channel ? set : of.n * p.groups + set, mean,
                                                  found.variance, found.rstd, count_all);
-        if (p.has_running_momentum && by_channel)
+        if (p.has_running_momentum() && by_channel)
             update_running<float>(p, set, mean, variance);
     }
 }
@@ -326,8 +326,8 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
                                               const float (&offset)[V], uint4 *of_edges, Walk walk_all, Done done)
 {
     constexpr bool fast = sizeof(T) == 2;
-    const normfuse_problem &p = a.problem;
-    column_cursor<T, V> y(p.y, p.x, place, row, edges.lead());
+    const normfuse_cuda_problem &p = a.problem;
+    column_cursor<T, V> y(p.y(), p.x(), place, row, edges.lead());
     char *const first_result = y.base + y.at;
     if constexpr (unaligned_samples)
         y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
@@ -386,7 +386,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     using cursor = column_cursor<T, V>;
     constexpr int max_bits = V == 8 ? 3 : 2;
     constexpr int max_pairs = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
@@ -415,7 +415,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const int count = edges.count;
 
         /* ---- load ---- */
-        cursor x(p.x, p.x, place, row, edges.lead());
+        cursor x(p.x(), p.x(), place, row, edges.lead());
         const auto load = [&](cursor &from, int slot) {
             if (slot < 0)
                 copy_once(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
@@ -483,7 +483,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 walk_all([&](float(&value)[V], int, int) { add_squares<V>(value, shift, first, second); });
             }
             /* ---- the statistics of the groups ---- */
-            if (!holds || p.pre_bias.data)
+            if (!holds || p.pre_bias().data)
                 __syncthreads();
             if (place.active)
                 store_subvectors<V, unaligned_samples>(a, of, place, edges, met, shift, first, second);
@@ -507,7 +507,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const int column = place.active ? place.column : 0;
         coefficients_of<V>(a, of.of_channels, of.of_groups, column, sums ? column * V : 0, !sums || g.group == 1, first,
                            second, shift);
-        if (p.y.data) {
+        if (p.y().data) {
             if (takes_half<sizeof(T) == 2, true>(p.activation))
                 halve(first, second);
 #pragma unroll
@@ -515,7 +515,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 compiler_barrier(held[k]);
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
-            cursor next(p.x, p.x, place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part), row);
+            cursor next(p.x(), p.x(), place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part), row);
             store_results<T, V, unaligned_samples>(a, place, row, edges, shift, first, second, of_edges, walk_all,
                                                    [&](int slot) {
                                                        if (holds && is_loaded)

@@ -198,7 +198,7 @@ template <typename Number> struct channel_gradients {
                 sums[i] += __shfl_xor_sync(full_mask, sums[i], distance);
         /* A lane each, so that what they need of the arguments is waited for once. */
         if (lane < 4)
-            write_gradient(all.problem, lane % 2 == 0 ? all.problem.dbias : all.problem.dweight, 0, c + lane / 2,
+            write_gradient(all.problem, lane % 2 == 0 ? all.problem.dbias() : all.problem.dweight(), 0, c + lane / 2,
                            lane == 0   ? sums[0]
                            : lane == 1 ? sums[1]
                            : lane == 2 ? sums[2]

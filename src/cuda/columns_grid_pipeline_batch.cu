@@ -173,7 +173,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
@@ -185,9 +185,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         produce<1>(a, barriers, dynamic, own, channels, [&](int c) {
             const float4 found = __ldcg(of_channels + c);
             const double mean = (double)found.x + (double)found.y;
-            write_parameter<double>(p.mean, 0, c, mean);
-            write_parameter<float>(p.rstd, 0, c, found.z);
-            if (p.has_running_momentum)
+            write_parameter<double>(p.mean(), 0, c, mean);
+            write_parameter<float>(p.rstd(), 0, c, found.z);
+            if (p.has_running_momentum())
                 update_running<float>(p, c, mean, unbiased((double)found.w, (double)a.rows));
         });
         return;
@@ -341,7 +341,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
@@ -353,8 +353,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     if ((int)threadIdx.x >= consumers) {
         produce<2>(a, barriers, dynamic, own, channels, [&](int c) {
             const double2 found = __ldcg(of_parameters + c);
-            write_gradient(p, p.dbias, 0, c, found.x);
-            write_gradient(p, p.dweight, 0, c, found.y);
+            write_gradient(p, p.dbias(), 0, c, found.x);
+            write_gradient(p, p.dweight(), 0, c, found.y);
         });
         return;
     }

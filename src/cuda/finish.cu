@@ -32,7 +32,7 @@ static __device__ __forceinline__ double2 sum_item(double2 value, const shared_i
     return {sum_few(value.x, 32), sum_few(value.y, 32)};
 }
 
-static __device__ __forceinline__ void update(const normfuse_problem &p, int64_t c, double mean, double variance)
+static __device__ __forceinline__ void update(const normfuse_cuda_problem &p, int64_t c, double mean, double variance)
 {
     if (computes_in_double(p))
         update_running<double>(p, c, mean, variance);
@@ -114,9 +114,9 @@ extern "C" __global__ void normfuse_shares(const __grid_constant__ normfuse_cuda
  * its own where a call ends with those. */
 extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_cuda_arguments a)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, sharded = !(p.phases & NORMFUSE_PHASE_STATISTICS);
+    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, sharded = !(p.phases() & NORMFUSE_PHASE_STATISTICS);
     const shared_item item(g.lanes, 0);
     const bool has = item.index < g.items;
     const int set = has ? item.index : 0, n = by_channel ? 0 : divide(set, g.by_groups);
@@ -130,23 +130,23 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     if (p.stats && !sharded) {
         double *const triple = p.stats + (int64_t)set * TRIPLE;
         moments<double> before = {0.0, 0.0, 0.0};
-        if (p.accumulate && triple[0] != 0.0)
+        if (p.accumulate() && triple[0] != 0.0)
             before = {triple[0], triple[1], triple[2]};
-        if (p.accumulate)
+        if (p.accumulate())
             append(before, all);
-        write_triple(triple, p.accumulate ? before : all);
+        write_triple(triple, p.accumulate() ? before : all);
         return;
     }
     const double variance = all.count > 0.0 ? all.squares / all.count : 0.0, rstd = root_inverse(p, variance);
     store_statistics(a, n, by_channel ? set : set - n * (int)p.groups, set, all.mean, variance, rstd, all.count);
-    if (p.has_running_momentum && by_channel && all.count > 0.0)
+    if (p.has_running_momentum() && by_channel && all.count > 0.0)
         update(p, set, all.mean, unbiased(variance, all.count));
 }
 
 /* Instance norm's running statistics: the means over the batch of mean and unbiased variance. */
 extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cuda_arguments a)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const shared_item item(a.geometry.lanes, 0);
     const int c = item.index, samples = c < p.c ? (int)p.n : 0;
     follow_kernel();
@@ -201,7 +201,7 @@ static __device__ __forceinline__ double number_or(const normfuse_parameter &p, 
 /* The weighted sums of a set. */
 static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments &a)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const shared_item item(g.lanes, 0);
@@ -222,11 +222,11 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
       [&](int outer) { return a.sums ? sum_slots_of(a, by_channel ? 0 : outer) : 1; },
       [&](int outer, bool wanted) {
           const int64_t of = c + outer;
-          return weights{request_at_once(p.weight, n * p.weight.batch + of * p.weight.channel, wanted),
-                         request_at_once(p.scale, n * p.scale.batch + of * p.scale.channel, wanted)};
+          return weights{request_at_once(p.weight(), n * p.weight().batch + of * p.weight().channel, wanted),
+                         request_at_once(p.scale(), n * p.scale().batch + of * p.scale().channel, wanted)};
       },
       [&](const double2 &pair, const weights &by) {
-          const double slope = rstd * number_or(p.weight, by.weight, 1.0) * (1.0 + number_or(p.scale, by.scale, 0.0));
+          const double slope = rstd * number_or(p.weight(), by.weight, 1.0) * (1.0 + number_or(p.scale(), by.scale, 0.0));
           total.x += slope * pair.x;
           total.y += slope * pair.y;
       });
@@ -242,7 +242,7 @@ static __device__ __forceinline__ double2 write_samples(const normfuse_cuda_argu
                                                         int samples, int c, bool per_sample, bool writes_pairs,
                                                         Rstd rstd_by)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const bool many = a.sums && a.geometry.sum_slots > 8 && item.lanes >= 32;
     const int lane = many ? item.lane % 32 : 0, lanes = many ? 32 : 1;
     double weight = 0.0, bias = 0.0;
@@ -264,8 +264,8 @@ static __device__ __forceinline__ double2 write_samples(const normfuse_cuda_argu
         }
         const double normalized = centred * rstd_by(n);
         if (per_sample) {
-            write_gradient(p, p.dweight, n, c, normalized);
-            write_gradient(p, p.dbias, n, c, plain);
+            write_gradient(p, p.dweight(), n, c, normalized);
+            write_gradient(p, p.dbias(), n, c, plain);
         }
         const double scale = write_modulation(p, n, c, plain, normalized);
         weight += scale * normalized;
@@ -277,15 +277,15 @@ static __device__ __forceinline__ double2 write_samples(const normfuse_cuda_argu
 /* The parts of a channel become the gradients of its parameters, or a sharded call's sums. */
 static __device__ __forceinline__ void find_gradients(const normfuse_cuda_arguments &a)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const shared_item item(g.gradient_lanes, g.totals_blocks);
     const bool has = item.index < p.c, by_group = p.sets == NORMFUSE_SETS_GROUP;
     const int c = has ? item.index : 0, group = divide(c, g.by_set_channels);
     const bool by_channel = a.sums ? g.sums_by_channel != 0 : !by_group;
-    const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight.batch != 0 || p.dbias.batch != 0);
-    const bool writes_sums = !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY), writes_pairs = writes_sums && by_group;
-    const bool each = per_sample || writes_pairs || p.dscale.data || p.dshift.data; /* something for each sample */
+    const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight().batch != 0 || p.dbias().batch != 0);
+    const bool writes_sums = !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY), writes_pairs = writes_sums && by_group;
+    const bool each = per_sample || writes_pairs || p.dscale().data || p.dshift().data; /* something for each sample */
     const int samples = !has ? 0 : by_channel ? 1 : (int)p.n;
     /* Sums of all samples of group norm have each sample's rstd in them. */
     const bool has_rstd = writes_sums || (by_channel && by_group);
@@ -305,13 +305,13 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
           a, item, samples, sums, p.c * apart, [&](int) { return slots; },
           [&](int n, bool wanted) {
               return weights{
-                request_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted && each_has_rstd),
-                request_at_once(p.scale, n * p.scale.batch + c * p.scale.channel, wanted)};
+                request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted && each_has_rstd),
+                request_at_once(p.scale(), n * p.scale().batch + c * p.scale().channel, wanted)};
           },
           [&](const double2 &pair, const weights &by) {
-              const double scale = 1.0 + number_or(p.scale, by.scale, 0.0);
+              const double scale = 1.0 + number_or(p.scale(), by.scale, 0.0);
               found.x += scale * pair.x;
-              found.y += scale * (pair.y * (each_has_rstd ? number_or(p.rstd, by.rstd, 1.0) : rstd));
+              found.y += scale * (pair.y * (each_has_rstd ? number_or(p.rstd(), by.rstd, 1.0) : rstd));
           });
     } else {
         found = write_samples(a, item, samples, c, per_sample, writes_pairs,
@@ -324,8 +324,8 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
         write_shard_sums(p, c, found.x, found.y);
         return;
     }
-    write_gradient(p, p.dweight, 0, c, found.y);
-    write_gradient(p, p.dbias, 0, c, found.x);
+    write_gradient(p, p.dweight(), 0, c, found.y);
+    write_gradient(p, p.dbias(), 0, c, found.x);
 }
 
 /* Both follow from the same sums: the first blocks have the sets' totals, which results wait for, the others what

@@ -61,7 +61,7 @@ template <typename T, int V, bool columns> struct general_tile {
     }
     __device__ __forceinline__ int lead_of(const normfuse_cuda_arguments &a, int sample) const
     {
-        const normfuse_view &x = a.problem.x;
+        const normfuse_view x = a.problem.x();
         return (int)((sample * x.batch + (columns ? 0 : channel() * x.channel)) & (V - 1));
     }
     /* The channel of the block's i-th, and which copy of it that is where rows are folded. */
@@ -258,18 +258,18 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                                               const general_tile<T, V, columns> &of_thread)
         : a(arguments), tile(of_thread), holds(arguments.geometry.held_shared > 0)
     {
-        const normfuse_problem &p = a.problem;
-        const int64_t rows = columns ? p.s * p.c : p.s + (p.c - 1) * p.x.channel;
-        end = ((p.n - 1) * p.x.batch + rows) * (int64_t)sizeof(T);
+        const normfuse_cuda_problem &p = a.problem;
+        const int64_t rows = columns ? p.s * p.c : p.s + (p.c - 1) * p.x().channel;
+        end = ((p.n - 1) * p.x().batch + rows) * (int64_t)sizeof(T);
     }
-    __device__ __forceinline__ const normfuse_view &view(int i) const
+    __device__ __forceinline__ normfuse_view view(int i) const
     {
-        const normfuse_problem &p = a.problem;
-        return i == GENERAL_X          ? p.x
-               : i == GENERAL_PRE_ADD  ? p.pre_add
-               : i == GENERAL_POST_ADD ? p.post_add
-               : i == GENERAL_DY       ? p.dy
-                                       : p.du;
+        const normfuse_cuda_problem &p = a.problem;
+        return i == GENERAL_X          ? p.x()
+               : i == GENERAL_PRE_ADD  ? p.pre_add()
+               : i == GENERAL_POST_ADD ? p.post_add()
+               : i == GENERAL_DY       ? p.dy()
+                                       : p.du();
     }
     /* What every call reads is not asked for at each vector. */
     __device__ __forceinline__ bool reads(int i) const
@@ -320,7 +320,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     {
 #pragma unroll
         for (int i = 0; i < places; i++)
-            next.of[i].find(tile, through_shared ? a.problem.x : view(i), a.geometry.unit_lanes);
+            next.of[i].find(tile, through_shared ? a.problem.x() : view(i), a.geometry.unit_lanes);
         next.begin(tile.each);
         if constexpr (through_shared) {
             NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -448,7 +448,7 @@ template <typename T, int V, bool columns> struct general_result {
                                               const normfuse_view &view)
         : data(view.data)
     {
-        places.of[0].find(tile, V > 1 ? a.problem.x : view, a.geometry.unit_lanes);
+        places.of[0].find(tile, V > 1 ? a.problem.x() : view, a.geometry.unit_lanes);
         places.begin(tile.each);
     }
     /* At the place of `of`, which is this or, of vectors, another result's. */
@@ -493,30 +493,30 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
                                                                     bool backward, bool forward_sums = false)
 {
     using R = compute<T>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, a.geometry.by_set_channels) : c;
     const auto request = [&](const normfuse_parameter &of, int index) {
         return request_at_once(of, n * of.batch + index * of.channel);
     };
-    const requested_value weight = request(p.weight, c), bias = request(p.bias, c), scale = request(p.scale, c),
-                          shift = request(p.shift, c), added = request(p.pre_bias, c);
+    const requested_value weight = request(p.weight(), c), bias = request(p.bias(), c), scale = request(p.scale(), c),
+                          shift = request(p.shift(), c), added = request(p.pre_bias(), c);
     const bool saved = backward && a.source == NORMFUSE_SOURCE_SAVED;
     requested_value requested_mean = {0, 0}, requested_rstd = {0, 0};
     if (saved) {
-        requested_mean = request(p.mean, set);
-        requested_rstd = request(p.rstd, set);
+        requested_mean = request(p.mean(), set);
+        requested_rstd = request(p.rstd(), set);
     }
-    const R more = p.scale.data ? R(1) + receive<R>(scale, p.scale.type) : R(1);
-    general_channel<R> of = {p.weight.data ? receive<R>(weight, p.weight.type) * more : more,
-                             p.bias.data ? receive<R>(bias, p.bias.type) * more : R(0), R(0), R(0)};
-    if (p.shift.data)
-        of.offset += receive<R>(shift, p.shift.type);
+    const R more = p.scale().data ? R(1) + receive<R>(scale, p.scale().type) : R(1);
+    general_channel<R> of = {p.weight().data ? receive<R>(weight, p.weight().type) * more : more,
+                             p.bias().data ? receive<R>(bias, p.bias().type) * more : R(0), R(0), R(0)};
+    if (p.shift().data)
+        of.offset += receive<R>(shift, p.shift().type);
     double mean = 0.0;
     if (saved) {
-        mean = receive<double>(requested_mean, p.mean.type);
-        of.slope *= receive<R>(requested_rstd, p.rstd.type);
+        mean = receive<double>(requested_mean, p.mean().type);
+        of.slope *= receive<R>(requested_rstd, p.rstd().type);
     } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-        mean = parameter<double>(p.running_mean, 0, c, 0.0);
+        mean = parameter<double>(p.running_mean(), 0, c, 0.0);
         of.slope = scaled_by_running(p, c, of.slope);
     } else if (a.source == NORMFUSE_SOURCE_SCRATCH && !backward) {
         const normfuse_cuda_statistics *const statistics =
@@ -525,8 +525,8 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
         of.slope *= (R)statistics->rstd;
     }
     double left = 0.0;
-    if (p.pre_bias.data)
-        mean = add_exactly(mean, -(double)receive<R>(added, p.pre_bias.type), left);
+    if (p.pre_bias().data)
+        mean = add_exactly(mean, -(double)receive<R>(added, p.pre_bias().type), left);
     /* Where statistics are to come, the mean is less pre_bias alone, as it is. */
     if (forward_sums) {
         of.mean = (R)mean;

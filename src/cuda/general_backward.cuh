@@ -15,8 +15,8 @@ differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const gene
 {
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
-    const normfuse_problem &p = a.problem;
-    const bool adds = p.pre_add.data != nullptr;
+    const normfuse_cuda_problem &p = a.problem;
+    const bool adds = p.pre_add().data != nullptr;
     values_of_x<T, V, N>(from, adds, u);
     unpack<T, V>(from.of[GENERAL_DY], dy);
 #pragma unroll
@@ -32,7 +32,7 @@ differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const gene
             unpack<T, V>(from.of[GENERAL_POST_ADD], more);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                z[i] = p.from_y ? more[i] : fma(more[i], factor, z[i]);
+                z[i] = p.from_y() ? more[i] : fma(more[i], factor, z[i]);
         }
         differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
     }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_vectors(const normfuse_cuda_arguments &a, 
                                               general_result<T, V, columns> &dx, general_result<T, V, columns> &dz)
 {
     using R = compute<T>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     if (writes_dz) {
         R through[V];
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_vectors(const normfuse_cuda_arguments &a, 
         dz.store(dx, make_vector<T, V>(through), range);
     }
     if (writes_dx) {
-        if (p.du.data) {
+        if (p.du().data) {
             R more[V];
             unpack<T, V>(from.of[GENERAL_DU], more);
 #pragma unroll
@@ -76,7 +76,7 @@ __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, co
                                             compute<T> (&of_mean)[W], compute<T> (&level)[W])
 {
     using R = compute<T>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
 #pragma unroll
     for (int i = 0; i < W; i++) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, co
         const int c = tile.channel_at(a, first_channel + i, copy);
         const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
         const double *const total = a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
-        const R rstd = parameter<R>(p.rstd, tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
+        const R rstd = parameter<R>(p.rstd(), tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
         of_mean[i] = -((R)total[1] * rstd) * (rstd * portion);
         level[i] = -(R)total[0] * portion - of_mean[i] * channels[first_channel + i].rest;
     }
@@ -97,12 +97,12 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
                                           cluster_mailbox &mailbox, double *of_blocks, totals<compute<T>> *of_sets)
 {
     using R = compute<T>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const auto finish = [&](int set, R plain, R product) {
         const int of_set = divide(tile.first_channel, g.by_set_channels) + set;
-        const R rstd = parameter<R>(p.rstd, tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
+        const R rstd = parameter<R>(p.rstd(), tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
         const R of_u = -(product * rstd) * (rstd * portion);
         of_sets[set] = {-plain * portion, of_u};
     };
@@ -152,7 +152,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     constexpr int W = columns ? V : 1, N = GENERAL_DU + 1;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0, centred = p.sets != NORMFUSE_SETS_NONE;
     const bool twice = sums && applies && centred;
     const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
-    const bool reads_post = p.post_add.data && p.activation != NORMFUSE_IDENTITY;
+    const bool reads_post = p.post_add().data && p.activation != NORMFUSE_IDENTITY;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), true);
     totals<R> *const entries = in_shared<totals<R>>(dynamic, at.entries);
     general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
@@ -170,11 +170,11 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 
     const general_tile<T, V, columns> tile(a);
     loader data(a, tile);
-    data.from[GENERAL_X] = p.x.data;
-    data.from[GENERAL_PRE_ADD] = p.pre_add.data;
-    data.from[GENERAL_POST_ADD] = reads_post ? p.post_add.data : nullptr;
-    data.from[GENERAL_DY] = p.dy.data;
-    data.from[GENERAL_DU] = p.dx.data && applies && (!twice || data.holds) ? p.du.data : nullptr;
+    data.from[GENERAL_X] = p.x().data;
+    data.from[GENERAL_PRE_ADD] = p.pre_add().data;
+    data.from[GENERAL_POST_ADD] = reads_post ? p.post_add().data : nullptr;
+    data.from[GENERAL_DY] = p.dy().data;
+    data.from[GENERAL_DU] = p.dx().data && applies && (!twice || data.holds) ? p.du().data : nullptr;
     data.open();
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
@@ -193,7 +193,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         differentiate_vector<T, V>(a, chosen, from, reads_post, factor, slope, offset, mean, u, dy);
     };
     R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
-    general_result<T, V, columns> dx(a, tile, p.dx), dz(a, tile, p.dpost_add);
+    general_result<T, V, columns> dx(a, tile, p.dx()), dz(a, tile, p.dpost_add());
     const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool writes_dz,
                           bool writes_dx, R(&u)[V], R(&dy)[V]) {
         store_vectors<T, V>(a, from, range, writes_dz, writes_dx, factor, u, dy, dx, dz);
@@ -201,9 +201,9 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     constexpr int sums_in_turn = columns ? V : V < 4 ? V : 4;
     R first[sums_in_turn] = {}, second[sums_in_turn] = {};
     if (sums || !centred) {
-        const bool writes_dx = !centred && applies && p.dx.data;
+        const bool writes_dx = !centred && applies && p.dx().data;
         const bool writes_dz =
-            p.dpost_add.data && !twice && (!centred || g.stores_dz || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+            p.dpost_add().data && !twice && (!centred || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
         choose_activation<true, true>(p.activation, [&](auto chosen) {
             data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
                 R u[V], dy[V];
@@ -275,7 +275,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             level[i] = found.plain - of_mean[i] * channels[first_channel + i].rest;
         }
         if (!data.holds) {
-            data.from[GENERAL_DU] = p.dx.data ? p.du.data : nullptr;
+            data.from[GENERAL_DU] = p.dx().data ? p.du().data : nullptr;
             data.open();
         }
     } else {
@@ -290,7 +290,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 #pragma unroll
             for (int i = 0; i < V; i++)
                 u[i] = fma(slope[i % W], dy[i], fma(of_mean[i % W], u[i], level[i % W]));
-            give(from, range, p.dpost_add.data, p.dx.data, u, dy);
+            give(from, range, p.dpost_add().data, p.dx().data, u, dy);
         });
     });
 }

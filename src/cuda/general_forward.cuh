@@ -12,18 +12,18 @@ template <typename T, int V>
 __device__ __forceinline__ compute<T> of_later_sample(const normfuse_cuda_arguments &a,
                                                       const general_tile<T, V, false> &tile)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     compute<T> value[1] = {};
 #pragma unroll 1
     for (int n = tile.n + 1; n < tile.n + tile.samples; n++) {
         const int element = tile.row * V - tile.lead_of(a, n);
         if (element >= (int)p.s)
             continue;
-        const int64_t at = n * p.x.batch + tile.channel() * p.x.channel + element;
-        unpack<T, 1>(load_vector<T, 1>(p.x.data, at), value);
-        if (p.pre_add.data) {
+        const int64_t at = n * p.x().batch + tile.channel() * p.x().channel + element;
+        unpack<T, 1>(load_vector<T, 1>(p.x().data, at), value);
+        if (p.pre_add().data) {
             compute<T> more[1];
-            unpack<T, 1>(load_vector<T, 1>(p.pre_add.data, at), more);
+            unpack<T, 1>(load_vector<T, 1>(p.pre_add().data, at), more);
             value[0] += more[0];
             unpack<T, 1>(make_vector<T, 1>(value), value);
         }
@@ -42,9 +42,9 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
     using R = compute<T>;
     constexpr int N = GENERAL_POST_ADD + 1;
     constexpr bool fast = sizeof(T) == 2;
-    const normfuse_problem &p = a.problem;
-    const bool adds = p.pre_add.data != nullptr;
-    general_result<T, V, columns> y(a, tile, p.y), u_to(a, tile, p.u);
+    const normfuse_cuda_problem &p = a.problem;
+    const bool adds = p.pre_add().data != nullptr;
+    general_result<T, V, columns> y(a, tile, p.y()), u_to(a, tile, p.u());
     choose_activation<true, true>(p.activation, [&](auto chosen) {
         data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
             R z[V];
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
 #pragma unroll
             for (int i = 0; i < V; i++)
                 z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
-            if (p.post_add.data) {
+            if (p.post_add().data) {
                 R more[V];
                 unpack<T, V>(from.of[GENERAL_POST_ADD], more);
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
                                           group_statistics<compute<T>> *of_sets, double *means)
 {
     using R = compute<T>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0, by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void store_sets(const normfuse_cuda_arguments &a, con
                                            const double *means)
 {
     using R = compute<T>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = (int)threadIdx.x; i < sets_here; i += (int)blockDim.x) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void store_sets(const normfuse_cuda_arguments &a, con
         const group_statistics<R> found = of_sets[i];
         const double variance = store_statistics(a, tile.n, set, by_channel ? set : tile.n * p.groups + set, means[i],
                                                  found.variance, found.rstd, (double)p.set_values);
-        if (p.has_running_momentum && by_channel)
+        if (p.has_running_momentum() && by_channel)
             update_running<R>(p, set, means[i], variance);
     }
 }
@@ -190,12 +190,12 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     constexpr int max_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
-    const bool adds = p.pre_add.data != nullptr, in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const bool adds = p.pre_add().data != nullptr, in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), false);
     subvector_sums<R> *const subvectors = in_shared<subvector_sums<R>>(dynamic, at.entries);
     general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
@@ -205,9 +205,9 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 
     const general_tile<T, V, columns> tile(a);
     loader data(a, tile);
-    data.from[GENERAL_X] = p.x.data;
-    data.from[GENERAL_PRE_ADD] = p.pre_add.data;
-    data.from[GENERAL_POST_ADD] = !sums || data.holds ? p.post_add.data : nullptr;
+    data.from[GENERAL_X] = p.x().data;
+    data.from[GENERAL_PRE_ADD] = p.pre_add().data;
+    data.from[GENERAL_POST_ADD] = !sums || data.holds ? p.post_add().data : nullptr;
     data.open();
     const int sets_here = sums ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
@@ -221,8 +221,8 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     if (sums) {
         /* Squares about one of the thread's own values cannot cancel by more than their number. */
         R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
-        const bool writes = !applies && adds && p.u.data;
-        general_result<T, V, columns> u_to(a, tile, p.u);
+        const bool writes = !applies && adds && p.u().data;
+        general_result<T, V, columns> u_to(a, tile, p.u());
         raw<T, V> fill = zero_vector<T, V>();
         {
             R u[V];
@@ -280,12 +280,12 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             squares[i] = second[i] - first[i] * mean[i];
         }
         const int subvector_bits = columns ? g.subvector_bits : 0, lanes = g.unit_lanes;
-        if (p.pre_bias.data) {
+        if (p.pre_bias().data) {
             R bias[W];
 #pragma unroll
             for (int i = 0; i < W; i++) {
                 int copy;
-                bias[i] = parameter<R>(p.pre_bias, tile.n,
+                bias[i] = parameter<R>(p.pre_bias(), tile.n,
                                        tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy), R(0));
             }
             add_bias<R, W>(bias, shift, mean);
@@ -311,7 +311,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     /* ---- results ---- */
     __syncthreads();
     if (sums && !data.holds) {
-        data.from[GENERAL_POST_ADD] = p.post_add.data;
+        data.from[GENERAL_POST_ADD] = p.post_add().data;
         data.open();
     }
     R slope[W], offset[W], mean[W];
@@ -328,7 +328,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             offset[i] = offset[i] * factor - (found.rest + left) * slope[i];
         }
     }
-    const bool writes = adds && p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+    const bool writes = adds && p.u().data && (sums || !(p.phases() & NORMFUSE_PHASE_STATISTICS));
     store_results<T, V, columns>(a, tile, data, writes, factor, slope, offset, mean);
 
     /* ---- what others receive ---- */

@@ -6,13 +6,13 @@
 
 #include "join.cuh"
 
-static __device__ __forceinline__ bool computes_in_double(const normfuse_problem &p)
+static __device__ __forceinline__ bool computes_in_double(const normfuse_cuda_problem &p)
 {
-    return p.type == NORMFUSE_F64;
+    return p.type() == NORMFUSE_F64;
 }
 
 /* R as the tiles have it. */
-static __device__ __forceinline__ double root_inverse(const normfuse_problem &p, double variance)
+static __device__ __forceinline__ double root_inverse(const normfuse_cuda_problem &p, double variance)
 {
     if (computes_in_double(p))
         return 1.0 / sqrt(variance + p.eps);
@@ -36,7 +36,7 @@ struct channel_parts {
 
 static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arguments &a, int64_t n, int64_t c)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     if (!a.sums)
         return {p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR, 1};
     const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
@@ -44,41 +44,41 @@ static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arg
             sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
 }
 
-static __device__ __forceinline__ double rstd_of(const normfuse_problem &p, int64_t n, int64_t c)
+static __device__ __forceinline__ double rstd_of(const normfuse_cuda_problem &p, int64_t n, int64_t c)
 {
     if (p.sets == NORMFUSE_SETS_NONE)
-        return p.evaluate ? root_inverse(p, parameter<double>(p.running_var, 0, c, 1.0)) : 1.0;
-    return parameter<double>(p.rstd, n, p.sets == NORMFUSE_SETS_BATCH ? c : c / (p.c / p.groups), 1.0);
+        return p.evaluate() ? root_inverse(p, parameter<double>(p.running_var(), 0, c, 1.0)) : 1.0;
+    return parameter<double>(p.rstd(), n, p.sets == NORMFUSE_SETS_BATCH ? c : c / (p.c / p.groups), 1.0);
 }
 
-static __device__ __forceinline__ void write_gradient(const normfuse_problem &p, const normfuse_parameter &to,
+static __device__ __forceinline__ void write_gradient(const normfuse_cuda_problem &p, const normfuse_parameter &to,
                                                       int64_t n, int64_t c, double value)
 {
     if (!to.data)
         return;
-    if (p.accumulate)
+    if (p.accumulate())
         value += parameter<double>(to, n, c, 0.0);
     write_parameter<double>(to, n, c, value);
 }
 
-static __device__ __forceinline__ void write_shard_sums(const normfuse_problem &p, int64_t at, double plain,
+static __device__ __forceinline__ void write_shard_sums(const normfuse_cuda_problem &p, int64_t at, double plain,
                                                         double centred)
 {
     double *const pair = p.sums + at * PAIR;
-    pair[0] = plain + (p.accumulate ? pair[0] : 0.0);
-    pair[1] = centred + (p.accumulate ? pair[1] : 0.0);
+    pair[0] = plain + (p.accumulate() ? pair[0] : 0.0);
+    pair[1] = centred + (p.accumulate() ? pair[1] : 0.0);
 }
 
 /* What scale and shift of a sample get; by how much weight and bias count there. */
-static __device__ __forceinline__ double write_modulation(const normfuse_problem &p, int64_t n, int64_t c, double plain,
+static __device__ __forceinline__ double write_modulation(const normfuse_cuda_problem &p, int64_t n, int64_t c, double plain,
                                                           double normalized)
 {
-    if (p.dscale.data)
-        write_parameter<double>(p.dscale, n, c,
-                                parameter<double>(p.weight, n, c, 1.0) * normalized +
-                                  parameter<double>(p.bias, n, c, 0.0) * plain);
-    write_parameter<double>(p.dshift, n, c, plain);
-    return 1.0 + parameter<double>(p.scale, n, c, 0.0);
+    if (p.dscale().data)
+        write_parameter<double>(p.dscale(), n, c,
+                                parameter<double>(p.weight(), n, c, 1.0) * normalized +
+                                  parameter<double>(p.bias(), n, c, 0.0) * plain);
+    write_parameter<double>(p.dshift(), n, c, plain);
+    return 1.0 + parameter<double>(p.scale(), n, c, 0.0);
 }
 
 /* ---- in the tile kernel itself ----------------------------------------------------------------------------------- */
@@ -104,7 +104,7 @@ __device__ __forceinline__ bool is_last(const normfuse_cuda_arguments &a, uint32
 /* One thread, of one channel; other blocks wrote, so not from L1. */
 __device__ __forceinline__ void write_gradients(const normfuse_cuda_arguments &a, int64_t c)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     double weight = 0.0, bias = 0.0;
     for (int64_t n = 0; n < (a.geometry.sums_by_channel ? 1 : p.n); n++) {
         const channel_parts parts = parts_of(a, n, c);
@@ -121,8 +121,8 @@ __device__ __forceinline__ void write_gradients(const normfuse_cuda_arguments &a
         weight += scale * (centred * rstd);
         bias += scale * plain;
     }
-    write_gradient(p, p.dweight, 0, c, weight);
-    write_gradient(p, p.dbias, 0, c, bias);
+    write_gradient(p, p.dweight(), 0, c, weight);
+    write_gradient(p, p.dbias(), 0, c, bias);
 }
 
 /* All threads: where the last of the blocks that count themselves finds the gradients, of so many channels. */

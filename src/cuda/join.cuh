@@ -144,9 +144,9 @@ __device__ __forceinline__ set_statistics<R> statistics_of(const moments<R> &all
 }
 
 /* slope / sqrt(running variance + eps), rounded once. */
-template <typename R> __device__ __forceinline__ R scaled_by_running(const normfuse_problem &p, int64_t c, R slope)
+template <typename R> __device__ __forceinline__ R scaled_by_running(const normfuse_cuda_problem &p, int64_t c, R slope)
 {
-    return (R)((double)slope / sqrt(parameter<double>(p.running_var, 0, c, 1.0) + p.eps));
+    return (R)((double)slope / sqrt(parameter<double>(p.running_var(), 0, c, 1.0) + p.eps));
 }
 
 /* Running statistics take the variance over count - 1. */
@@ -157,11 +157,11 @@ __device__ __forceinline__ double unbiased(double variance, double count)
 
 /* running = (1 - momentum) * running + momentum * of this batch, in R. */
 template <typename R>
-__device__ __forceinline__ void update_running(const normfuse_problem &p, int64_t c, double mean, double variance)
+__device__ __forceinline__ void update_running(const normfuse_cuda_problem &p, int64_t c, double mean, double variance)
 {
     const R momentum = (R)p.momentum, keep = R(1) - momentum;
-    write_parameter<R>(p.running_mean, 0, c, keep * parameter<R>(p.running_mean, 0, c, R(0)) + momentum * (R)mean);
-    write_parameter<R>(p.running_var, 0, c, keep * parameter<R>(p.running_var, 0, c, R(0)) + momentum * (R)variance);
+    write_parameter<R>(p.running_mean(), 0, c, keep * parameter<R>(p.running_mean(), 0, c, R(0)) + momentum * (R)mean);
+    write_parameter<R>(p.running_var(), 0, c, keep * parameter<R>(p.running_var(), 0, c, R(0)) + momentum * (R)variance);
 }
 
 /* The statistics of a norm group of so many values, the set-th of sample n and the index-th of all, to memory. The
@@ -170,8 +170,8 @@ template <typename R>
 __device__ __forceinline__ double store_statistics(const normfuse_cuda_arguments &a, int64_t n, int set, int64_t index,
                                                    double mean, R variance, R rstd, double values)
 {
-    write_parameter<double>(a.problem.mean, n, set, mean);
-    write_parameter<R>(a.problem.rstd, n, set, rstd);
+    write_parameter<double>(a.problem.mean(), n, set, mean);
+    write_parameter<R>(a.problem.rstd(), n, set, rstd);
     const double of_running = unbiased((double)variance, values);
     if (a.statistics)
         a.statistics[index] = {mean, (double)rstd, of_running};

@@ -3,9 +3,17 @@
  * kernels.c - the rows of kernels.def as a table, and where in it a kernel is. */
 #include "kernels.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Lines of what kernels are given; kernels.h. */
+_Static_assert(offsetof(struct normfuse_cuda_arguments, problem) == 48, "the problem begins a line");
+_Static_assert(offsetof(struct normfuse_cuda_problem, views) == 64, "the tensors begin a line");
+_Static_assert(offsetof(struct normfuse_cuda_problem, parameters) == 128, "the parameters begin a line");
+_Static_assert(offsetof(struct normfuse_cuda_arguments, lines) % 64 == 48, "what a schedule reads begins a line");
+_Static_assert(offsetof(struct normfuse_cuda_arguments, geometry) % 64 == 48, "the geometry begins a line");
 
 enum { DIRECTION_forward = 0, DIRECTION_backward = 1, LAYOUT_rows = 0, LAYOUT_columns = 1 };
 enum { TYPE_f64 = NORMFUSE_F64, TYPE_f32 = NORMFUSE_F32, TYPE_f16 = NORMFUSE_F16, TYPE_bf16 = NORMFUSE_BF16, TYPES };

@@ -114,62 +114,73 @@ struct normfuse_cuda_divisor {
  * up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in
  * turn. */
 struct normfuse_cuda_geometry {
-    int32_t all_block_groups; /* of the problem; rows: its norm groups */
+    /* Each group of members is a line of 64 bytes that a kernel waits for, as in normfuse_cuda_problem. */
     int32_t rows; /* of a norm group or block group */
     int32_t part_rows;
-    int32_t parts;  /* blocks a norm group or block group */
-    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
-    int32_t held_shared;  /* vectors of each tensor that a thread holds in shared memory beside those in registers */
-    int32_t block_groups; /* exchange by the grid: sets at a time, each with a grid barrier */
-    int32_t exchange;     /* enum normfuse_cuda_exchange */
-    int32_t backwards;    /* walk tiles from the last to the first: what was read last is still in L2 */
+    int32_t parts; /* blocks a norm group or block group */
+    int32_t width, blocks_wide;
+    int32_t group;     /* columns: channels whose sums are joined in the block: those of a group, or 1 */
+    int32_t sum_slots; /* backward: partial sums that a channel (of a sample) may have */
+    struct normfuse_cuda_divisor by_width, by_blocks_wide, by_group;
+
+    struct normfuse_cuda_divisor by_parts, by_parts_a_sample, by_rows_at_once;
+    struct normfuse_cuda_divisor by_set_channels; /* channels of a set: of a group, or 1 */
+    int32_t all_samples;
+    int32_t parts_a_sample; /* all_samples: each part is of one sample */
+    int32_t row_channels;   /* of all rows that are walked as one */
+    int32_t backwards;      /* walk tiles from the last to the first: what was read last is still in L2 */
+
     /* rows */
     int32_t lane_bits, spans, segment_rows;
     int32_t sets_a_block;
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the vectors of a segment can touch */
     int32_t outer;
-    int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */
-    /* columns */
-    int32_t width, blocks_wide, all_samples;
-    int32_t parts_a_sample; /* all_samples: each part is of one sample */
-    int32_t interleaved;    /* parts take turns, as many rows as are walked at once, so that all blocks are near one
-                               another and what was read last is the end of the sample */
-    int32_t folded, row_channels; /* rows walked as one, and the channels of all of them together */
-    int32_t row_values;           /* of one group in what is walked as a row */
-    int32_t group;                /* channels whose sums are joined in the block: those of a group, or 1 */
-    int32_t group_bits;           /* 2^bits threads join the channels of a group, */
-    int32_t subvector_bits; /* forward: from subvectors of 2^bits adjacent channels, as many as vectors and groups have
-                               in common; */
-    int32_t channel_bits;   /* backward: so many join what threads found of a channel */
-    /* backward */
-    int32_t sum_slots;       /* partial sums that a channel (of a sample) may have */
-    int32_t sums_by_channel; /* sums are of all samples */
-    int32_t
-        contributors; /* blocks that have parts of a channel, where the last finds the gradients; 0: a later kernel */
+    struct normfuse_cuda_divisor by_spans, by_outer, by_groups;
+
+    int32_t sums_by_channel; /* backward: sums are of all samples */
+    int32_t contributors;    /* blocks that have parts of a channel, where the last finds the gradients; 0: a later
+                                kernel */
+    int32_t all_block_groups; /* of the problem; rows: its norm groups */
+    int32_t block_groups;     /* exchange by the grid: sets at a time, each with a grid barrier */
+    int32_t exchange;         /* enum normfuse_cuda_exchange */
+    int32_t held_shared;      /* vectors of each tensor that a thread holds in shared memory beside those in registers */
+    int32_t interleaved;      /* columns: parts take turns, as many rows as are walked at once, so that all blocks are
+                                 near one another and what was read last is the end of the sample */
+    int32_t folded;           /* columns: rows walked as one */
+    int32_t row_values;       /* of one group in what is walked as a row */
+    int32_t group_bits;       /* 2^bits threads join the channels of a group, */
+    int32_t subvector_bits;   /* forward: from subvectors of 2^bits adjacent channels, as many as vectors and groups have
+                                 in common; */
+    int32_t channel_bits;     /* backward: so many join what threads found of a channel */
+    struct normfuse_cuda_divisor by_row_step;
+
     /* general */
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t joined_blocks; /* that share norm groups */
-    int32_t unaligned; /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a sample)
-                       begins    and ends inside of them */
-    int32_t copies;    /* columns folded: of each channel in what is walked as a row */
-    int32_t stores_dz; /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
-    int32_t shares;    /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
+    int32_t unaligned;     /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a
+                              sample) begins and ends inside of them */
+    int32_t copies;        /* columns folded: of each channel in what is walked as a row */
+    int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     struct normfuse_general_sizes general;
-    struct normfuse_cuda_divisor by_joined_blocks, by_channels, by_shares;
+    struct normfuse_cuda_divisor by_joined_blocks;
+    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
+
+    struct normfuse_cuda_divisor by_channels;
+    struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
+    int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */
     /* the small kernels */
     int32_t items; /* sets, shares of them, or channels */
     int32_t lanes; /* threads that share one of these, a power of two; */
     int32_t gradient_lanes; /* gradients: one of the channels, which come after the sets */
-    int32_t triples, share, joined; /* of a set: its partial statistics, those of a share, and those that are joined,
-                                       one of each share */
-    int32_t totals_blocks; /* gradients: the first blocks, which have the sets' totals */
+    int32_t totals_blocks;  /* gradients: the first blocks, which have the sets' totals */
     struct normfuse_cuda_divisor by_sum_slots;
-    struct normfuse_cuda_divisor by_parts, by_groups, by_spans, by_outer, by_width, by_blocks_wide, by_group;
-    struct normfuse_cuda_divisor by_parts_a_sample, by_rows_at_once, by_row_step;
-    struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group, */
-    struct normfuse_cuda_divisor by_set_channels; /* and channels of a set: of a group, or 1 */
+    int32_t triples; /* of a set: its partial statistics, */
+
+    int32_t share, joined; /* those of a share, and those that are joined, one of each share */
+    int32_t shares; /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
+    struct normfuse_cuda_divisor by_shares;
 };
 
 /* Blocks of a cluster over rows, at most. */
@@ -251,19 +262,164 @@ struct normfuse_cuda_tile {
     struct normfuse_cuda_divisor by_parts, by_blocks_wide, by_width, by_group, by_channel_columns;
 };
 
+/* The places of tensors in what follows. No call has both y and dx, nor both u and du. */
+enum normfuse_cuda_view {
+    NORMFUSE_VIEW_X,
+    NORMFUSE_VIEW_OUT,
+    NORMFUSE_VIEW_DY,
+    NORMFUSE_VIEW_POST_ADD,
+    NORMFUSE_VIEW_PRE_ADD,
+    NORMFUSE_VIEW_U,
+    NORMFUSE_VIEW_DPOST_ADD,
+    NORMFUSE_VIEWS
+};
+enum normfuse_cuda_parameter {
+    NORMFUSE_PARAMETER_WEIGHT,
+    NORMFUSE_PARAMETER_BIAS,
+    NORMFUSE_PARAMETER_SCALE,
+    NORMFUSE_PARAMETER_SHIFT,
+    NORMFUSE_PARAMETER_PRE_BIAS,
+    NORMFUSE_PARAMETER_MEAN,
+    NORMFUSE_PARAMETER_RSTD,
+    NORMFUSE_COMMON_PARAMETERS,
+    NORMFUSE_PARAMETER_RUNNING_MEAN = NORMFUSE_COMMON_PARAMETERS,
+    NORMFUSE_PARAMETER_RUNNING_VAR,
+    NORMFUSE_PARAMETER_DWEIGHT,
+    NORMFUSE_PARAMETER_DBIAS,
+    NORMFUSE_PARAMETER_DSCALE,
+    NORMFUSE_PARAMETER_DSHIFT,
+    NORMFUSE_PARAMETERS
+};
+struct normfuse_cuda_strides {
+    int64_t batch, channel;
+};
+enum normfuse_cuda_flag {
+    NORMFUSE_FLAG_COLUMNS = 1,
+    NORMFUSE_FLAG_ACCUMULATE = 2,
+    NORMFUSE_FLAG_RUNNING_MOMENTUM = 4,
+    NORMFUSE_FLAG_FROM_Y = 8,
+    NORMFUSE_FLAG_EVALUATE = 16,
+    NORMFUSE_FLAG_PHASES_SHIFT = 8
+};
+
+/* A problem as kernels read it. A block waits some 100 cycles for each line of 64 bytes when it first reads of it, one
+ * line after the other: what most calls read is on few, all pointers on two. */
+struct normfuse_cuda_problem {
+    int64_t n, c, s;
+    int64_t x_batch, x_channel, x_position;
+    int32_t sets, activation, groups, flags;
+
+    char *views[NORMFUSE_VIEWS];
+    double eps;
+
+    char *parameters[NORMFUSE_COMMON_PARAMETERS];
+    int64_t set_values;
+
+    struct normfuse_cuda_strides strides[NORMFUSE_COMMON_PARAMETERS];
+    int32_t types[NORMFUSE_COMMON_PARAMETERS];
+    int32_t big_type;
+    double act_param;
+
+    double momentum;
+    double *stats, *sums;
+    char *rare_parameters[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
+    struct normfuse_cuda_strides rare_strides[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
+    int32_t rare_types[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
+    struct {
+        int64_t batch, channel, position;
+    } other_strides[NORMFUSE_VIEWS - 1]; /* of the tensors but x; most kernels take only those that have its strides */
+    char unused[24];                     /* what comes next begins a line */
+
+#if defined(__cplusplus)
+#define NORMFUSE_VIEW(name, place)                                                                                     \
+    __device__ __forceinline__ normfuse_view name() const                                                              \
+    {                                                                                                                  \
+        return {views[place], other_strides[place - 1].batch, other_strides[place - 1].channel,                        \
+                other_strides[place - 1].position};                                                                    \
+    }
+#define NORMFUSE_PARAMETER(name, place)                                                                                \
+    __device__ __forceinline__ normfuse_parameter name() const                                                         \
+    {                                                                                                                  \
+        constexpr int rare = place - NORMFUSE_COMMON_PARAMETERS, at = rare < 0 ? place : rare;                         \
+        const normfuse_cuda_strides &of = rare < 0 ? strides[at] : rare_strides[at];                                   \
+        return {rare < 0 ? parameters[at] : rare_parameters[at], of.batch, of.channel,                                 \
+                rare < 0 ? types[at] : rare_types[at]};                                                                \
+    }
+    __device__ __forceinline__ normfuse_view x() const
+    {
+        return {views[NORMFUSE_VIEW_X], x_batch, x_channel, x_position};
+    }
+    NORMFUSE_VIEW(y, NORMFUSE_VIEW_OUT)
+    NORMFUSE_VIEW(dx, NORMFUSE_VIEW_OUT)
+    NORMFUSE_VIEW(dy, NORMFUSE_VIEW_DY)
+    NORMFUSE_VIEW(post_add, NORMFUSE_VIEW_POST_ADD)
+    NORMFUSE_VIEW(pre_add, NORMFUSE_VIEW_PRE_ADD)
+    NORMFUSE_VIEW(u, NORMFUSE_VIEW_U)
+    NORMFUSE_VIEW(du, NORMFUSE_VIEW_U)
+    NORMFUSE_VIEW(dpost_add, NORMFUSE_VIEW_DPOST_ADD)
+    NORMFUSE_PARAMETER(weight, NORMFUSE_PARAMETER_WEIGHT)
+    NORMFUSE_PARAMETER(bias, NORMFUSE_PARAMETER_BIAS)
+    NORMFUSE_PARAMETER(scale, NORMFUSE_PARAMETER_SCALE)
+    NORMFUSE_PARAMETER(shift, NORMFUSE_PARAMETER_SHIFT)
+    NORMFUSE_PARAMETER(pre_bias, NORMFUSE_PARAMETER_PRE_BIAS)
+    NORMFUSE_PARAMETER(mean, NORMFUSE_PARAMETER_MEAN)
+    NORMFUSE_PARAMETER(rstd, NORMFUSE_PARAMETER_RSTD)
+    NORMFUSE_PARAMETER(running_mean, NORMFUSE_PARAMETER_RUNNING_MEAN)
+    NORMFUSE_PARAMETER(running_var, NORMFUSE_PARAMETER_RUNNING_VAR)
+    NORMFUSE_PARAMETER(dweight, NORMFUSE_PARAMETER_DWEIGHT)
+    NORMFUSE_PARAMETER(dbias, NORMFUSE_PARAMETER_DBIAS)
+    NORMFUSE_PARAMETER(dscale, NORMFUSE_PARAMETER_DSCALE)
+    NORMFUSE_PARAMETER(dshift, NORMFUSE_PARAMETER_DSHIFT)
+#undef NORMFUSE_VIEW
+#undef NORMFUSE_PARAMETER
+    __device__ __forceinline__ bool columns() const
+    {
+        return (flags & NORMFUSE_FLAG_COLUMNS) != 0;
+    }
+    __device__ __forceinline__ bool accumulate() const
+    {
+        return (flags & NORMFUSE_FLAG_ACCUMULATE) != 0;
+    }
+    __device__ __forceinline__ bool has_running_momentum() const
+    {
+        return (flags & NORMFUSE_FLAG_RUNNING_MOMENTUM) != 0;
+    }
+    __device__ __forceinline__ bool from_y() const
+    {
+        return (flags & NORMFUSE_FLAG_FROM_Y) != 0;
+    }
+    __device__ __forceinline__ bool evaluate() const
+    {
+        return (flags & NORMFUSE_FLAG_EVALUATE) != 0;
+    }
+    __device__ __forceinline__ int phases() const
+    {
+        return flags >> NORMFUSE_FLAG_PHASES_SHIFT;
+    }
+    __device__ __forceinline__ int type() const
+    {
+        return big_type;
+    }
+#endif
+};
+
+/* On Hopper what a kernel is given begins 16 bytes into a line, so that all but the first members here begin one. */
 struct normfuse_cuda_arguments {
-    struct normfuse_cuda_columns columns; /* of the schedules that read it alone */
-    struct normfuse_problem problem;
-    struct normfuse_cuda_geometry geometry;
-    int32_t phases;                              /* of problem.phases, those that this launch does */
+    int32_t phases;                              /* of the problem's, those that this launch does */
     int32_t source;                              /* enum normfuse_cuda_source */
     struct normfuse_cuda_statistics *statistics; /* one a set */
     /* Triples (count, mean, M2) [set][part]; exchange by the grid: [parity][block group][group][part]. */
     double *partials;
-    double *sums;                   /* pairs per (n, c, slot), or per (c, slot) */
-    double *totals;                 /* pairs a set: what the backward subtracts */
-    uint32_t *grid_barriers;        /* sync memory */
-    struct normfuse_cuda_tile tile; /* as columns */
+    double *sums;            /* pairs per (n, c, slot), or per (c, slot) */
+    double *totals;          /* pairs a set: what the backward subtracts */
+    uint32_t *grid_barriers; /* sync memory */
+    struct normfuse_cuda_problem problem;
+    union { /* of the schedules that read it; those that read `columns` read little else */
+        struct normfuse_cuda_columns columns;
+        struct normfuse_cuda_tile tile;
+        char lines[5][64];
+    };
+    struct normfuse_cuda_geometry geometry;
 };
 
 struct normfuse_cuda_merge_arguments {

@@ -135,32 +135,100 @@ static void describe_tile(const struct normfuse_problem *p, const struct step *s
     tile->from_y = p->from_y;
 }
 
+/* What a kernel reads of a problem; kernels.h. */
+static void describe_problem(const struct normfuse_problem *p, struct normfuse_cuda_problem *to)
+{
+    const bool backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
+    const struct normfuse_view *const views[NORMFUSE_VIEWS] = {
+        [NORMFUSE_VIEW_X] = &p->x,
+        [NORMFUSE_VIEW_OUT] = backward ? &p->dx : &p->y,
+        [NORMFUSE_VIEW_DY] = &p->dy,
+        [NORMFUSE_VIEW_POST_ADD] = &p->post_add,
+        [NORMFUSE_VIEW_PRE_ADD] = &p->pre_add,
+        [NORMFUSE_VIEW_U] = backward ? &p->du : &p->u,
+        [NORMFUSE_VIEW_DPOST_ADD] = &p->dpost_add,
+    };
+    const struct normfuse_parameter *const parameters[NORMFUSE_PARAMETERS] = {
+        [NORMFUSE_PARAMETER_WEIGHT] = &p->weight,
+        [NORMFUSE_PARAMETER_BIAS] = &p->bias,
+        [NORMFUSE_PARAMETER_SCALE] = &p->scale,
+        [NORMFUSE_PARAMETER_SHIFT] = &p->shift,
+        [NORMFUSE_PARAMETER_PRE_BIAS] = &p->pre_bias,
+        [NORMFUSE_PARAMETER_MEAN] = &p->mean,
+        [NORMFUSE_PARAMETER_RSTD] = &p->rstd,
+        [NORMFUSE_PARAMETER_RUNNING_MEAN] = &p->running_mean,
+        [NORMFUSE_PARAMETER_RUNNING_VAR] = &p->running_var,
+        [NORMFUSE_PARAMETER_DWEIGHT] = &p->dweight,
+        [NORMFUSE_PARAMETER_DBIAS] = &p->dbias,
+        [NORMFUSE_PARAMETER_DSCALE] = &p->dscale,
+        [NORMFUSE_PARAMETER_DSHIFT] = &p->dshift,
+    };
+    *to = (struct normfuse_cuda_problem){
+        .n = p->n,
+        .c = p->c,
+        .s = p->s,
+        .x_batch = p->x.batch,
+        .x_channel = p->x.channel,
+        .x_position = p->x.position,
+        .sets = (int32_t)p->sets,
+        .activation = p->activation,
+        .groups = (int32_t)p->groups,
+        .flags = (p->columns ? NORMFUSE_FLAG_COLUMNS : 0) | (p->accumulate ? NORMFUSE_FLAG_ACCUMULATE : 0) |
+                 (p->has_running_momentum ? NORMFUSE_FLAG_RUNNING_MOMENTUM : 0) |
+                 (p->from_y ? NORMFUSE_FLAG_FROM_Y : 0) | (p->evaluate ? NORMFUSE_FLAG_EVALUATE : 0) |
+                 p->phases << NORMFUSE_FLAG_PHASES_SHIFT,
+        .big_type = p->type,
+        .eps = p->eps,
+        .set_values = p->set_values,
+        .act_param = p->act_param,
+        .momentum = p->momentum,
+        .stats = p->stats,
+        .sums = p->sums,
+    };
+    for (int i = 0; i < NORMFUSE_VIEWS; i++) {
+        to->views[i] = views[i]->data;
+        if (i > 0) {
+            to->other_strides[i - 1].batch = views[i]->batch;
+            to->other_strides[i - 1].channel = views[i]->channel;
+            to->other_strides[i - 1].position = views[i]->position;
+        }
+    }
+    for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
+        const int rare = i - NORMFUSE_COMMON_PARAMETERS;
+        *(rare < 0 ? &to->parameters[i] : &to->rare_parameters[rare]) = parameters[i]->data;
+        *(rare < 0 ? &to->strides[i] : &to->rare_strides[rare]) =
+            (struct normfuse_cuda_strides){parameters[i]->batch, parameters[i]->channel};
+        *(rare < 0 ? &to->types[i] : &to->rare_types[rare]) = parameters[i]->type;
+    }
+}
+
 static size_t scratch_of(const struct plan *plan)
 {
     return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
 }
 
-/* What a step adds to the arguments of those before it; *folded: rows that the strides in them are of. */
-static void describe_step(const struct step *step, struct normfuse_cuda_arguments *arguments, int32_t *folded)
+/* The arguments of a step. Steps before it have changed the problem; *folded: rows that its strides are of. */
+static void describe_step(const struct step *step, struct normfuse_problem *problem,
+                          struct normfuse_cuda_arguments *arguments, int32_t *folded)
 {
-    if (step->source == NORMFUSE_SOURCE_SCRATCH && arguments->problem.u.data != NULL &&
-        (arguments->problem.phases & NORMFUSE_PHASE_STATISTICS) != 0) {
+    if (step->source == NORMFUSE_SOURCE_SCRATCH && problem->u.data != NULL &&
+        (problem->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
         /* The sum was written, perhaps over what it is the sum of. */
-        arguments->problem.x = arguments->problem.u;
-        arguments->problem.pre_add.data = NULL;
+        problem->x = problem->u;
+        problem->pre_add.data = NULL;
     }
     if (step->of_dpost_add)
-        normfuse_cuda_go_on_from_dz(&arguments->problem);
+        normfuse_cuda_go_on_from_dz(problem);
     if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
-        normfuse_cuda_walk_folded(&arguments->problem, *folded, step->geometry.folded);
+        normfuse_cuda_walk_folded(problem, *folded, step->geometry.folded);
         *folded = step->geometry.folded;
     }
+    describe_problem(problem, &arguments->problem);
     arguments->geometry = step->geometry;
-    if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) ||
-        holds_columns_in_lanes(step, arguments->problem.columns))
-        describe_columns(&arguments->problem, step, &arguments->columns);
+    if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) || holds_columns_in_lanes(step, problem->columns))
+        describe_columns(problem, step, &arguments->columns);
     else if (is_of(step, NORMFUSE_SCHEDULE_tile))
-        describe_tile(&arguments->problem, step, &arguments->tile);
+        describe_tile(problem, step, &arguments->tile);
     arguments->phases = step->phases;
     arguments->source = step->source;
 }
@@ -196,7 +264,6 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
 
     struct normfuse_cuda_arguments arguments;
     char *scratch = exec != NULL ? exec->scratch : NULL;
-    arguments.problem = united;
     arguments.partials = plan->partials ? (double *)(void *)scratch : NULL;
     scratch += rounded(plan->partials);
     arguments.statistics = plan->statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
@@ -207,7 +274,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     arguments.grid_barriers = has_grid_barriers ? exec->sync : NULL;
 
     last_count = 0;
-    int32_t folded = 1;
+    int32_t folded = 1; /* rows of `united` walked as one */
     for (int i = 0; i < plan->count; i++) {
         const struct step *const step = &plan->steps[i];
         note(step);
@@ -216,7 +283,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         if (step->blocks > INT32_MAX)
             return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has",
                                    problem->name, step->blocks);
-        describe_step(step, &arguments, &folded);
+        describe_step(step, &united, &arguments, &folded);
         const struct normfuse_cuda_launch launch = {
             .kernel = step->kernel,
             .grid = (uint32_t)step->blocks,

@@ -47,13 +47,13 @@ struct line_place {
         group = block_of_row * g.width + line - sample * g.width;
         const bool has = sample < g.sets_a_block && group < (int)a.problem.groups && lane < g.rows;
         count = has ? (g.rows - lane + lanes - 1) >> g.lane_bits : 0;
-        at = (int64_t)group * g.group * a.problem.x.channel + lane;
+        at = (int64_t)group * g.group * a.problem.x().channel + lane;
     }
     /* Rows: the positions of a channel are adjacent. Columns: one position, or all channels of each position. */
     __device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, int slot) const
     {
         const int value = lane + slot * lanes;
-        const int channel = a.problem.columns ? value - divide(value, a.geometry.by_group) * a.geometry.group
+        const int channel = a.problem.columns() ? value - divide(value, a.geometry.by_group) * a.geometry.group
                                               : divide(value, a.geometry.by_spans);
         return group * a.geometry.group + channel;
     }
@@ -69,7 +69,7 @@ template <typename T>
 __device__ __forceinline__ char *line_of(const normfuse_cuda_arguments &a, const normfuse_view &view,
                                          const line_place &place, int n)
 {
-    return view.data + (n * a.problem.x.batch + place.at) * (int64_t)sizeof(T);
+    return view.data + (n * a.problem.x().batch + place.at) * (int64_t)sizeof(T);
 }
 template <typename T, int K>
 __device__ __forceinline__ void request_values(const normfuse_cuda_arguments &a, const normfuse_view &view,
@@ -95,12 +95,12 @@ template <int M, typename R>
 __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place &place, int n,
                                              int count, line_pair<R> *own)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     if (is_one_channel(a.geometry)) {
         const auto request = [&](const normfuse_parameter &of) {
             return request_at_once(of, n * of.batch + place.group * of.channel, count > 0);
         };
-        const requested_weights found = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
+        const requested_weights found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
         R slope, offset;
         weigh(p, found, slope, offset);
 #pragma unroll 1
@@ -118,7 +118,7 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
             const auto request = [&](const normfuse_parameter &of) {
                 return request_at_once(of, n * of.batch + c * of.channel, wanted);
             };
-            found[i] = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
+            found[i] = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
         }
 #pragma unroll
         for (int i = 0; i < M; i++) {
@@ -143,7 +143,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     follow_kernel();
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ R base_of[max_line_warps], sum_of[max_line_warps], square_of[max_line_warps];
@@ -154,12 +154,12 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32; /* of a line; 0: less than one */
     const int first_warp = warp & ~(max(warps, 1) - 1), first_lane = (int)threadIdx.x % 32 & ~(place.lanes - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
-    const bool modulated = p.scale.data || p.shift.data;
+    const bool modulated = p.scale().data || p.shift().data;
     const R values = (R)g.rows, share = R(1) / values;
 
     raw<T, 1> requested[K];
     const auto request_sample = [&](int n) {
-        request_values<T, K>(a, p.x, place, n, n < samples ? place.count : 0, requested);
+        request_values<T, K>(a, p.x(), place, n, n < samples ? place.count : 0, requested);
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
@@ -170,15 +170,15 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         const int n = first + place.sample, count = n < samples ? place.count : 0;
         R x[K];
         raw<T, 1> more[K];
-        if (p.pre_add.data)
-            request_values<T, K>(a, p.pre_add, place, n, count, more);
+        if (p.pre_add().data)
+            request_values<T, K>(a, p.pre_add(), place, n, count, more);
 #pragma unroll
         for (int k = 0; k < K; k++)
             x[k] = number_of<T>(requested[k]);
-        if (p.pre_add.data) {
+        if (p.pre_add().data) {
             take_addition<T, K>(more, x);
-            if (p.u.data) {
-                char *to = line_of<T>(a, p.u, place, n);
+            if (p.u().data) {
+                char *to = line_of<T>(a, p.u(), place, n);
 #pragma unroll
                 for (int k = 0; k < K; k++) {
                     if (k < count)
@@ -187,8 +187,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                 }
             }
         }
-        if (p.post_add.data)
-            request_values<T, K>(a, p.post_add, place, n, count, more);
+        if (p.post_add().data)
+            request_values<T, K>(a, p.post_add(), place, n, count, more);
         request_sample(n + apart);
         if (modulated)
             prepare_line<1>(a, place, n, count, own);
@@ -239,7 +239,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             store_statistics(a, n, place.group, (int64_t)n * p.groups + place.group, (double)about + (double)rest,
                              variance, rstd, (double)p.set_values);
 
-        char *to = line_of<T>(a, p.y, place, n);
+        char *to = line_of<T>(a, p.y(), place, n);
         choose_activation<true, true>(p.activation, [&](auto chosen) {
 #pragma unroll
             for (int begin = 0; begin < K; begin += slots_at_once) {
@@ -251,7 +251,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                     const line_pair<R> by = own[begin + i];
                     const R slope = by.first * rstd;
                     z[i] = fma(x[begin + i], slope, by.second - rest * slope);
-                    if (p.post_add.data)
+                    if (p.post_add().data)
                         z[i] += number_of<T>(more[begin + i]);
                     if (takes_half<fast, true>(decltype(chosen)::constant))
                         z[i] *= R(0.5);
@@ -291,7 +291,7 @@ __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a
         double plain = 0.0, normalized = 0.0;
         if (has) {
             const int line = divide(channel, g.by_group), within = channel - line * g.group;
-            const int first = a.problem.columns ? within : within * length, apart = a.problem.columns ? g.group : 1;
+            const int first = a.problem.columns() ? within : within * length, apart = a.problem.columns() ? g.group : 1;
 #pragma unroll 1
             for (int i = of; i < (by_thread ? lanes : length); i += 1 << bits) {
                 const int value = first + i * apart;
@@ -341,7 +341,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     follow_kernel();
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ totals<R> of_warps[2][max_line_warps];
@@ -352,18 +352,18 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32;
     const int first_warp = warp & ~(max(warps, 1) - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
-    const bool modulated = p.scale.data || p.shift.data;
-    const bool has_post = p.post_add.data && p.activation != NORMFUSE_IDENTITY;
+    const bool modulated = p.scale().data || p.shift().data;
+    const bool has_post = p.post_add().data && p.activation != NORMFUSE_IDENTITY;
     const R portion = R(1) / (R)p.set_values;
 
     raw<T, 1> requested_x[K], requested_dy[K];
     requested_value requested_mean, requested_rstd;
     const auto request_sample = [&](int n) {
         const int count = n < samples ? place.count : 0;
-        requested_mean = request_at_once(p.mean, n * p.mean.batch + place.group * p.mean.channel, count > 0);
-        requested_rstd = request_at_once(p.rstd, n * p.rstd.batch + place.group * p.rstd.channel, count > 0);
-        request_values<T, K>(a, p.x, place, n, count, requested_x);
-        request_values<T, K>(a, p.dy, place, n, count, requested_dy);
+        requested_mean = request_at_once(p.mean(), n * p.mean().batch + place.group * p.mean().channel, count > 0);
+        requested_rstd = request_at_once(p.rstd(), n * p.rstd().batch + place.group * p.rstd().channel, count > 0);
+        request_values<T, K>(a, p.x(), place, n, count, requested_x);
+        request_values<T, K>(a, p.dy(), place, n, count, requested_dy);
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
@@ -379,20 +379,20 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         const int n = first + place.sample, count = n < samples ? place.count : 0;
         R x[K], dy[K];
         raw<T, 1> more[K];
-        if (p.pre_add.data)
-            request_values<T, K>(a, p.pre_add, place, n, count, more);
+        if (p.pre_add().data)
+            request_values<T, K>(a, p.pre_add(), place, n, count, more);
 #pragma unroll
         for (int k = 0; k < K; k++) {
             x[k] = number_of<T>(requested_x[k]);
             dy[k] = number_of<T>(requested_dy[k]);
         }
-        if (p.pre_add.data)
+        if (p.pre_add().data)
             take_addition<T, K>(more, x);
-        const double mean = receive<double>(requested_mean, p.mean.type);
-        const R rstd = receive<R>(requested_rstd, p.rstd.type);
+        const double mean = receive<double>(requested_mean, p.mean().type);
+        const R rstd = receive<R>(requested_rstd, p.rstd().type);
         const R about = (R)mean, rest = (R)(mean - (double)about);
         if (has_post)
-            request_values<T, K>(a, p.post_add, place, n, count, more);
+            request_values<T, K>(a, p.post_add(), place, n, count, more);
         if (modulated)
             prepare_line<1>(a, place, n, count, own);
 #pragma unroll
@@ -414,7 +414,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                         const R slope = pair.first * rstd;
                         z[i] = fma(x[begin + i], slope, pair.second - rest * slope);
                         if (has_post)
-                            z[i] = p.from_y ? number_of<T>(more[begin + i]) : z[i] + number_of<T>(more[begin + i]);
+                            z[i] = p.from_y() ? number_of<T>(more[begin + i]) : z[i] + number_of<T>(more[begin + i]);
                         if (half)
                             z[i] *= R(0.5);
                         by[i] = dy[begin + i];
@@ -426,19 +426,19 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                 }
             }
         });
-        if (p.du.data)
-            request_values<T, K>(a, p.du, place, n, count, more);
+        if (p.du().data)
+            request_values<T, K>(a, p.du(), place, n, count, more);
         request_sample(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
 
         /* dy becomes its part of dx, slope dy'. */
-        char *to_addition = line_of<T>(a, p.dpost_add, place, n);
+        char *to_addition = line_of<T>(a, p.dpost_add(), place, n);
         totals<R> all = {R(0), R(0)};
 #pragma unroll
         for (int k = 0; k < K; k++) {
             if (k % slots_at_once == 0 && k >= g.segment_rows)
                 break;
             if (k < count) {
-                if (p.dpost_add.data)
+                if (p.dpost_add().data)
                     store_number<T>(to_addition, dy[k]);
                 plain[k] += dy[k];
                 normalized[k] += dy[k] * ((x[k] - rest) * rstd);
@@ -463,14 +463,14 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         /* dx = slope dy' + by_x (x - about) + level */
         const R by_x = -((all.centred - rest * all.plain) * rstd) * (rstd * portion);
         const R level = -all.plain * portion - by_x * rest;
-        if (p.dx.data) {
-            char *to = line_of<T>(a, p.dx, place, n);
+        if (p.dx().data) {
+            char *to = line_of<T>(a, p.dx(), place, n);
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 if (k % slots_at_once == 0 && k >= g.segment_rows)
                     break;
                 R dx = dy[k] + fma(by_x, x[k], level);
-                if (p.du.data)
+                if (p.du().data)
                     dx += number_of<T>(more[k]);
                 if (k < count)
                     store_number<T>(to, dx);

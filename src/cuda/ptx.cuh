@@ -194,6 +194,32 @@ __device__ __forceinline__ void load_parameter(unsigned &low, unsigned &high, co
                  : "l"(address), "r"(type), "n"(f32_type), "n"(f64_type));
 }
 
+/* What load_parameter() found, of any type but f64. No branch: the compiler's would be a jump by a table, whose entry
+ * each warp waits for, as for any first read of constants. */
+template <int f16_type, int bf16_type>
+__device__ __forceinline__ float single_of(unsigned low, unsigned high, int type)
+{
+    float found;
+    asm("{\n"
+        ".reg .pred half, brain;\n"
+        ".reg .b16 bits;\n"
+        ".reg .f32 of_half, of_brain, of_others;\n"
+        ".reg .b32 shifted;\n"
+        "setp.eq.s32 half, %3, %4;\n"
+        "setp.eq.s32 brain, %3, %5;\n"
+        "cvt.u16.u32 bits, %2;\n"
+        "cvt.f32.f16 of_half, bits;\n"
+        "shl.b32 shifted, %2, 16;\n"
+        "mov.b32 of_brain, shifted;\n"
+        "mov.b32 of_others, %1;\n"
+        "selp.f32 of_others, of_half, of_others, half;\n"
+        "selp.f32 %0, of_brain, of_others, brain;\n"
+        "}"
+        : "=f"(found)
+        : "r"(low), "r"(high), "r"(type), "n"(f16_type), "n"(bf16_type));
+    return found;
+}
+
 /* f32 or f64, each at its own address. */
 template <int f32_type, int f64_type>
 __device__ __forceinline__ void load_statistic(float &single, double &twice, const char *at_single,

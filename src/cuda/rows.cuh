@@ -59,18 +59,18 @@ struct row_block : block_turns {
 
 /* Weight and bias of a channel with the sample's scale and shift. */
 template <typename R>
-__device__ __forceinline__ void weigh_channel(const normfuse_problem &p, int64_t n, int64_t c, R &slope, R &offset)
+__device__ __forceinline__ void weigh_channel(const normfuse_cuda_problem &p, int64_t n, int64_t c, R &slope, R &offset)
 {
     const auto request = [&](const normfuse_parameter &of) {
         return of.data ? request_bits<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
     };
-    const bits<R> weight = request(p.weight), bias = request(p.bias), scale = request(p.scale),
-                  shift = request(p.shift);
-    const R more = p.scale.data ? R(1) + receive<R>(scale, p.scale.type) : R(1);
-    slope = p.weight.data ? receive<R>(weight, p.weight.type) * more : more;
-    offset = p.bias.data ? receive<R>(bias, p.bias.type) * more : R(0);
-    if (p.shift.data)
-        offset += receive<R>(shift, p.shift.type);
+    const bits<R> weight = request(p.weight()), bias = request(p.bias()), scale = request(p.scale()),
+                  shift = request(p.shift());
+    const R more = p.scale().data ? R(1) + receive<R>(scale, p.scale().type) : R(1);
+    slope = p.weight().data ? receive<R>(weight, p.weight().type) * more : more;
+    offset = p.bias().data ? receive<R>(bias, p.bias().type) * more : R(0);
+    if (p.shift().data)
+        offset += receive<R>(shift, p.shift().type);
 }
 
 /* Where a thread's vectors are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
@@ -131,22 +131,22 @@ struct requested_weights {
 __device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &a,
                                                              const row_vectors &vectors, int i)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const bool wanted = has_channel(a, vectors, i);
     const int n = vectors.n, c = channel_of(a, vectors, i);
     const auto request = [&](const normfuse_parameter &of) {
         return request_at_once(of, n * of.batch + c * of.channel, wanted);
     };
-    return {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
+    return {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
 }
 template <typename R>
-__device__ __forceinline__ void weigh(const normfuse_problem &p, const requested_weights &from, R &slope, R &offset)
+__device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const requested_weights &from, R &slope, R &offset)
 {
-    const R more = p.scale.data ? R(1) + receive<R>(from.scale, p.scale.type) : R(1);
-    slope = p.weight.data ? receive<R>(from.weight, p.weight.type) * more : more;
-    offset = p.bias.data ? receive<R>(from.bias, p.bias.type) * more : R(0);
-    if (p.shift.data)
-        offset += receive<R>(from.shift, p.shift.type);
+    const R more = p.scale().data ? R(1) + receive<R>(from.scale, p.scale().type) : R(1);
+    slope = p.weight().data ? receive<R>(from.weight, p.weight().type) * more : more;
+    offset = p.bias().data ? receive<R>(from.bias, p.bias().type) * more : R(0);
+    if (p.shift().data)
+        offset += receive<R>(from.shift, p.shift().type);
 }
 
 /* Which elements of a vector are its stretch's: element i is element `first` + i of the stretch, where it has that
@@ -237,7 +237,7 @@ __device__ __forceinline__ row_elements<V, unaligned> elements_of(const normfuse
                                                                   const row_vectors &vectors, int index)
 {
     if constexpr (unaligned) {
-        const row_tensor<T, V, alike, unaligned> x(a, a.problem.x, a.problem.x, vectors.n, vectors.c);
+        const row_tensor<T, V, alike, unaligned> x(a, a.problem.x(), a.problem.x(), vectors.n, vectors.c);
         const int stretch = divide(index, a.geometry.by_spans);
         const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
         return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};
@@ -253,10 +253,10 @@ template <typename T, bool unaligned> struct row_end {
 
     __device__ __forceinline__ row_end(const normfuse_cuda_arguments &a, const row_vectors &vectors, unsigned lead)
     {
-        const normfuse_problem &p = a.problem;
+        const normfuse_cuda_problem &p = a.problem;
         bytes = 0;
         if constexpr (unaligned) {
-            const int64_t last = (p.n - 1 - vectors.n) * p.x.batch + (p.c - 1 - vectors.c) * p.x.channel;
+            const int64_t last = (p.n - 1 - vectors.n) * p.x().batch + (p.c - 1 - vectors.c) * p.x().channel;
             bytes = (unsigned)min((int64_t)lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
         }
     }
@@ -317,9 +317,9 @@ __device__ __forceinline__ void add_residual(const normfuse_cuda_arguments &a, c
 {
     using R = compute<T>;
     using tensor = row_tensor<T, V, false, false>;
-    const normfuse_problem &p = a.problem;
-    const normfuse_view &to = p.u.data ? p.u : p.x;
-    const tensor other(a, p.pre_add, p.pre_add, vectors.n, vectors.c), u(a, to, to, vectors.n, vectors.c);
+    const normfuse_cuda_problem &p = a.problem;
+    const normfuse_view to = p.u().data ? p.u() : p.x();
+    const tensor other(a, p.pre_add(), p.pre_add(), vectors.n, vectors.c), u(a, to, to, vectors.n, vectors.c);
     walk([&](raw<T, V> &vector, int index) {
         const int stretch = divide(index, a.geometry.by_spans);
         R value[V], residual[V];

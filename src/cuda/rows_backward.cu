@@ -18,7 +18,7 @@ template <bool many, typename R>
 __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments &a, const row_vectors &vectors,
                                                   R factor, row_gradient<R> *coefficients)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
@@ -39,17 +39,17 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
         bits<double> saved_mean = 0;
         bits<R> saved_rstd = 0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            saved_mean = request_bits<double>(p.mean, n * p.mean.batch + group * p.mean.channel);
-            saved_rstd = request_bits<R>(p.rstd, n * p.rstd.batch + group * p.rstd.channel);
+            saved_mean = request_bits<double>(p.mean(), n * p.mean().batch + group * p.mean().channel);
+            saved_rstd = request_bits<R>(p.rstd(), n * p.rstd().batch + group * p.rstd().channel);
         }
         R slope, offset;
         weigh_channel(p, n, c, slope, offset);
         double mean = 0.0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
-            mean = receive<double>(saved_mean, p.mean.type);
-            slope *= receive<R>(saved_rstd, p.rstd.type);
+            mean = receive<double>(saved_mean, p.mean().type);
+            slope *= receive<R>(saved_rstd, p.rstd().type);
         } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-            mean = parameter<double>(p.running_mean, 0, c, 0.0);
+            mean = parameter<double>(p.running_mean(), 0, c, 0.0);
             slope = scaled_by_running(p, c, slope);
         }
         const R shift = (R)mean, rest = (R)(mean - (double)shift);
@@ -65,21 +65,21 @@ struct requested_gradient {
 __device__ __forceinline__ requested_gradient request_gradient(const normfuse_cuda_arguments &a,
                                                                const row_vectors &vectors, int i)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const bool wanted = has_channel(a, vectors, i);
     const int n = vectors.n, c = channel_of(a, vectors, i);
     const int group = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_outer);
-    return {request_at_once(p.mean, n * p.mean.batch + group * p.mean.channel, wanted),
-            request_at_once(p.rstd, n * p.rstd.batch + group * p.rstd.channel, wanted), request_weights(a, vectors, i)};
+    return {request_at_once(p.mean(), n * p.mean().batch + group * p.mean().channel, wanted),
+            request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted), request_weights(a, vectors, i)};
 }
 template <typename R>
-__device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_problem &p, const requested_gradient &from,
+__device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_cuda_problem &p, const requested_gradient &from,
                                                          R factor)
 {
     R slope, offset;
     weigh(p, from.weights, slope, offset);
-    const double mean = receive<double>(from.mean, p.mean.type);
-    slope *= receive<R>(from.rstd, p.rstd.type);
+    const double mean = receive<double>(from.mean, p.mean().type);
+    slope *= receive<R>(from.rstd, p.rstd().type);
     const R shift = (R)mean, rest = (R)(mean - (double)shift);
     return {shift, rest, slope * factor, (offset - rest * slope) * factor};
 }
@@ -99,9 +99,9 @@ __device__ __forceinline__ void load_pairs(const normfuse_cuda_arguments &a, con
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned,
                    holds = schedule == NORMFUSE_SCHEDULE_block || schedule == NORMFUSE_SCHEDULE_split;
     using tensor = row_tensor<T, V, !many, unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, many ? p.dy : p.x, vectors.n, vectors.c);
+    const tensor x(a, p.x(), p.x(), vectors.n, vectors.c), dy(a, p.dy(), many ? p.dy() : p.x(), vectors.n, vectors.c);
     const row_end<T, unaligned> end(a, vectors, x.lead);
     int index = vectors.index;
     if constexpr (!many) {
@@ -165,7 +165,7 @@ __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, con
 {
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes;
     using tensor = row_tensor<T, V, !many, schedule == NORMFUSE_SCHEDULE_unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const int lane = (int)threadIdx.x & ((many ? 1 << g.lane_bits : 32) - 1);
     int index = vectors.index;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, con
             work(place_of_slot(dynamic, k, 0), place_of_slot(dynamic, k, 1), index);
             if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                 if (next != 0 && index < vectors.end) {
-                    const tensor x(a, p.x, p.x, vectors.n, vectors.c), dy(a, p.dy, p.x, vectors.n, vectors.c);
+                    const tensor x(a, p.x(), p.x(), vectors.n, vectors.c), dy(a, p.dy(), p.x(), vectors.n, vectors.c);
                     const int stretch = divide(index, g.by_spans);
                     copy_once(&place_of_slot(dynamic, k, 0), x.at(g, index, stretch), next);
                     copy_once(&place_of_slot(dynamic, k, 1), dy.at(g, index, stretch), next);
@@ -199,7 +199,7 @@ template <bool many, typename R>
 __device__ __forceinline__ void store_channels(const normfuse_cuda_arguments &a, const row_vectors &vectors, int part,
                                                const totals<R> *of_channels)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     const int lanes = many ? 1 << g.lane_bits : 32, lane = (int)threadIdx.x & (lanes - 1);
@@ -246,7 +246,7 @@ __device__ __forceinline__ void differentiate_row(const normfuse_cuda_arguments 
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool fast = sizeof(T) == 2;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
 #pragma unroll
     for (int i = 0; i < V; i++)
@@ -256,12 +256,12 @@ __device__ __forceinline__ void differentiate_row(const normfuse_cuda_arguments 
 #pragma unroll
         for (int i = 0; i < V; i++)
             z[i] = fma(x[i], coefficient.slope, coefficient.offset);
-        if (many && p.post_add.data) {
+        if (many && p.post_add().data) {
             R residual[V];
             unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), residual);
 #pragma unroll
             for (int i = 0; i < V; i++)
-                z[i] = p.from_y ? residual[i] : z[i] + residual[i];
+                z[i] = p.from_y() ? residual[i] : z[i] + residual[i];
         }
         differentiate_by<fast, !many && !unaligned>(dy, z, chosen, p.activation, (R)p.act_param);
     }
@@ -277,7 +277,7 @@ sum_channels(const normfuse_cuda_arguments &a, const row_vectors &vectors, const
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool all = many || unaligned;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     /* Channels of the block are counted from the first that it touches; all of a channel's set are the same one. */
@@ -365,14 +365,14 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
      * derivatives, by a call in each vector. */
     constexpr bool all = many || unaligned;
     using tensor = row_tensor<T, V, !many, unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     /* Lanes find it where it is needed: before the loop 16-bit vectors spilled. */
-    const bool writes_dx = !many && p.dx.data && applies;
+    const bool writes_dx = !many && p.dx().data && applies;
     const int channel_step = p.sets == NORMFUSE_SETS_BATCH ? 0 : 1;
-    const normfuse_view &dx_view = p.dx.data ? p.dx : p.x, &du_view = many && p.du.data ? p.du : p.x;
-    const normfuse_view &dpost_view = many && p.dpost_add.data ? p.dpost_add : p.x;
-    const tensor dx(a, dx_view, many ? dx_view : p.x, vectors.n, vectors.c);
+    const normfuse_view dx_view = p.dx().data ? p.dx() : p.x(), du_view = many && p.du().data ? p.du() : p.x();
+    const normfuse_view dpost_view = many && p.dpost_add().data ? p.dpost_add() : p.x();
+    const tensor dx(a, dx_view, many ? dx_view : p.x(), vectors.n, vectors.c);
     const tensor du(a, du_view, du_view, vectors.n, vectors.c), dpost(a, dpost_view, dpost_view, vectors.n, vectors.c);
     choose_activation<!many, all>(p.activation, [&](auto chosen) {
         const auto store = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
@@ -386,11 +386,11 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
             differentiate(chosen, coefficient, index, stretch, x, dy);
             if (writes_dy)
                 store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
-            if (many ? p.dx.data && applies : writes_dx) {
+            if (many ? p.dx().data && applies : writes_dx) {
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     x[i] = fma(coefficient.slope, dy[i], of.is_needed ? fma(of.share, x[i], of.level) : R(0));
-                if (many && p.du.data) {
+                if (many && p.du().data) {
                     R more[V];
                     unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
 #pragma unroll
@@ -436,7 +436,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = row_tensor<T, V, !many, unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ totals<R> of_warps[max_row_warps];
@@ -471,7 +471,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         bits<R> saved_rstd = 0;
         if (!holds && centred && applies && vectors.end > 0) {
             const int group = by_sample ? vectors.c : divide(vectors.c, g.by_outer);
-            saved_rstd = request_bits<R>(p.rstd, vectors.n * p.rstd.batch + group * p.rstd.channel);
+            saved_rstd = request_bits<R>(p.rstd(), vectors.n * p.rstd().batch + group * p.rstd().channel);
         }
         if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before() = grid_barrier;
@@ -483,14 +483,14 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                     first = request_gradient(a, vectors, i);
                 coefficients[i] = make_gradient<R>(p, first, factor);
                 if (i == 0)
-                    rstd_of_set = receive<R>(first.rstd, p.rstd.type);
+                    rstd_of_set = receive<R>(first.rstd, p.rstd().type);
             }
         } else {
             prepare_gradients<many>(a, vectors, factor, coefficients);
         }
         if (shared > 0)
             wait_for_copies();
-        if (many && p.pre_add.data) {
+        if (many && p.pre_add().data) {
             add_residual<T, V>(a, vectors, false, [&](auto work) {
                 walk([&](raw<T, V> &x, raw<T, V> &, int index) {
                     if (index < vectors.end)
@@ -501,7 +501,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         __syncthreads();
 
         const row_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
-        const normfuse_view &post_view = many && p.post_add.data ? p.post_add : p.x;
+        const normfuse_view post_view = many && p.post_add().data ? p.post_add() : p.x();
         const tensor post(a, post_view, post_view, vectors.n, vectors.c);
         const auto differentiate = [&](auto chosen, const row_gradient<R> &coefficient, int index, int stretch,
                                        R(&x)[V], R(&dy)[V]) {
@@ -518,7 +518,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 store_channels<many>(a, vectors, block.part, of_channels);
         };
         /* In place of dy it must not be written before dy was read for the last time. */
-        const bool writes_dy = many && p.dpost_add.data && (applies || !(p.phases & NORMFUSE_PHASE_BACKWARD_APPLY));
+        const bool writes_dy = many && p.dpost_add().data && (applies || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
         const bool exchanges = sums && applies && centred && !many;
         if (sums && !exchanges) {
             __syncthreads();
@@ -539,7 +539,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 share = (R)a.totals[(int64_t)vectors.set * PAIR + 1];
             }
             if (vectors.end > 0) {
-                const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd.type);
+                const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd().type);
                 share = -(share * rstd) * (rstd * portion);
                 level = -level * portion - share * own->rest;
             }
@@ -565,7 +565,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             int n, c;
             is_requested = block.find_next(a, n, c);
             if (is_requested)
-                next = tensor(a, p.x, p.x, n, c).data - tensor(a, p.x, p.x, vectors.n, vectors.c).data;
+                next = tensor(a, p.x(), p.x(), n, c).data - tensor(a, p.x(), p.x(), vectors.n, vectors.c).data;
         }
         store_gradients<T, V, schedule>(
             a, vectors, own, {level, share, centred}, writes_dy, applies, [&](auto store) { walk(store, next); },

@@ -17,9 +17,10 @@ template <bool many, typename R>
 __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_arguments &a, const row_vectors &vectors,
                                                      R factor, row_coefficient<R> *coefficients, int first)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
+#pragma unroll 1
     for (int i = first; i < g.coefficients; i += (int)blockDim.x) {
         int n = vectors.n, c = vectors.c;
         if (many) {
@@ -35,12 +36,12 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
             c += vectors.first_outer + i;
         }
         /* One after the other: requested all at once, they were ahead of the vectors (128x256x28x28: 61 us for 56). */
-        const R scale = R(1) + parameter<R>(p.scale, n, c, R(0));
-        R slope = parameter<R>(p.weight, n, c, R(1)) * scale;
-        R offset = parameter<R>(p.bias, n, c, R(0)) * scale + parameter<R>(p.shift, n, c, R(0));
+        const R scale = R(1) + parameter<R>(p.scale(), n, c, R(0));
+        R slope = parameter<R>(p.weight(), n, c, R(1)) * scale;
+        R offset = parameter<R>(p.bias(), n, c, R(0)) * scale + parameter<R>(p.shift(), n, c, R(0));
         R shift = R(0);
         if (a.source == NORMFUSE_SOURCE_RUNNING) {
-            const double mean = parameter<double>(p.running_mean, 0, c, 0.0);
+            const double mean = parameter<double>(p.running_mean(), 0, c, 0.0);
             slope = scaled_by_running(p, c, slope);
             shift = (R)mean;
             offset -= (R)(mean - (double)shift) * slope;
@@ -55,14 +56,14 @@ template <bool many, typename R>
 __device__ __forceinline__ void store_set(const normfuse_cuda_arguments &a, const row_vectors &vectors, int part,
                                           const set_statistics<R> &found)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     if (many ? vectors.index == 0 && vectors.end > 0 : part == 0 && threadIdx.x == 0) {
         const int n = by_sample ? 0 : vectors.n;
         const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
         const double variance =
             store_statistics(a, n, channel, vectors.set, found.mean, found.variance, found.rstd, (double)p.set_values);
-        if (p.has_running_momentum && by_sample)
+        if (p.has_running_momentum() && by_sample)
             update_running<R>(p, vectors.c, found.mean, variance);
     }
 }
@@ -73,9 +74,9 @@ __device__ __forceinline__ void load_rows(const normfuse_cuda_arguments &a, cons
                                           int rest, uint4 *own_shared, raw<T, V> (&held)[K])
 {
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const row_tensor<T, V, !many, unaligned> x(a, p.x, p.x, vectors.n, vectors.c);
+    const row_tensor<T, V, !many, unaligned> x(a, p.x(), p.x(), vectors.n, vectors.c);
     const row_end<T, unaligned> end(a, vectors, x.lead);
     if constexpr (!many) {
 #pragma unroll 1
@@ -125,20 +126,20 @@ __device__ __forceinline__ compute<T> first_value(const normfuse_cuda_arguments 
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, plain = !many,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = row_tensor<T, V, plain, unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     R common = R(0);
     const int first = many ? 0 : part * g.part_rows;
     if (first < vectors.end) {
         const int stretch = divide(first, g.by_spans);
-        const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+        const tensor x(a, p.x(), p.x(), vectors.n, vectors.c);
         R value[1];
         /* A unaligned vector of a stretch need not have elements of it; the stretch has a first. */
         unpack<T, 1>(load_vector<T, 1>(unaligned ? x.data + x.start(stretch) : x.at(g, first, stretch), 0), value);
         common = value[0];
-        if (!plain && p.pre_add.data) {
+        if (!plain && p.pre_add().data) {
             unpack<T, 1>(
-                load_vector<T, 1>(tensor(a, p.pre_add, p.pre_add, vectors.n, vectors.c).at(g, first, stretch), 0),
+                load_vector<T, 1>(tensor(a, p.pre_add(), p.pre_add(), vectors.n, vectors.c).at(g, first, stretch), 0),
                 value);
             common += value[0];
         }
@@ -156,7 +157,7 @@ __device__ __forceinline__ void add_moments(const normfuse_cuda_arguments &a, co
     constexpr bool plain = schedule != NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned,
                    streams = schedule == NORMFUSE_SCHEDULE_two_pass;
     using tensor = row_tensor<T, V, plain, unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     if (!streams && index >= vectors.end)
         return;
@@ -177,7 +178,7 @@ __device__ __forceinline__ void add_moments(const normfuse_cuda_arguments &a, co
                 for (index += vectors.step; index < vectors.end; index += vectors.step) {
                     own = elements_of<T, V, plain, unaligned>(a, vectors, index);
                     if (own.count() > 0) {
-                        const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+                        const tensor x(a, p.x(), p.x(), vectors.n, vectors.c);
                         const char *const vector = x.at(g, index, divide(index, g.by_spans));
                         R other[1];
                         unpack<T, 1>(load_vector<T, 1>(vector, own.begin()), other);
@@ -234,13 +235,13 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, plain = !many, fast = sizeof(T) == 2,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     using tensor = row_tensor<T, V, plain, unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
     /* Channels of the set are beside one another, from the first that the block touches. */
     const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
     const int channel_step = by_sample ? 0 : 1, before = own - vectors.first_outer * channel_step;
-    const tensor y(a, p.y, plain ? p.x : p.y, vectors.n, vectors.c);
+    const tensor y(a, p.y(), plain ? p.x() : p.y(), vectors.n, vectors.c);
     /* z of a vector, and where it goes */
     const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
         const int stretch = divide(index, g.by_spans);
@@ -257,13 +258,13 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
             z[i] = fma(z[i] - about, slope, offset);
         return y.at(g, index, stretch);
     };
-    const normfuse_view &added_view = !plain && p.post_add.data ? p.post_add : p.y;
-    const tensor other(a, added_view, plain ? p.x : added_view, vectors.n, vectors.c);
+    const normfuse_view added_view = !plain && p.post_add().data ? p.post_add() : p.y();
+    const tensor other(a, added_view, plain ? p.x() : added_view, vectors.n, vectors.c);
     choose_activation<plain, true>(p.activation, [&](auto chosen) {
         const auto store = [&](raw<T, V> &vector, int index) {
             R z[V];
             char *const to = normalize(vector, index, z);
-            if (!plain && p.post_add.data) {
+            if (!plain && p.post_add().data) {
                 R residual[V];
                 unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
 #pragma unroll
@@ -284,14 +285,14 @@ template <typename T, int V, normfuse_cuda_schedule schedule, typename Work>
 __device__ __forceinline__ void walk_slots(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
                                            int index, uint4 *own_shared, const char *next_set, Work work)
 {
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
 #pragma unroll 1
     for (int k = 0; k < shared && index < vectors.end; k++) {
         raw<T, V> vector = own_shared[k * (int)blockDim.x];
         work(vector, index);
         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-            row_tensor<T, V, true, false> x(a, p.x, p.x, vectors.n, vectors.c);
+            row_tensor<T, V, true, false> x(a, p.x(), p.x(), vectors.n, vectors.c);
             x.data = const_cast<char *>(next_set);
             if (next_set)
                 copy_once(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)), 0);
@@ -369,7 +370,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass, fast = sizeof(T) == 2;
     using tensor = row_tensor<T, V, plain, unaligned>;
-    const normfuse_problem &p = a.problem;
+    const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ moments<R> of_warps[max_row_warps];
@@ -402,7 +403,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             /* The vector that is requested next, and how many there are. */
             int next = vectors.index, count = max(0, (vectors.end - next + vectors.step - 1) / vectors.step);
             const auto request_vector = [&](raw<T, V> &vector, bool wanted) {
-                const tensor x(a, p.x, p.x, vectors.n, vectors.c);
+                const tensor x(a, p.x(), p.x(), vectors.n, vectors.c);
                 load_vector_where<T, V>(wanted, vector, x.at(g, next, divide(next, g.by_spans)));
                 next += vectors.step;
             };
@@ -443,8 +444,8 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     walk_slots<T, V, schedule>(a, vectors, shared, index, own_shared, next_set, work);
             };
             const auto walk_registers = [&](auto work) { walk_held<streams ? 0 : K>(vectors, rest, held, work); };
-            if (!plain && p.pre_add.data) {
-                const bool writes = p.u.data && (sums || !(p.phases & NORMFUSE_PHASE_STATISTICS));
+            if (!plain && p.pre_add().data) {
+                const bool writes = p.u().data && (sums || !(p.phases() & NORMFUSE_PHASE_STATISTICS));
                 /* Perhaps in place of x or of its residual, so not before all have read the value that they share. */
                 if (writes && sums && pass == 0)
                     __syncthreads();
@@ -485,7 +486,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             }
 
             /* ---- results ---- */
-            if (p.y.data) {
+            if (p.y().data) {
 #pragma unroll
                 for (int k = 0; k < (streams ? 0 : K); k++)
                     compiler_barrier(held[k]);
@@ -495,7 +496,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     int n, c;
                     is_requested = block.find_next(a, n, c);
                     if (is_requested)
-                        next = tensor(a, p.x, p.x, n, c).data;
+                        next = tensor(a, p.x(), p.x(), n, c).data;
                 }
                 store_results<T, V, schedule>(a, vectors, coefficients, of, [&](auto store) {
                     walk_shared(store, next);

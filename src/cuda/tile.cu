@@ -255,12 +255,12 @@ __device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entri
 __device__ __forceinline__ void request_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
                                                           requested_weights &found)
 {
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     const int n = place.n, c = divide(place.first + place.column, all.tile.by_channel_columns);
     const auto request = [&](const normfuse_parameter &of) {
         return request_at_once(of, n * of.batch + c * of.channel, place.left > 0);
     };
-    found = {request(p.weight), request(p.bias), request(p.scale), request(p.shift)};
+    found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
 }
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
@@ -270,12 +270,12 @@ template <typename R>
 __device__ __forceinline__ void write_statistics(const normfuse_cuda_arguments &all, const tile_place &place,
                                                  double mean, R variance, R rstd)
 {
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
     const int set = place.set(all.tile);
     const double of_running = store_statistics(all, place.n, set, by_channel ? set : (int64_t)place.n * p.groups + set,
                                                mean, variance, rstd, (double)p.set_values);
-    if (p.has_running_momentum && by_channel)
+    if (p.has_running_momentum() && by_channel)
         update_running<R>(p, set, mean, of_running);
 }
 
@@ -285,7 +285,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_tile &a = all.tile;
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     tile_entry<R> *const entries = reinterpret_cast<tile_entry<R> *>(dynamic), *const of_parts =
@@ -388,7 +388,7 @@ __device__ __forceinline__ void finish_channel(const normfuse_cuda_arguments &al
                                                double centred, R rstd)
 {
     const normfuse_cuda_tile &a = all.tile;
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     const int c = divide(place.first, a.by_channel_columns) + channel;
     if (a.samples == 0) {
         const int64_t slots = all.geometry.sum_slots;
@@ -399,8 +399,8 @@ __device__ __forceinline__ void finish_channel(const normfuse_cuda_arguments &al
                     gradients.places + channel * gradients.senders + (a.by_channels ? place.n : place.rank), 0,
                     tile_sums<R>{(R)plain, (R)(centred * (double)rstd)});
     } else {
-        write_gradient(p, p.dweight, 0, c, centred * (double)rstd);
-        write_gradient(p, p.dbias, 0, c, plain);
+        write_gradient(p, p.dweight(), 0, c, centred * (double)rstd);
+        write_gradient(p, p.dbias(), 0, c, plain);
     }
 }
 
@@ -409,7 +409,7 @@ template <typename R>
 __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all, const tile_place &place,
                                              const channel_mailbox<R> &gradients, int channels)
 {
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     const int channel = (int)threadIdx.x;
     await_mailbox(gradients.mailbox);
     if (channel >= channels)
@@ -420,8 +420,8 @@ __device__ __forceinline__ void add_channels(const normfuse_cuda_arguments &all,
         normalized += (double)gradients.places[channel * gradients.senders + i].centred;
     }
     const int c = divide(place.first, all.tile.by_channel_columns) + channel;
-    write_gradient(p, p.dweight, 0, c, normalized);
-    write_gradient(p, p.dbias, 0, c, plain);
+    write_gradient(p, p.dweight(), 0, c, normalized);
+    write_gradient(p, p.dbias(), 0, c, plain);
 }
 
 /* The sums of the block's channels, where a norm group has several: of columns and rows, by as many lanes of a warp to
@@ -457,7 +457,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_tile &a = all.tile;
-    const normfuse_problem &p = all.problem;
+    const normfuse_cuda_problem &p = all.problem;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox, gradient_mailbox;
     tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
@@ -476,8 +476,8 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         request_values<T, K>(a, place, a.pre_add, more);
     place.find_groups(a);
     const int set = place.set(a);
-    const requested_value requested_mean = request_at_once(p.mean, place.n * p.mean.batch + set * p.mean.channel);
-    const requested_value requested_rstd = request_at_once(p.rstd, place.n * p.rstd.batch + set * p.rstd.channel);
+    const requested_value requested_mean = request_at_once(p.mean(), place.n * p.mean().batch + set * p.mean().channel);
+    const requested_value requested_rstd = request_at_once(p.rstd(), place.n * p.rstd().batch + set * p.rstd().channel);
     requested_weights weights;
     request_weights_of_column(all, place, weights);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
@@ -497,8 +497,8 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         add_slots<T, K>(a, more, x);
     if (has_post)
         request_values<T, K>(a, place, a.post_add, more);
-    const double mean = receive<double>(requested_mean, p.mean.type);
-    const R rstd_of = receive<R>(requested_rstd, p.rstd.type), about_of = (R)mean,
+    const double mean = receive<double>(requested_mean, p.mean().type);
+    const R rstd_of = receive<R>(requested_rstd, p.rstd().type), about_of = (R)mean,
             rest_of = (R)(mean - (double)about_of);
     const R about = place.broadcast(a, about_of), rest = place.broadcast(a, rest_of),
             rstd = place.broadcast(a, rstd_of);

@@ -230,40 +230,31 @@ __device__ __forceinline__ void walk_passing(Vector (&vectors)[K], int count, Re
 
 /* ---- single values of any dtype --------------------------------------------------------------------------------- */
 
-template <typename R> __device__ __forceinline__ R load_value(const char *data, int64_t element, int type)
-{
-    switch (type) {
-    case NORMFUSE_F64: return (R) reinterpret_cast<const double *>(data)[element];
-    case NORMFUSE_F32: return (R) reinterpret_cast<const float *>(data)[element];
-    case NORMFUSE_F16: return (R)__half2float(reinterpret_cast<const __half *>(data)[element]);
-    default: return (R)__bfloat162float(reinterpret_cast<const __nv_bfloat16 *>(data)[element]);
-    }
-}
-
 /* Rounds once, whatever R. */
 template <typename R> __device__ __forceinline__ void store_value(char *data, int64_t element, int type, R value)
 {
-    switch (type) {
-    case NORMFUSE_F64: reinterpret_cast<double *>(data)[element] = (double)value; break;
-    case NORMFUSE_F32: reinterpret_cast<float *>(data)[element] = (float)value; break;
-    case NORMFUSE_F16:
+    /* Asked one after the other: of a switch the compiler makes a jump by a table, for which a warp waits longer. */
+    if (type == NORMFUSE_F32) {
+        reinterpret_cast<float *>(data)[element] = (float)value;
+        return;
+    }
+    make_opaque(type);
+    if (type == NORMFUSE_F64) {
+        reinterpret_cast<double *>(data)[element] = (double)value;
+        return;
+    }
+    make_opaque(type);
+    if (type == NORMFUSE_F16) {
         if constexpr (sizeof(R) == 8)
             reinterpret_cast<__half *>(data)[element] = __double2half(value);
         else
             reinterpret_cast<__half *>(data)[element] = __float2half_rn(value);
-        break;
-    default:
+    } else {
         if constexpr (sizeof(R) == 8)
             reinterpret_cast<__nv_bfloat16 *>(data)[element] = __double2bfloat16(value);
         else
             reinterpret_cast<__nv_bfloat16 *>(data)[element] = __float2bfloat16_rn(value);
     }
-}
-
-template <typename R>
-__device__ __forceinline__ R parameter(const normfuse_parameter &p, int64_t n, int64_t c, R absent)
-{
-    return p.data ? load_value<R>(p.data, n * p.batch + c * p.channel, p.type) : absent;
 }
 
 template <typename R>
@@ -299,14 +290,10 @@ template <typename R> __device__ __forceinline__ bits<R> request_bits(const norm
 
 template <typename R> __device__ __forceinline__ R receive(bits<R> found, int type)
 {
-    if (type == NORMFUSE_F16)
-        return (R)pair_of((unsigned)found, f16()).x;
-    if (type == NORMFUSE_BF16)
-        return (R)pair_of((unsigned)found, bf16()).x;
     if constexpr (sizeof(R) == 8)
-        return type == NORMFUSE_F32 ? (R)__uint_as_float((unsigned)found) : __longlong_as_double((int64_t)found);
-    else
-        return __uint_as_float(found);
+        if (type == NORMFUSE_F64)
+            return __longlong_as_double((int64_t)found);
+    return (R)single_of<NORMFUSE_F16, NORMFUSE_BF16>((unsigned)found, (unsigned)found, type);
 }
 
 /* The same by loads that no branch surrounds: at a branch's end what was loaded in it is waited for, so that parameters
@@ -327,9 +314,26 @@ template <typename R> __device__ __forceinline__ R receive(const requested_value
 {
     if (type == NORMFUSE_F64)
         return (R)__hiloint2double((int)found.high, (int)found.low);
-    return (R)(type == NORMFUSE_F32   ? __uint_as_float(found.low)
-               : type == NORMFUSE_F16 ? pair_of(found.high, f16()).x
-                                      : pair_of(found.high, bf16()).x);
+    return (R)single_of<NORMFUSE_F16, NORMFUSE_BF16>(found.low, found.high, type);
+}
+
+/* By loads in branches: each is waited for before the next one is requested, so that they come after what was requested
+ * before them. Types are asked one after the other, as above. */
+template <typename R> __device__ __forceinline__ R load_value(const char *data, int64_t element, int type)
+{
+    if (type == NORMFUSE_F32)
+        return (R) reinterpret_cast<const float *>(data)[element];
+    make_opaque(type);
+    if (type == NORMFUSE_F64)
+        return (R) reinterpret_cast<const double *>(data)[element];
+    const unsigned found = reinterpret_cast<const unsigned short *>(data)[element];
+    return (R)single_of<NORMFUSE_F16, NORMFUSE_BF16>(found, found, type);
+}
+
+template <typename R>
+__device__ __forceinline__ R parameter(const normfuse_parameter &p, int64_t n, int64_t c, R absent)
+{
+    return p.data ? load_value<R>(p.data, n * p.batch + c * p.channel, p.type) : absent;
 }
 
 #endif

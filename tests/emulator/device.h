@@ -192,6 +192,11 @@ inline void load_parameter(unsigned &low, unsigned &high, const char *address, i
     if (type == f32_type || type == f64_type)
         low = *aligned<unsigned>(address);
 }
+template <int f16_type, int bf16_type> inline float single_of(unsigned low, unsigned high, int type)
+{
+    const __half_raw half = {(unsigned short)high};
+    return type == f16_type ? __half2float(__half(half)) : __uint_as_float(type == bf16_type ? high << 16 : low);
+}
 template <int f32_type, int f64_type>
 inline void load_statistic(float &single, double &twice, const char *at_single, const char *at_twice, int type)
 {
