@@ -443,6 +443,8 @@ def test_channels_last():
         m.to(memory_format=torch.channels_last)
     x = torch.randn(X).contiguous(memory_format=torch.channels_last)
     check_addends(model, stock, x)
+    if ON_CUDA and not stock(x).is_contiguous(memory_format=torch.channels_last):
+        pytest.skip("this cuDNN's convolutions of channels-last tensors are channels-first, stock's too")
     assert model(x).is_contiguous(memory_format=torch.channels_last)
     assert operators(model, x)["bare"] == 2 and operators(model, x)["channel_affine"] == 1
 
