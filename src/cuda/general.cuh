@@ -272,20 +272,24 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                                        : p.du();
     }
     /* What every call reads is not asked for at each vector. */
+    static __device__ __forceinline__ constexpr bool always_reads(int i)
+    {
+        return i == GENERAL_X || i == GENERAL_DY;
+    }
     __device__ __forceinline__ bool reads(int i) const
     {
-        return i == GENERAL_X || i == GENERAL_DY || from[i];
+        return always_reads(i) || from[i];
     }
     template <typename Work> __device__ __forceinline__ void each_read(Work work) const
     {
 #pragma unroll
         for (int i = 0; i < N; i++)
-            if (i == GENERAL_X || i == GENERAL_DY)
+            if (always_reads(i))
                 work(i);
         if (adds) {
 #pragma unroll
             for (int i = 0; i < N; i++)
-                if (i != GENERAL_X && i != GENERAL_DY && from[i])
+                if (!always_reads(i) && from[i])
                     work(i);
         }
     }
@@ -332,7 +336,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             for (int i = 0; i < N; i++) {
                 offset[i] = apart;
                 apart += reads(i) ? (int)blockDim.x : 0;
-                adds = adds || (i != GENERAL_X && i != GENERAL_DY && from[i]);
+                adds = adds || (!always_reads(i) && from[i]);
             }
             make_opaque(apart);
             make_opaque(beyond);
