@@ -332,7 +332,7 @@ BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, 
 
 /* Writes z of values [first, end) of a row into a stage, and for a backward dy beside it. Of prelu, whose slope is a row's or a
  * column's, y and dy'; and what a value adds to the slope's gradient in z's place. */
-BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, R *z, R *g, int pass, bool columns)
+BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, R *z, R *g, const int pass, const bool columns)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     const bool has_slope = s->slope != NULL;
@@ -354,9 +354,8 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t
     }
 }
 
-/* A block's z, and dy, through the activation: its results in place of z or of dy. One copy for all loops. */
-static __attribute__((noinline)) const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, int pass,
-                                                    bool columns)
+/* A block's z, and dy, through the activation: its results in place of z or of dy. */
+BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
 {
     for (size_t j = 0; j < at->count; j++)
         FN(fill)(s, at->row + j, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
@@ -368,6 +367,25 @@ static __attribute__((noinline)) const R *FN(stage)(const struct normfuse_pass *
     else
         OP(activate_gradient)(s->activation, (R)s->act_param, g, z, whole);
     return pass == AFFINE ? z : g;
+}
+
+/* Called: inlined into each loop they were 125 KB of the library. */
+#define STAGE_OF(name, pass, columns)                                                                                        \
+    static __attribute__((noinline)) const R *FN(name)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g) \
+    {                                                                                                                        \
+        return FN(stage_of)(s, at, z, g, pass, columns);                                                                     \
+    }
+STAGE_OF(stage_rows, AFFINE, false)
+STAGE_OF(stage_columns, AFFINE, true)
+STAGE_OF(stage_backward_rows, DOT2, false)
+STAGE_OF(stage_backward_columns, DOT2, true)
+#undef STAGE_OF
+
+BODY const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, int pass, bool columns)
+{
+    if (pass == AFFINE)
+        return columns ? FN(stage_columns)(s, at, z, g) : FN(stage_rows)(s, at, z, g);
+    return columns ? FN(stage_backward_columns)(s, at, z, g) : FN(stage_backward_rows)(s, at, z, g);
 }
 
 /* At most a cache line of a row with an activation, by ordinary stores; `staged`: its results, or NULL. One copy for all
