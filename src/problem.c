@@ -656,9 +656,9 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
     }
     if (settings->call == NORMFUSE_CALL_FORWARD && (settings->operator == AFFINE || problem->evaluate))
         required |= BIT(Y);
-    if (problem->activation == NORMFUSE_PRELU)
+    if (problem->activation == NORMFUSE_PRELU && (*present & (BIT(Y) | BIT(DY))) != 0)
         required |= allowed & BIT(SLOPE);
-    else if ((*present & (BIT(SLOPE) | BIT(DSLOPE))) != 0)
+    if (problem->activation != NORMFUSE_PRELU && (*present & (BIT(SLOPE) | BIT(DSLOPE))) != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is for prelu alone and must be NULL", problem->name,
                                slots[first_of(*present & (BIT(SLOPE) | BIT(DSLOPE)))].name);
 
