@@ -600,7 +600,7 @@ void normfuse_store_empty(const struct plan *plan)
     if (!(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS)) {
         normfuse_store_given_gradients(plan);
     } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY)) {
-        if (!p->accumulate)
+        if (!p->accumulate && p->sums)
             memset(p->sums, 0, samples * (size_t)p->c * 2 * sizeof *p->sums);
     } else {
         if (!p->accumulate) {
