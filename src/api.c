@@ -145,7 +145,7 @@ static struct parts parts_of(const struct normfuse_problem *problem, char *scrat
         /* The sum of dx is dbias of a channel affine whose dy it is. */
         struct normfuse_problem *const sum = &parts.of[parts.count++];
         *sum = affine_of(problem, NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY);
-        sum->accumulate = problem->accumulate;
+        sum->accumulate = problem->accumulate_pre_bias;
         sum->x = sum->dy = problem->dx;
         sum->dbias = problem->dpre_bias;
     }

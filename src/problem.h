@@ -52,7 +52,8 @@ struct normfuse_problem {
     int32_t type; /* of the big tensors */
     bool columns; /* the picture, chosen by x: views whose position (rows) or channel (columns) stride is 1 are walked in
                      place, others through a transposing copy of a tile */
-    bool accumulate;
+    bool accumulate; /* stats, sums, dweight and dbias */
+    bool accumulate_pre_bias, accumulate_slope; /* dpre_bias, dslope */
     bool has_running_momentum; /* running statistics are to be updated */
     bool from_y; /* backward: post_add is the forward's y, and act'(z) follows from it alone */
     int32_t activation;

@@ -1094,6 +1094,24 @@ static void test_accumulate(void)
             if (operator == GROUP)
                 CHECK(holds(DSHIFT, H * W), "accumulate %d: dshift", accumulate);
         }
+    /* Gradients [N, C] of one sample are not [C]. */
+    fresh_of(AFFINE, BACKWARD, NORMFUSE_F32, 1, C, H, W, 1);
+    prelu(C);
+    static const enum slot of_samples[] = {WEIGHT, BIAS, DWEIGHT, DBIAS, PRE_BIAS, DPRE_BIAS};
+    for (size_t i = 0; i < sizeof of_samples / sizeof *of_samples; i++)
+        SHAPE(of_samples[i], NORMFUSE_F32, 1, C);
+    f.affine.flags = NORMFUSE_ACCUMULATE;
+    memset(arena, 0, sizeof arena);
+    for (int i = 0; i < C * H * W; i++)
+        ((float *)(void *)arena[DY])[i] = ((float *)(void *)arena[WEIGHT])[i] = 1;
+    for (int i = 0; i < C * H * W; i++)
+        ((float *)(void *)arena[POST_ADD])[i] = i % (H * W) < 7 ? -3 : 5;
+    for (int i = 0; i < C; i++)
+        ((float *)(void *)arena[DWEIGHT])[i] = ((float *)(void *)arena[DBIAS])[i] = ((float *)(void *)arena[DPRE_BIAS])[i] =
+            ((float *)(void *)arena[DSLOPE])[i] = 12;
+    CHECK(call_it() == NORMFUSE_OK && holds(DBIAS, H * W - 7) && holds(DWEIGHT, 0) && holds(DPRE_BIAS, H * W - 7) &&
+              holds(DSLOPE, 12 - 3 * 7),
+          "gradients of one sample: %s", normfuse_last_error());
 }
 
 /* dslope is added to, or written: by channel or for all. */

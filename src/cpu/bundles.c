@@ -493,7 +493,7 @@ void normfuse_finish_samples(const struct plan *plan)
 void normfuse_begin_slopes(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
-    const bool continues = p->accumulate && plan->batch && p->dslope.channel != 0; /* with the bits of one call */
+    const bool continues = p->accumulate_slope && plan->batch && p->dslope.channel != 0; /* with the bits of one call */
     for (int64_t i = 0; i < (plan->batch ? 1 : plan->blocks) * p->c; i++)
         plan->slope_sums[i] = continues ? load_parameter(&p->dslope, 0, i, 0) : 0;
 }
@@ -502,7 +502,7 @@ void normfuse_finish_slopes(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const struct normfuse_parameter *q = &p->dslope;
-    const bool is_one = q->channel == 0, adds = p->accumulate && !(plan->batch && !is_one);
+    const bool is_one = q->channel == 0, adds = p->accumulate_slope && !(plan->batch && !is_one);
     const int64_t blocks = plan->batch ? 1 : plan->blocks, channels = is_one ? p->c : 1;
     for (int64_t c = 0; c < (is_one ? 1 : p->c); c++) {
         double sum = adds ? load_parameter(q, 0, c, 0) : 0;
@@ -594,7 +594,7 @@ void normfuse_store_empty(const struct plan *plan)
         }
         return;
     }
-    if (p->dslope.data && (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) && !p->accumulate)
+    if (p->dslope.data && (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) && !p->accumulate_slope)
         for (int64_t c = 0; c < (p->dslope.channel == 0 ? 1 : p->c); c++)
             store_parameter(&p->dslope, 0, c, 0);
     if (!(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS)) {
