@@ -87,8 +87,9 @@ static void test_no_driver(void)
     x.device.device_type = NORMFUSE_CUDA;
     REFUSED(NORMFUSE_NO_DRIVER, normfuse_sample_quantum(&x, &samples), "sample_quantum", "libcuda.so.1");
     /* whatever driver there is */
+    float slopes[1];
     normfuse_axes slope_axes;
-    normfuse_tensor slope = normfuse_tensor_contiguous(sizes, NORMFUSE_F32, 1, sizes, &slope_axes);
+    normfuse_tensor slope = normfuse_tensor_contiguous(slopes, NORMFUSE_F32, 1, sizes, &slope_axes);
     slope.device = x.device;
     const normfuse_affine_options prelu = {.struct_bytes = sizeof prelu, .activation = NORMFUSE_PRELU};
     const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x, .slope = &slope};

@@ -621,7 +621,7 @@ static void test_points(void)
     enum { POINTS = sizeof points / sizeof *points, COUNT = 5 * POINTS + 3 }; /* whole vectors and an end */
     static const double slopes[] = {0.3, 1.5};
     double memory[4][COUNT];
-    for (int32_t activation = 0; activation <= NORMFUSE_RELU6; activation++)
+    for (int32_t activation = 0; activation <= NORMFUSE_PRELU; activation++)
         for (int form = 0; form < 8; form++) {
             const normfuse_type type = form & 1 ? NORMFUSE_F64 : NORMFUSE_F32;
             const size_t bytes = reference_type_bytes(type);
@@ -638,9 +638,14 @@ static void test_points(void)
             }
             const normfuse_affine_options options = {.struct_bytes = sizeof options, .activation = activation,
                                                      .flags = NORMFUSE_HAS_ACT_PARAM, .act_param = slope};
-            const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tensors[0], .y = &tensors[2]},
+            const int64_t one = 1;
+            double given = slope;
+            normfuse_axes slope_axes;
+            const normfuse_tensor slope_tensor = normfuse_tensor_contiguous(&given, NORMFUSE_F64, 1, &one, &slope_axes),
+                                  *const prelu = activation == NORMFUSE_PRELU ? &slope_tensor : NULL;
+            const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tensors[0], .y = &tensors[2], .slope = prelu},
                                    backward = {.struct_bytes = sizeof backward, .x = &tensors[0], .dy = &tensors[1],
-                                               .dx = &tensors[3]};
+                                               .dx = &tensors[3], .slope = prelu};
             if (!CHECK(normfuse_affine_forward(&options, &forward, NULL) == NORMFUSE_OK &&
                            normfuse_affine_backward(&options, &backward, NULL) == NORMFUSE_OK,
                        "%s", normfuse_last_error()))
